@@ -1,0 +1,32 @@
+# Two commands do everything: `make demo` and `make test`. Both start from a bare clone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup check test clean
+help:
+	@echo "make demo    set up, cook real soups on embedded data, show table and report"
+	@echo "make test    set up, run the checks and all tests"
+	@echo "make check   format, lint, types, layering"
+	@echo "make clean   remove the environment"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+test: check
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV)

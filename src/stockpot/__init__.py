@@ -1,0 +1,63 @@
+"""stockpot: many fine-tuned checkpoints of one model in, a single better model out.
+
+Names are loaded on first use, so that importing stockpot costs nothing and `stockpot --help` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stockpot._version import __version__
+
+if TYPE_CHECKING:
+    from stockpot.errors import StockpotError
+    from stockpot.events import Event
+    from stockpot.layout import Layout
+    from stockpot.methods import METHODS, PRESETS, Result, Settings, compare, cook
+    from stockpot.pool import Pool
+    from stockpot.soup import Soup
+    from stockpot.task import Scores, Task
+
+_HOME = {
+    "METHODS": "stockpot.methods",
+    "PRESETS": "stockpot.methods",
+    "Event": "stockpot.events",
+    "Layout": "stockpot.layout",
+    "Pool": "stockpot.pool",
+    "Result": "stockpot.methods",
+    "Scores": "stockpot.task",
+    "Settings": "stockpot.methods",
+    "Soup": "stockpot.soup",
+    "StockpotError": "stockpot.errors",
+    "Task": "stockpot.task",
+    "compare": "stockpot.methods",
+    "cook": "stockpot.methods",
+}
+
+__all__ = [
+    "METHODS",
+    "PRESETS",
+    "Event",
+    "Layout",
+    "Pool",
+    "Result",
+    "Scores",
+    "Settings",
+    "Soup",
+    "StockpotError",
+    "Task",
+    "__version__",
+    "compare",
+    "cook",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'stockpot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

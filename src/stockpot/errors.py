@@ -1,0 +1,83 @@
+"""The error tree: every error stockpot raises on purpose.
+
+    StockpotError
+    ├── PoolError            the checkpoints cannot be used together
+    │   ├── CheckpointError  one checkpoint cannot be read
+    │   └── MismatchError    checkpoints differ where they must agree
+    ├── LayoutError          no valid assignment of tensors to coefficient groups
+    ├── TaskError            the model, loss, metric or their fit to the pool
+    │   └── DataError        fitting or report data that cannot be used
+    ├── MethodError          unknown method, preset or setting; impossible value
+    ├── LearningError        learning had to stop; carries the best weights so far
+    ├── SoupError            a soup cannot be built, saved or loaded
+    │   └── DigestError      ingredients are not the ones the soup was made of
+    ├── RecipeError          a recipe that cannot be understood
+    └── RunError             a run directory that cannot be used
+
+Messages name the object, what was expected, what was found, and the likely fix (see `describe`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StockpotError(Exception):
+    """Root of all errors raised by stockpot."""
+
+
+class PoolError(StockpotError):
+    """The checkpoints cannot be used together."""
+
+
+class CheckpointError(PoolError):
+    """One checkpoint cannot be read."""
+
+
+class MismatchError(PoolError):
+    """Checkpoints differ where they must agree."""
+
+
+class LayoutError(StockpotError):
+    """No valid assignment of tensors to coefficient groups."""
+
+
+class TaskError(StockpotError):
+    """The model, loss or metric cannot be used, or does not fit the pool."""
+
+
+class DataError(TaskError):
+    """Fitting or report data that cannot be used."""
+
+
+class MethodError(StockpotError):
+    """Unknown method, preset or setting, or an impossible value."""
+
+
+class LearningError(StockpotError):
+    """Learning had to stop. `best` holds the best mixing weights found before that, if any."""
+
+    def __init__(self, message: str, best: Any = None) -> None:
+        super().__init__(message)
+        self.best = best
+
+
+class SoupError(StockpotError):
+    """A soup cannot be built, saved or loaded."""
+
+
+class DigestError(SoupError):
+    """The ingredients are not the ones the soup was made of."""
+
+
+class RecipeError(StockpotError):
+    """A recipe that cannot be understood."""
+
+
+class RunError(StockpotError):
+    """A run directory that cannot be used."""
+
+
+def describe(subject: str, *, expected: str, found: str, fix: str) -> str:
+    """The one shape of our messages: object, expectation, finding, fix."""
+    return f"{subject}: expected {expected}, found {found}.\n  Fix: {fix}."

@@ -1,0 +1,30 @@
+"""What long work tells its caller.
+
+The library never prints. Anything that takes time accepts a `listen` callback and sends it events;
+the command line draws progress from them and the run directory appends them to `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. `data` holds plain JSON values only."""
+
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The default listener."""
+
+
+def progress(listen: Listener, what: str, done: int, total: int, unit: str = "bytes") -> None:
+    listen(Event("progress", {"what": what, "done": done, "total": total, "unit": unit}))
