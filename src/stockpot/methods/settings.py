@@ -1,0 +1,192 @@
+"""Every choice a method leaves open, and the presets that make them.
+
+The six learned soups of the paper are one learner with three switches (`parametrisation`, `granularity`,
+`block_size`); a method name sets the switches, a preset sets the rest, the caller overrides either.
+This file knows nothing of tensors, so that recipes and `--help` can read it without loading torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stockpot.errors import MethodError, describe
+
+Granularity = Literal["model", "block", "module", "tensor"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the learner does; the paper's symbols are in brackets."""
+
+    parametrisation: Literal["hyperplane", "simplex"] = "hyperplane"
+    granularity: Granularity | Callable[[str], str] = "tensor"
+    block_size: int | None = 18  # [b] models loaded at a time; None: all K
+    passes: int = 1  # times every model is visited: T = passes * ceil(K / b)
+    blocks: int | None = None  # [T] outer iterations; overrides `passes`
+    steps: int | None = 1000  # [J] inner iterations per block; None: use `epochs`
+    epochs: float | None = None  # inner iterations as epochs of the fitting data
+    batch_size: int = 128
+    accumulate: int = 1  # micro-batches a batch is cut into
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: float = 0.0  # of sgd
+    lr: float = 0.01  # [eta]
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: float = 0.0  # share of the inner iterations with linear warm-up
+    weight_decay: float = 0.1
+    clip: float | None = None  # global norm of the coefficient gradient
+    label_smoothing: float = 0.0
+    temperature: bool = False  # learn a factor on the logits (Learned-Soup)
+    decentralise: bool = True  # directions theta_k - mean (paper, appendix D); False: theta_k, free weights
+    centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
+    unit_norm: bool = False  # scale each direction to norm one per coefficient group
+    reset: bool = False  # coefficients start at zero on every visit
+    folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
+    evaluations: int = 10  # held-out evaluations per block when folds > 1
+    guard: bool = False  # fall back to best / uniform / greedy when they score higher on held-out data
+    greedy_ties: bool = False  # greedy adds an ingredient that leaves the score equal
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+# What a method name fixes: the three switches of DESIGN.md, and for `crossfit` the guards around them.
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "best": {},
+    "uniform": {},
+    "greedy": {},
+    "ensemble": {},
+    "learned": {"parametrisation": "simplex", "granularity": "model", "block_size": None},
+    "learned+": {"parametrisation": "simplex", "granularity": "tensor", "block_size": None},
+    "hl": {"granularity": "model", "block_size": None},
+    "hl+": {"granularity": "tensor", "block_size": None},
+    "mehl": {"granularity": "model"},
+    "mehl+": {"granularity": "tensor"},
+    "crossfit": {"granularity": "tensor", "folds": 4, "guard": True},
+}
+LEARNED = frozenset(METHODS) - {"best", "uniform", "greedy", "ensemble"}
+
+# The paper's appendix B: lr 0.01 and weight decay 0.1 on the hyperplane, 0.05 and 0 on the simplex.
+_PAPER_SIMPLEX = {"lr": 0.05, "weight_decay": 0.0}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "paper": {},
+    "authors": {
+        "centre": "soup",
+        "unit_norm": True,
+        "reset": True,
+        "warmup": 0.2,
+        "clip": 1.0,
+        "weight_decay": 0.0,
+    },
+}
+
+
+def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:
+    """Resolve a method name, a preset and the caller's own values, in that order of precedence (last wins)."""
+    if method not in METHODS:
+        raise MethodError(_unknown("method", method, METHODS))
+    if preset is not None and preset not in PRESETS:
+        raise MethodError(_unknown("preset", preset, PRESETS))
+    known = {f.name for f in dataclasses.fields(Settings)}
+    for name in overrides:
+        if name not in known:
+            raise MethodError(_unknown("setting", name, known))
+    switches = METHODS[method]
+    if preset == "authors" and switches.get("parametrisation") == "simplex":
+        raise MethodError(
+            describe(
+                f"preset 'authors' with method {method!r}",
+                expected="a hyperplane method (hl, hl+, mehl, mehl+, crossfit)",
+                found="a softmax method",
+                fix="use preset 'paper' for learned and learned+",
+            )
+        )
+    chosen: dict[str, Any] = dict(switches)
+    if switches.get("parametrisation") == "simplex":
+        chosen.update(_PAPER_SIMPLEX)
+    chosen.update(PRESETS[preset or "paper"])
+    chosen.update(overrides)
+    return Settings(**chosen)
+
+
+def _unknown(what: str, given: object, known: Any) -> str:
+    close = difflib.get_close_matches(str(given), [str(k) for k in known], n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "pick one of them"
+    return describe(
+        f"{what} {given!r}", expected=f"one of {', '.join(sorted(known))}", found=f"an unknown {what}", fix=hint
+    ).replace("?.", "?")
+
+
+def _check(s: Settings) -> None:
+    def need(ok: bool, name: str, expected: str, fix: str) -> None:
+        if not ok:
+            raise MethodError(
+                describe(f"setting {name}", expected=expected, found=repr(getattr(s, name)), fix=fix)
+            )
+
+    def one_of(name: str, *words: str) -> None:
+        value = getattr(s, name)
+        if value not in words:
+            raise MethodError(_unknown(name, value, words))
+
+    one_of("parametrisation", "hyperplane", "simplex")
+    if not callable(s.granularity):
+        one_of("granularity", "model", "block", "module", "tensor")
+    one_of("optimizer", "adamw", "sgd")
+    one_of("schedule", "cosine", "constant")
+    one_of("centre", "mean", "soup")
+    need(
+        s.block_size is None or s.block_size >= 1,
+        "block_size",
+        "at least 1 model, or None for all",
+        "raise block_size",
+    )
+    need(s.passes >= 1, "passes", "at least 1", "raise passes")
+    need(s.blocks is None or s.blocks >= 1, "blocks", "at least 1, or None", "raise blocks")
+    need(
+        (s.steps is None) != (s.epochs is None),
+        "steps",
+        "exactly one of steps and epochs",
+        "set the other one to None",
+    )
+    need(s.steps is None or s.steps >= 1, "steps", "at least 1", "raise steps")
+    need(s.epochs is None or s.epochs > 0, "epochs", "more than 0", "raise epochs")
+    need(s.batch_size >= 1, "batch_size", "at least 1", "raise batch_size")
+    need(
+        1 <= s.accumulate <= s.batch_size,
+        "accumulate",
+        f"between 1 and batch_size ({s.batch_size})",
+        "lower accumulate",
+    )
+    need(s.lr >= 0, "lr", "0 or more", "use a positive learning rate")
+    need(s.weight_decay >= 0, "weight_decay", "0 or more", "use 0 for none")
+    need(0 <= s.momentum < 1, "momentum", "in [0, 1)", "lower momentum")
+    need(0 <= s.warmup < 1, "warmup", "a share in [0, 1)", "0.2 means the first fifth of the steps")
+    need(s.clip is None or s.clip > 0, "clip", "more than 0, or None", "use None for no clipping")
+    need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
+    need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
+    need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
+    if s.parametrisation == "simplex":
+        need(
+            s.decentralise and s.centre == "mean" and not s.unit_norm and not s.reset,
+            "parametrisation",
+            "hyperplane, when decentralise, centre, unit_norm or reset are changed",
+            "leave those settings alone for learned and learned+",
+        )
+        need(
+            s.block_size is None,
+            "block_size",
+            "None: the softmax couples all models",
+            "use a hyperplane method (mehl, mehl+) to learn block by block",
+        )
+    if not s.decentralise:
+        need(
+            s.centre == "mean" and not s.unit_norm and not s.reset,
+            "decentralise",
+            "True, when centre, unit_norm or reset are changed",
+            "use preset 'paper' for the ablation",
+        )
