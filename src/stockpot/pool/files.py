@@ -1,0 +1,88 @@
+"""Looking at a file before handing it to a parser: is it one, and what does it seem to be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from stockpot.errors import CheckpointError, describe
+
+SAFETENSORS_SUFFIXES = (".safetensors",)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = SAFETENSORS_SUFFIXES + TORCH_SUFFIXES
+
+_SIGNATURES = (
+    (b"PK\x03\x04", "a zip archive (what torch.save writes)"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the weights themselves"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x80", "a pickle outside the zip format (torch.save before 1.6, or pickle.dump)"),
+)
+
+
+def shown(path: str | Path) -> str:
+    """A path as printable text, also when its bytes are no valid UTF-8 or would break the line."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def require_file(path: Path) -> int:
+    """The size of `path`, which must be a regular file that can be read and is not empty.
+
+    Parsers never see anything else: opening a FIFO would wait for ever, a device would never end.
+    """
+    expected = "a readable checkpoint file"
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise CheckpointError(
+            describe(shown(path), expected=expected, found="nothing at this path", fix="check the path")
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            describe(
+                shown(path), expected=expected, found=reason(error), fix="check the path and its permissions"
+            )
+        ) from None
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "something that is not a regular file"
+        raise CheckpointError(
+            describe(shown(path), expected=expected, found=kind, fix="give the path of a checkpoint file")
+        )
+    if status.st_size == 0:
+        raise CheckpointError(
+            describe(
+                shown(path),
+                expected=expected,
+                found="an empty file (0 bytes)",
+                fix="copy or download it again, or leave it out of the pool",
+            )
+        )
+    return status.st_size
+
+
+def looks_like(path: Path) -> str:
+    """What the first bytes suggest, for messages about files that are not what their name says."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(32)
+    except OSError as error:
+        return reason(error)
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 100_000_000:
+        return "a safetensors file"
+    for magic, name in _SIGNATURES:
+        if head.lower().startswith(magic.lower()):
+            return name
+    return "bytes of no known checkpoint format"
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an exception in plain words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,176 @@
+"""K checkpoints of one model, opened and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
+from stockpot.events import Listener, ignore, progress
+from stockpot.pool.checkpoint import Checkpoint, open_checkpoint
+from stockpot.pool.compare import common_specs
+from stockpot.pool.content import Hashes, digest, hash_all
+from stockpot.pool.discover import find_checkpoints, ingredient_names
+from stockpot.pool.facts import PoolFacts, gather_facts
+from stockpot.pool.files import shown
+from stockpot.pool.finite import verify_finite
+from stockpot.pool.naming import Rename, check_rename
+from stockpot.pool.spec import TensorSpec
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Pool:
+    """The ingredients of a soup. Made by `Pool.open`; no tensor data is read before it is asked for.
+
+    `opened_with` holds the settings of `Pool.open` as plain JSON values, so that the pool can be opened again;
+    a `rename` function appears there as `"custom"`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        checkpoints: Sequence[Checkpoint],
+        specs: Mapping[str, TensorSpec],
+        hashes: Sequence[Hashes],
+        opened_with: Mapping[str, Any],
+    ) -> None:
+        self.names = tuple(names)
+        self.checkpoints = tuple(checkpoints)
+        self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
+        self.opened_with = dict(opened_with)
+        self._hashes = tuple(hashes)
+        self._facts: PoolFacts | None = None
+
+    @classmethod
+    def open(
+        cls,
+        *sources: str | Path | Iterable[Any],
+        key: str | None = None,
+        rename: Rename | None = None,
+        mixed_dtypes: bool = False,
+        listen: Listener = ignore,
+    ) -> Pool:
+        """Open every checkpoint and compare all of them, or raise one error that lists everything wrong.
+
+        Sources are files, Hugging Face directories, folders of either, and patterns; what a folder or
+        pattern yields is in natural order. `key` is the dotted path to the weights in nested files (`"ema"`:
+        any form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper
+        prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
+        pool then has the dtype that holds them all.
+        """
+        check_rename(rename)
+        paths, problems = find_checkpoints(sources)
+        opened: list[Checkpoint] = []
+        unreadable: list[str] = []
+        for done, path in enumerate(paths):
+            progress(listen, "open", done, len(paths), unit="files")
+            try:
+                opened.append(open_checkpoint(path, key=key, rename=rename))
+            except CheckpointError as error:
+                unreadable.append(str(error))
+        progress(listen, "open", len(paths), len(paths), unit="files")
+        specs: dict[str, TensorSpec] = {}
+        differing: list[str] = []
+        if opened:
+            specs, differing = common_specs(opened, mixed_dtypes)
+        if len(paths) < 2 and not problems:
+            problems.append(_too_few(paths))
+        if problems or unreadable or differing:
+            raise _error(problems, unreadable, differing, len(paths))
+        opened_with = {
+            "key": key,
+            "rename": dict(rename) if isinstance(rename, Mapping) else rename and "custom",
+            "mixed_dtypes": mixed_dtypes,
+        }
+        return cls(ingredient_names(paths), opened, specs, [{} for _ in opened], opened_with)
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    def __repr__(self) -> str:
+        return f"<Pool of {len(self)} ingredients, {len(self.specs)} tensors, {self.nbytes:,} bytes each>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one ingredient."""
+        return sum(spec.nbytes for spec in self.specs.values())
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Names of running statistics (BatchNorm), which are measured and not learned."""
+        return frozenset(name for name in self.specs if name.rpartition(".")[2] in _STATISTICS)
+
+    def tensor(self, k: int, name: str) -> Tensor:
+        """Ingredient k's tensor, to be treated as read-only; converted where the pool has mixed dtypes."""
+        return self.checkpoints[k].tensor(name).to(self.specs[name].dtype)
+
+    def subset(self, indices: Iterable[int]) -> Pool:
+        """A pool of some ingredients, in the order given; what is known of their content stays known."""
+        chosen = [range(len(self))[index] for index in indices]
+        if not chosen:
+            raise PoolError(
+                describe(
+                    "Pool.subset", expected="at least one ingredient", found="none", fix="give some indices"
+                )
+            )
+        return Pool(
+            [self.names[k] for k in chosen],
+            [self.checkpoints[k] for k in chosen],
+            self.specs,
+            [self._hashes[k] for k in chosen],
+            self.opened_with,
+        )
+
+    def verify_finite(self, listen: Listener = ignore) -> None:
+        """Read everything once; raise if there is a NaN or infinite weight, naming every file and tensor."""
+        verify_finite(self.checkpoints, listen)
+
+    def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
+        """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
+        hash_all(self.checkpoints, self._hashes, listen)
+        return tuple(
+            digest(checkpoint.specs, table)
+            for checkpoint, table in zip(self.checkpoints, self._hashes, strict=True)
+        )
+
+    def facts(self, listen: Listener = ignore) -> PoolFacts:
+        """What is frozen, tied and duplicated. Reads everything once, unless the digests are known."""
+        if self._facts is None:
+            hash_all(self.checkpoints, self._hashes, listen)
+            self._facts = gather_facts(self.checkpoints, self.specs, self._hashes, self.tensor)
+        return self._facts
+
+
+def _too_few(paths: Sequence[Path]) -> str:
+    found = f"only one, {shown(paths[0])}" if paths else "no sources"
+    return describe(
+        "the pool",
+        expected="at least two ingredients",
+        found=found,
+        fix="give several checkpoints of the same model; a single one is opened with open_checkpoint",
+    )
+
+
+def _error(problems: list[str], unreadable: list[str], differing: list[str], total: int) -> PoolError:
+    """One error for all, of the most specific kind that is true."""
+    everything = [*problems, *unreadable, *differing]
+    kind = PoolError
+    if not problems and not differing:
+        kind = CheckpointError
+    elif not problems and not unreadable:
+        kind = MismatchError
+    if len(everything) == 1:
+        return kind(everything[0])
+    counts = [
+        f"{len(texts)} {what}"
+        for texts, what in ((problems, "wrong sources"), (unreadable, "unreadable"), (differing, "different"))
+        if texts
+    ]
+    return kind(
+        "\n".join((f"{total} checkpoints cannot be used as a pool ({', '.join(counts)})", *everything))
+    )

@@ -1,0 +1,139 @@
+"""Files of torch.save. The only call of torch.load: weights only, memory-mapped, with no way around it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stockpot.errors import CheckpointError, describe
+from stockpot.pool.archive import ArchiveError, check_archive
+from stockpot.pool.files import looks_like, reason, require_file, shown
+from stockpot.pool.nesting import find_weights
+from stockpot.pool.source import Source
+from stockpot.pool.spec import TensorSpec
+
+_REFUSED = re.compile(r"GLOBAL ([\w.<>]+)")
+_COPY_AGAIN = "copy or download it again, or leave it out of the pool"
+
+
+def open_torch(path: Path, key: str | None = None) -> Source:
+    size = require_file(path)
+    weights = find_weights(_load(path), key, shown(path))
+    tensors: dict[str, Tensor] = {}
+    ignored: list[str] = []
+    for name, value in weights.tensors.items():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            tensors[name] = _plain(value, name, path, size)
+        else:
+            ignored.append(str(name))
+    specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Source(
+        "torch",
+        (path,),
+        specs,
+        tensors.__getitem__,
+        aliases=_aliases(tensors),
+        key=weights.key,
+        other_keys=weights.others,
+        ignored=tuple(ignored),
+    )
+
+
+def _load(path: Path) -> object:
+    looks = looks_like(path)
+    if "zip archive" not in looks:
+        raise CheckpointError(_not_zip(path, looks))
+    try:
+        check_archive(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # notes on deprecated storages inside old files are not for our user
+            loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except ArchiveError as error:
+        found = f"a damaged or truncated archive ({reason(error)})"
+    except Exception as error:  # whatever a hostile file provokes, the user gets our error
+        refused = _REFUSED.search(str(error))
+        if refused or "TorchScript" in str(error):
+            raise CheckpointError(_wants_code(path, refused)) from error
+        found = f"something torch cannot read as weights ({reason(error)})"
+    else:
+        return loaded
+    raise CheckpointError(
+        describe(shown(path), expected="a whole file of torch.save", found=found, fix=_COPY_AGAIN)
+    )
+
+
+def _not_zip(path: Path, looks: str) -> str:
+    if "pickle" in looks:
+        fix = (
+            "if you trust its origin, load it where it was made and save it again with "
+            "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
+        )
+    elif looks == "a safetensors file":
+        fix = "rename it so that it ends in .safetensors"
+    else:
+        fix = _COPY_AGAIN
+    return describe(
+        shown(path), expected="the zip format that torch.save has written since 1.6", found=looks, fix=fix
+    )
+
+
+def _wants_code(path: Path, refused: re.Match[str] | None) -> str:
+    what = (
+        f"the file asks for {refused[1]}, which is not plain tensor data"
+        if refused
+        else "a TorchScript program"
+    )
+    return describe(
+        shown(path),
+        expected="tensors and plain values only",
+        found=f"{what}; opening it would run code from the file, so it was refused and nothing was run",
+        fix=(
+            "if you trust its origin, load it where it was made and save only its state_dict, best with "
+            "safetensors.torch.save_file; if you do not, delete it"
+        ),
+    )
+
+
+def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
+    """The bare strided CPU tensor; anything that cannot be averaged element by element is refused."""
+    problem = None
+    if type(value) not in (Tensor, nn.Parameter):
+        problem = f"a {type(value).__name__}"
+    elif value.is_nested:
+        problem = "a nested tensor"
+    elif value.layout != torch.strided:
+        problem = f"a sparse tensor ({str(value.layout).removeprefix('torch.')})"
+    elif value.is_quantized:
+        problem = f"a quantised tensor ({str(value.dtype).removeprefix('torch.')})"
+    elif value.device.type != "cpu":
+        problem = f"a tensor without data (device {value.device.type})"
+    elif value.numel() * value.dtype.itemsize > max(size, 4096):
+        # A stride of zero lets a file of a kilobyte declare a terabyte.
+        problem = f"a shape {list(value.shape)} with more data than the whole file"
+    if problem is not None:
+        raise CheckpointError(
+            describe(
+                f"{shown(path)}, tensor {name!r}",
+                expected="an ordinary dense tensor",
+                found=problem,
+                fix="save it as a dense tensor (to_dense(), dequantize()), or leave the file out",
+            )
+        )
+    return value.detach().resolve_conj().resolve_neg()
+
+
+def _aliases(tensors: dict[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+    """Names that are one tensor in the file. Views of different parts of a storage are different tensors."""
+    places: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            places[tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()].append(name)
+    return tuple(tuple(names) for names in places.values() if len(names) > 1)
