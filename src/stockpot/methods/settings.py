@@ -24,7 +24,9 @@ class Settings:
 
     parametrisation: Literal["hyperplane", "simplex"] = "hyperplane"
     granularity: Granularity | Callable[[str], str] = "tensor"
-    block_size: int | None = 18  # [b] models loaded at a time; None: all K
+    block_size: int | Literal["auto"] | None = (
+        "auto"  # [b] models loaded at a time; auto: at most 18; None: all K
+    )
     passes: int = 1  # times every model is visited: T = passes * ceil(K / b)
     blocks: int | None = None  # [T] outer iterations; overrides `passes`
     steps: int | None = 1000  # [J] inner iterations per block; None: use `epochs`
@@ -85,6 +87,27 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+PAPER_BLOCK = 18  # the paper's b for ViT-B/32
+
+
+def block_size_for(settings: Settings, models: int) -> int:
+    """b for a pool of K models."""
+    if settings.block_size is None:
+        return models
+    if settings.block_size == "auto":
+        return min(PAPER_BLOCK, models)
+    if settings.block_size > models:
+        raise MethodError(
+            describe(
+                "setting block_size",
+                expected=f"at most K = {models}, the number of ingredients",
+                found=str(settings.block_size),
+                fix="lower block_size, or use None to load all models at once",
+            )
+        )
+    return settings.block_size
+
+
 def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:
     """Resolve a method name, a preset and the caller's own values, in that order of precedence (last wins)."""
     if method not in METHODS:
@@ -117,7 +140,10 @@ def _unknown(what: str, given: object, known: Any) -> str:
     close = difflib.get_close_matches(str(given), [str(k) for k in known], n=1)
     hint = f"did you mean {close[0]!r}?" if close else "pick one of them"
     return describe(
-        f"{what} {given!r}", expected=f"one of {', '.join(sorted(known))}", found=f"an unknown {what}", fix=hint
+        f"{what} {given!r}",
+        expected=f"one of {', '.join(sorted(known))}",
+        found=f"an unknown {what}",
+        fix=hint,
     ).replace("?.", "?")
 
 
@@ -140,9 +166,11 @@ def _check(s: Settings) -> None:
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
     need(
-        s.block_size is None or s.block_size >= 1,
+        s.block_size is None
+        or s.block_size == "auto"
+        or (isinstance(s.block_size, int) and s.block_size >= 1),
         "block_size",
-        "at least 1 model, or None for all",
+        "at least 1 model, 'auto', or None for all",
         "raise block_size",
     )
     need(s.passes >= 1, "passes", "at least 1", "raise passes")
@@ -169,6 +197,12 @@ def _check(s: Settings) -> None:
     need(s.clip is None or s.clip > 0, "clip", "more than 0, or None", "use None for no clipping")
     need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
     need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
+    need(
+        not s.guard or s.folds > 1,
+        "guard",
+        "False, or folds of at least 2 to have held-out data",
+        "set folds=4",
+    )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
     if s.parametrisation == "simplex":
         need(

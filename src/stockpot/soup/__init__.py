@@ -1,0 +1,3 @@
+from stockpot.soup.soup import Soup, rebuild
+
+__all__ = ["Soup", "rebuild"]

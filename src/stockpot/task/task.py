@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -84,15 +84,18 @@ class Task:
     def report_scores(self, listen: Listener = ignore) -> Scores:
         """The only door to the report data: scores of the model's current weights, for the very end."""
         if self.__report is None:
-            raise TaskError(
-                describe(
-                    "report scores",
-                    expected="a task with report data",
-                    found="none",
-                    fix="give Task(..., report=...) data that nothing was fitted on",
-                )
-            )
+            raise self._no_report()
         return self._evaluate(self.__report, None, None, True, listen)
+
+    def _no_report(self) -> TaskError:
+        return TaskError(
+            describe(
+                "report scores",
+                expected="a task with report data",
+                found="none",
+                fix="give Task(..., report=...) data that nothing was fitted on",
+            )
+        )
 
     def to_device(self, batch: Any) -> Any:
         return map_tensors(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
@@ -162,7 +165,7 @@ class Task:
                 per_batch |= repeated
                 progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples")
                 if stop is not None:  # only then is it worth waiting for the device
-                    total += float(score.sum(dtype=torch.float64))
+                    total += float(score.cpu().double().sum())
                     if stop(total, done):
                         break
         return Scores(
@@ -171,6 +174,32 @@ class Task:
             complete=done == rows.numel(),
             batches=tuple(sizes) if per_batch else None,
         )
+
+    def ensemble_scores(
+        self, members: Iterable[int], *, report: bool = False, listen: Listener = ignore
+    ) -> Scores:
+        """Scores of the mean of several models' logits; each turn of `members` puts the next one into the model."""
+        data = self.__report if report else self.fit
+        if data is None:
+            raise self._no_report()
+        parts = torch.split(torch.arange(len(data)), self.batch_size)
+        sums: list[Tensor] = []  # per batch, (n, C), on the host
+        count = 0
+        for _ in members:
+            with self.evaluating():
+                for i, part in enumerate(parts):
+                    logits = self.logits(self.to_device(data.batch(part))).double().cpu()
+                    if count == 0:
+                        sums.append(logits)
+                    else:
+                        sums[i] += logits
+            count += 1
+            progress(listen, "scoring the ensemble", count, count, unit="models")
+        values = [
+            self.scoring_logits((total / count).to(self.device), self.to_device(data.batch(part)))
+            for total, part in zip(sums, parts, strict=True)
+        ]
+        return Scores(values=torch.cat(values).cpu().double())
 
     # Statistics of normalisation layers ---------------------------------------------------------------
 

@@ -1,0 +1,147 @@
+"""The user's model with its mixed tensors laid out in one flat vector, and gradients in another.
+
+Parameters become views of the flat vectors, so that mixing writes the model and backward fills the gradient without a
+copy. Where a parameter's dtype differs from the vector's (a bf16 model with fp32 mixing), it is copied instead.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from stockpot.engine.plan import FlatPlan
+from stockpot.errors import TaskError, describe
+from stockpot.events import Listener, ignore, progress
+from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
+from stockpot.pool import Pool
+from stockpot.soup.mix import mix_tensor
+from stockpot.task import Task
+
+
+class Live:
+    """Use as a context manager: on exit the model owns its tensors again and keeps their last values."""
+
+    def __init__(self, task: Task, pool: Pool, layout: Layout) -> None:
+        self.task = task
+        self.pool = pool
+        self.layout = layout
+        self.plan = FlatPlan.of(layout, pool.specs)
+        self.device = task.device
+        self.dtype = torch.float32
+        for name in layout.group_of:
+            self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
+        tensors: dict[str, Tensor] = dict(task.model.named_parameters(remove_duplicate=False))
+        tensors.update(task.model.named_buffers(remove_duplicate=False))
+        self._tensors = tensors
+        self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
+        self.theta = torch.empty(self.plan.size, dtype=self.dtype, device=self.device)  # (P,)
+        self.grad = torch.zeros(self.plan.size, dtype=self.dtype, device=self.device)  # (P,)
+        self._copied: list[tuple[Tensor, Tensor, Tensor]] = []  # model tensor, its part of theta, of grad
+
+    def __enter__(self) -> Live:
+        try:
+            self._enter()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _enter(self) -> None:
+        for parameter in self.task.model.parameters():
+            parameter.requires_grad_(False)
+        bound: dict[int, str] = {}  # which name a model tensor was bound under
+        for slot in self.plan.slots:
+            for name in slot.names:
+                if name not in self._tensors:
+                    continue  # tied in the file, absent in the model
+                tensor = self._tensors[name]
+                other = bound.setdefault(id(tensor), name)
+                if other not in slot.names:
+                    raise TaskError(
+                        describe(
+                            f"model tensor {name}",
+                            expected=f"the same values as {other} in every checkpoint: the model ties the two",
+                            found="checkpoints in which they differ",
+                            fix="untie them in the model, or exclude one of them from the layout",
+                        )
+                    )
+                if other == name:
+                    self._bind(tensor, slot.start, slot.stop)
+        self.load_kept()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for tensor in self._tensors.values():
+            tensor.grad = None
+            if tensor.untyped_storage().data_ptr() == self.theta.untyped_storage().data_ptr():
+                tensor.data = tensor.data.clone()
+        for parameter, before in self._frozen_before:
+            parameter.requires_grad_(before)
+
+    def _bind(self, tensor: Tensor, start: int, stop: int) -> None:
+        part, slope = self.theta[start:stop], self.grad[start:stop]
+        if tensor.dtype == self.dtype:
+            tensor.data = part.view(tensor.shape)
+            if isinstance(tensor, nn.Parameter):
+                tensor.requires_grad_(True)
+                tensor.grad = slope.view(tensor.shape)
+        else:
+            self._copied.append((tensor, part, slope))
+            if isinstance(tensor, nn.Parameter):
+                tensor.requires_grad_(True)
+
+    def load_kept(self) -> None:
+        """Put the tensors that are not mixed into the model: frozen and excluded ones from the donor."""
+        for name, reason in self.layout.kept.items():
+            if reason in (FROZEN, EXCLUDED):
+                self.put(name, self.pool.tensor(self.layout.donor, name))
+
+    def load_ingredient(self, k: int) -> None:
+        """Make the model ingredient k, with its own statistics and integers."""
+        self.read(k, out=self.theta)
+        self.push()
+        for name, reason in self.layout.kept.items():
+            if reason not in (FROZEN, EXCLUDED):
+                self.put(name, self.pool.tensor(k, name))
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Set one tensor that is not mixed, where the model has it."""
+        if name in self._tensors:
+            self._tensors[name].data.copy_(value)
+
+    def read(self, k: int, out: Tensor) -> Tensor:
+        """Ingredient k as a flat vector. out: (P,)"""
+        for slot in self.plan.slots:
+            out[slot.start : slot.stop].copy_(self.pool.tensor(k, slot.names[0]).reshape(-1))
+        return out
+
+    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
+        """theta-bar, streamed tensor by tensor: the same numbers as the uniform soup's file. (P,)"""
+        rows = list(range(len(self.pool))) if over is None else over
+        out = torch.empty(self.plan.size, dtype=self.dtype, device=self.device)
+        for slot in self.plan.slots:
+            parts = [self.pool.tensor(k, slot.names[0]) for k in rows]
+            out[slot.start : slot.stop].copy_(mix_tensor(parts, [1.0 / len(rows)] * len(rows)).view(-1))
+            progress(listen, "averaging the ingredients", slot.stop, self.plan.size, "parameters")
+        return out
+
+    def push(self) -> None:
+        """Make the model follow theta where its tensors are not views of it."""
+        for tensor, part, _ in self._copied:
+            tensor.data.copy_(part.view(tensor.shape))
+
+    def clear_gradient(self) -> None:
+        self.grad.zero_()
+        for tensor, _, _ in self._copied:
+            tensor.grad = None
+
+    def collect_gradient(self) -> Tensor:
+        """The gradient of the mixed weights after backward. (P,)"""
+        for tensor, _, slope in self._copied:
+            if tensor.grad is not None:
+                slope.add_(tensor.grad.reshape(-1))
+                tensor.grad = None
+        return self.grad

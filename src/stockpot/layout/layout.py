@@ -1,0 +1,181 @@
+"""Which tensors are mixed, and which coefficient group each of them has."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stockpot.errors import LayoutError, describe
+from stockpot.layout.groups import GRANULARITIES
+from stockpot.pool import Pool, PoolFacts
+
+# Why a tensor is not mixed.
+FROZEN = "frozen"  # identical in all ingredients: copied through
+EXCLUDED = "excluded"  # the user's patterns: taken from the donor
+INTEGER = "integer"  # integers and booleans: taken from the heaviest ingredient, never averaged
+STATISTIC = "statistic"  # running statistics of normalisation layers: recalibrated, averaged or copied
+
+
+@dataclass(frozen=True)
+class Layout:
+    """G coefficient groups over the tensors of a pool. Build one with `Layout.of`."""
+
+    groups: tuple[str, ...]  # G names
+    group_of: Mapping[str, int]  # mixed tensor -> group
+    kept: Mapping[str, str]  # tensor that is not mixed -> reason
+    donor: int = 0  # ingredient that excluded tensors come from
+    tied: tuple[tuple[str, ...], ...] = ()  # names that hold one tensor; mixed once, kept equal
+    granularity: str = "tensor"
+
+    @classmethod
+    def of(
+        cls,
+        pool: Pool,
+        granularity: str | Callable[[str], str] = "tensor",
+        *,
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        donor: int | str = 0,
+        facts: PoolFacts | None = None,
+    ) -> Layout:
+        """Assign every tensor of `pool` to a group, or keep it out of the mixture.
+
+        `granularity` is `model`, `block`, `module`, `tensor`, or a function from tensor name to group name.
+        `include` and `exclude` are shell patterns on tensor names (`"head.*"`); what they leave out is taken
+        from the ingredient `donor` (an index or a name). `facts` tells which tensors are frozen or tied.
+        """
+        group_name = _grouping(granularity)
+        tied = tuple(facts.tied) if facts else ()
+        first_of = {name: names[0] for names in tied for name in names}
+        left_out = _left_out(pool, include, exclude)
+        frozen = facts.frozen if facts else frozenset()
+        kept: dict[str, str] = {}
+        wanted: dict[str, str] = {}  # mixed tensor -> group name
+        for name, spec in pool.specs.items():
+            if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+                kept[name] = INTEGER
+            elif name in pool.statistics:
+                kept[name] = STATISTIC
+            elif name in left_out:
+                kept[name] = EXCLUDED
+            elif name in frozen or spec.numel == 0:
+                kept[name] = FROZEN
+            else:
+                # Tied tensors share the group of their first name, so that they stay equal.
+                wanted[name] = group_name(first_of.get(name, name))
+        if not wanted:
+            raise LayoutError(
+                describe(
+                    "layout",
+                    expected="at least one tensor to mix",
+                    found=f"none of {len(pool.specs)} ({_count(kept)})",
+                    fix="widen include or exclude; ingredients that are all identical have nothing to mix",
+                )
+            )
+        groups = tuple(dict.fromkeys(wanted.values()))
+        index = {group: i for i, group in enumerate(groups)}
+        return cls(
+            groups=groups,
+            group_of={name: index[group] for name, group in wanted.items()},
+            kept=kept,
+            donor=_donor(pool, donor),
+            tied=tied,
+            granularity=granularity if isinstance(granularity, str) else "custom",
+        )
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "granularity": self.granularity,
+            "groups": list(self.groups),
+            "group_of": dict(self.group_of),
+            "kept": dict(self.kept),
+            "donor": self.donor,
+            "tied": [list(names) for names in self.tied],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Layout:
+        return cls(
+            groups=tuple(value["groups"]),
+            group_of={str(k): int(v) for k, v in value["group_of"].items()},
+            kept={str(k): str(v) for k, v in value["kept"].items()},
+            donor=int(value["donor"]),
+            tied=tuple(tuple(names) for names in value["tied"]),
+            granularity=str(value["granularity"]),
+        )
+
+
+def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are kept in fp32, or fp64 when the ingredients are fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
+    if callable(granularity):
+        return granularity
+    if granularity not in GRANULARITIES:
+        raise LayoutError(
+            describe(
+                f"granularity {granularity!r}",
+                expected=f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name",
+                found="an unknown word",
+                fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
+            )
+        )
+    return GRANULARITIES[granularity]
+
+
+def _left_out(pool: Pool, include: Iterable[str] | None, exclude: Iterable[str] | None) -> set[str]:
+    left_out: set[str] = set()
+    if include is not None:
+        chosen = set().union(*(_matching(pool, "include", p) for p in _patterns(include)))
+        left_out = set(pool.specs) - chosen
+    for pattern in _patterns(exclude or ()):
+        left_out |= _matching(pool, "exclude", pattern)
+    return left_out
+
+
+def _patterns(value: Iterable[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
+    names = set(fnmatch.filter(pool.specs, pattern))
+    if not names:
+        some = ", ".join(list(pool.specs)[:5])
+        raise LayoutError(
+            describe(
+                f"{option} pattern {pattern!r}",
+                expected="a pattern that matches tensor names",
+                found="no match",
+                fix=f"names look like: {some}",
+            )
+        )
+    return names
+
+
+def _donor(pool: Pool, donor: int | str) -> int:
+    if isinstance(donor, str) and donor in pool.names:
+        return pool.names.index(donor)
+    if isinstance(donor, int) and 0 <= donor < len(pool):
+        return donor
+    raise LayoutError(
+        describe(
+            f"donor {donor!r}",
+            expected=f"an ingredient's name or an index from 0 to {len(pool) - 1}",
+            found="no such ingredient",
+            fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
+        )
+    )
+
+
+def _count(kept: Mapping[str, str]) -> str:
+    reasons = list(kept.values())
+    return ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))

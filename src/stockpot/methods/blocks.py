@@ -1,0 +1,21 @@
+"""Which models are loaded together, and in which order: a pure function of seed, K, b and T."""
+
+from __future__ import annotations
+
+import torch
+
+
+def schedule(
+    models: int, size: int, *, passes: int = 1, blocks: int | None = None, seed: int = 0
+) -> list[list[int]]:
+    """Shuffled passes over the pool, cut into blocks of at most `size`; indices within a block are sorted,
+    so that one block of all models is the same whatever the seed."""
+    wanted = blocks if blocks is not None else passes * -(-models // size)
+    out: list[list[int]] = []
+    number = 0
+    while len(out) < wanted:
+        generator = torch.Generator().manual_seed(1_000_003 * seed + number)
+        order = torch.randperm(models, generator=generator).tolist()
+        out += [sorted(order[start : start + size]) for start in range(0, models, size)]
+        number += 1
+    return out[:wanted]

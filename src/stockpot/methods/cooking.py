@@ -1,0 +1,185 @@
+"""From a pool and a task to a soup, by any method."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from stockpot.engine import PeakMemory
+from stockpot.errors import LearningError
+from stockpot.events import Event, Listener, ignore
+from stockpot.methods import crossfit
+from stockpot.methods.greedy import greedy
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.result import Result
+from stockpot.methods.settings import LEARNED, METHODS, Settings, settings_for
+from stockpot.methods.state import StateStore
+from stockpot.pool import Pool
+from stockpot.soup import Soup, weights
+from stockpot.task import Task
+
+DEFAULT = "crossfit"
+
+
+def cook(
+    pool: Pool,
+    task: Task,
+    method: str = DEFAULT,
+    *,
+    preset: str | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    donor: int | str = 0,
+    listen: Listener = ignore,
+    store: StateStore | None = None,
+    **settings: Any,
+) -> Result:
+    """Find mixing weights by one method and score the soup; the report data is touched once, at the end.
+
+    `settings` are fields of `Settings` and override the preset (`paper` or `authors`). `include`, `exclude` and
+    `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights.
+    """
+    chosen = settings_for(method, preset, **settings)
+    kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
+    result = prepare(kitchen, method, chosen, store)
+    return reported(kitchen, result) if task.has_report else result
+
+
+def compare(
+    pool: Pool,
+    task: Task,
+    methods: Iterable[str] | None = None,
+    *,
+    preset: str | None = None,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    donor: int | str = 0,
+    listen: Listener = ignore,
+    **settings: Any,
+) -> dict[str, Result]:
+    """Every method on the same pool and data; all decisions are made before the report data is touched."""
+    names = list(METHODS) if methods is None else list(methods)
+    chosen = {
+        name: settings_for(
+            name, None if METHODS.get(name, {}).get("parametrisation") == "simplex" else preset, **settings
+        )
+        for name in names
+    }
+    kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
+    results = {name: prepare(kitchen, name, chosen[name], None) for name in names}
+    if task.has_report:
+        results = {name: reported(kitchen, result) for name, result in results.items()}
+    return results
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    method: str
+    settings: Settings
+    store: StateStore | None = None
+
+
+def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore | None) -> Result:
+    """Everything up to, and without, the report data."""
+    kitchen.listen(Event("method", {"method": method}))
+    known_before = kitchen.individual_seconds
+    began = time.perf_counter()
+    with PeakMemory(kitchen.task.device) as peak:
+        result = _COOKS[method](kitchen, Order(method, settings, store))
+    seconds = time.perf_counter() - began
+    if method in ("best", "greedy", DEFAULT) and known_before:
+        seconds += known_before  # scored for an earlier method, but this one needs it too
+    result = dataclasses.replace(result, seconds=seconds, peak_host=peak.host, peak_device=peak.device)
+    kitchen.listen(Event("cooked", {"method": method, "seconds": seconds, "models_used": result.models_used}))
+    return result
+
+
+def reported(kitchen: Kitchen, result: Result) -> Result:
+    """The same result with its score on the report data."""
+    if result.soup is None:
+        scores = kitchen.task.ensemble_scores(_members(kitchen), report=True, listen=kitchen.listen)
+    else:
+        result.soup.load_into(kitchen.task.model)
+        scores = kitchen.task.report_scores(kitchen.listen)
+    kitchen.listen(Event("report", {"method": result.method, "mean": scores.mean, "n": scores.n}))
+    return dataclasses.replace(result, report=scores)
+
+
+def _best(kitchen: Kitchen, order: Order) -> Result:
+    layout = kitchen.layout("model")
+    winner = int(kitchen.individual_values().mean(dim=1).argmax())  # the first of equals
+    W = weights.chosen(len(kitchen.pool), len(layout), [winner])
+    soup, scores = kitchen.finish(layout, W, _about(order))
+    note = f"the best ingredient on the fitting data is {kitchen.pool.names[winner]}"
+    return Result(order.method, order.settings, soup, scores, models_used=1, notes=(note,))
+
+
+def _uniform(kitchen: Kitchen, order: Order) -> Result:
+    layout = kitchen.layout("model")
+    soup, scores = kitchen.finish(layout, weights.uniform(len(kitchen.pool), len(layout)), _about(order))
+    return Result(order.method, order.settings, soup, scores, models_used=len(kitchen.pool))
+
+
+def _greedy(kitchen: Kitchen, order: Order) -> Result:
+    layout = kitchen.layout("model")
+    with kitchen.live(layout) as live:
+        found = greedy(kitchen, live, ties=order.settings.greedy_ties)
+    soup, scores = kitchen.finish(layout, found.W, _about(order))
+    return Result(
+        order.method, order.settings, soup, scores, history=found.history, models_used=len(found.chosen)
+    )
+
+
+def _ensemble(kitchen: Kitchen, order: Order) -> Result:
+    scores = kitchen.task.ensemble_scores(_members(kitchen), listen=kitchen.listen)
+    note = "averages the outputs of all models: a baseline that costs K times as much to serve, not a soup"
+    return Result(order.method, order.settings, None, scores, models_used=len(kitchen.pool), notes=(note,))
+
+
+def _learned(kitchen: Kitchen, order: Order) -> Result:
+    layout = kitchen.layout(order.settings.granularity)
+    free = not order.settings.decentralise
+    about = _about(order)
+    try:
+        with kitchen.live(layout) as live:
+            found = crossfit.learn(kitchen, live, order.settings, order.store)
+    except LearningError as error:
+        if isinstance(error.best, torch.Tensor):
+            error.best = Soup(
+                kitchen.pool, layout, error.best, free=free, about={**about, "stopped": str(error)}
+            )
+        raise
+    soup, scores = kitchen.finish(layout, found.W, about, temperature=found.temperature, free=free)
+    used = int((found.W != 0).any(dim=1).sum())
+    history: tuple[Any, ...] = found.history
+    return Result(
+        method, settings, soup, scores, found.held_out, history=history, models_used=used, notes=found.notes
+    )
+
+
+_COOKS: Mapping[str, Callable[[Kitchen, Order], Result]] = {
+    "best": _best,
+    "uniform": _uniform,
+    "greedy": _greedy,
+    "ensemble": _ensemble,
+    **dict.fromkeys(sorted(LEARNED), _learned),
+}
+
+
+def _members(kitchen: Kitchen) -> Iterable[int]:
+    """Load one ingredient after the other into the model."""
+    with kitchen.live(kitchen.layout("model")) as live:
+        for k in range(len(kitchen.pool)):
+            live.load_ingredient(k)
+            yield k
+
+
+def _about(order: Order) -> dict[str, Any]:
+    values = dataclasses.asdict(order.settings)
+    if callable(values["granularity"]):
+        values["granularity"] = "custom"
+    return {"method": order.method, "settings": values}

@@ -1,0 +1,108 @@
+"""Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
+
+A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. Every sample is held out
+by one fold, which also gives an honest score for the guard: if the best individual, the uniform or the greedy soup,
+chosen in the same cross-fitted way, does better on held-out data, that one is returned instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stockpot.engine import Live
+from stockpot.events import Event
+from stockpot.methods.greedy import greedy
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.learn import Learner, Track
+from stockpot.methods.settings import Settings
+from stockpot.methods.state import StateStore
+from stockpot.soup import weights
+from stockpot.task import Scores
+
+
+@dataclass(frozen=True)
+class Learned:
+    W: Tensor  # (K, G)
+    temperature: float | None
+    held_out: Scores | None
+    winner: str  # "learned", or the baseline that the guard preferred
+    history: tuple[object, ...]
+    notes: tuple[str, ...]
+
+
+def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
+    """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
+    data = kitchen.task.fit
+    if settings.folds == 1:
+        learner = Learner(live, settings, [Track(0, data)], listen=kitchen.listen, store=store)
+        learner.run()
+        track = learner.tracks[0]
+        return Learned(track.W, track.temperature, None, "learned", tuple(learner.history), ())
+    folds = data.folds(settings.folds, settings.seed)
+    tracks = [
+        Track(f, data.subset(inside), data.subset(outside)) for f, (inside, outside) in enumerate(folds)
+    ]
+    learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
+    learner.run()
+    W = torch.stack([track.W for track in tracks]).mean(dim=0)
+    temperatures = [track.temperature for track in tracks if track.temperature is not None]
+    temperature = sum(temperatures) / len(temperatures) if temperatures else None
+    history: list[object] = list(learner.history)
+    scores: dict[str, Tensor] = {"learned": _held_out_values(kitchen, live, tracks, folds)}
+    if not settings.guard:
+        return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), ())
+    scores.update(_baselines(kitchen, live, settings, folds, len(data)))
+    means = {name: float(values.mean()) for name, values in scores.items()}
+    winner = max(means, key=lambda name: means[name])  # the first of equals: the learned one
+    decision = {"kind": "guard", "held_out": means, "winner": winner}
+    history.append(decision)
+    kitchen.listen(Event("guard", {"held_out": means, "winner": winner}))
+    if winner == "learned":
+        return Learned(W, temperature, Scores(scores[winner]), winner, tuple(history), ())
+    note = (
+        f"the guard returned {winner} ({100 * means[winner]:.2f} on held-out data) instead of the learned soup"
+        f" ({100 * means['learned']:.2f})"
+    )
+    W = _baseline(kitchen, live, settings, winner)
+    return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note,))
+
+
+def _held_out_values(
+    kitchen: Kitchen, live: Live, tracks: list[Track], folds: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Each sample scored by the fold that did not fit on it. (N,)"""
+    values = torch.empty(len(kitchen.task.fit), dtype=torch.float64)
+    for track, (_, outside) in zip(tracks, folds, strict=True):
+        live.theta.copy_(track.theta)
+        values[outside] = kitchen.score_live(live, track.W, indices=outside, with_loss=False).values
+    return values
+
+
+def _baselines(
+    kitchen: Kitchen, live: Live, settings: Settings, folds: list[tuple[Tensor, Tensor]], samples: int
+) -> dict[str, Tensor]:
+    """Held-out scores of the simple soups, each chosen without the samples it is scored on."""
+    K, G = len(kitchen.pool), len(live.layout)
+    own = kitchen.individual_values()  # (K, N)
+    live.theta.copy_(live.mean(listen=kitchen.listen))
+    uniform = kitchen.score_live(live, weights.uniform(K, G), with_loss=False).values
+    best, chosen = torch.empty(samples, dtype=torch.float64), torch.empty(samples, dtype=torch.float64)
+    for number, (inside, outside) in enumerate(folds):
+        best[outside] = own[int(own[:, inside].mean(dim=1).argmax()), outside]
+        label = f"guard: greedy soup {number + 1} of {len(folds)}"
+        soup = greedy(kitchen, live, indices=inside, ties=settings.greedy_ties, label=label)
+        live.theta.copy_(live.mean(list(soup.chosen)))
+        chosen[outside] = kitchen.score_live(live, soup.W, indices=outside, with_loss=False).values
+    return {"best": best, "uniform": uniform, "greedy": chosen}
+
+
+def _baseline(kitchen: Kitchen, live: Live, settings: Settings, name: str) -> Tensor:
+    K, G = len(kitchen.pool), len(live.layout)
+    if name == "uniform":
+        return weights.uniform(K, G)
+    if name == "best":
+        return weights.chosen(K, G, [int(kitchen.individual_values().mean(dim=1).argmax())])
+    return greedy(kitchen, live, ties=settings.greedy_ties).W

@@ -1,0 +1,288 @@
+"""The learner behind all learned soups: block coordinate descent on mixing coefficients (paper, Algorithm 1).
+
+One or several *tracks* learn side by side, each on its own part of the fitting data (one for the plain methods, one per
+fold for cross-fitting); a loaded block serves all of them before it is dropped.
+
+For a visit of block B by a track:  theta_fix = theta - sum_{k in B} c_k d_k;  J optimiser steps on the block's
+coefficients;  theta = theta_fix + sum_{k in B} c_k d_k.  W follows exactly, by the same linear map:
+adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) to W.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.engine import Descent, Directions, Live, parallel
+from stockpot.engine.parametrisation import coefficients
+from stockpot.errors import LearningError, describe
+from stockpot.events import Event, Listener, ignore
+from stockpot.methods.blocks import schedule
+from stockpot.methods.settings import Settings, block_size_for
+from stockpot.methods.state import NoStore, StateStore
+from stockpot.soup import weights
+from stockpot.task import Data
+
+
+@dataclass
+class Track:
+    """One set of coefficients and the data it learns from."""
+
+    number: int
+    data: Data
+    held_out: Data | None = None  # early stopping; None: keep the last coefficients
+    raw: Tensor = field(init=False)  # (K, G) what the optimiser moves
+    theta: Tensor = field(init=False)  # (P,) the track's soup
+    W: Tensor = field(init=False)  # (K, G) its mixing weights, float64
+    temperature: float | None = None
+    held_out_loss: float = float("inf")
+
+
+class Learner:
+    def __init__(
+        self,
+        live: Live,
+        settings: Settings,
+        tracks: list[Track],
+        *,
+        listen: Listener = ignore,
+        store: StateStore | None = None,
+    ) -> None:
+        self.live = live
+        self.settings = settings
+        self.tracks = tracks
+        self.listen = listen
+        self.store = store or NoStore()
+        self.history: list[Mapping[str, Any]] = []
+        models = len(live.pool)
+        self.simplex = settings.parametrisation == "simplex"
+        self.blocks = schedule(
+            models,
+            block_size_for(settings, models),
+            passes=settings.passes,
+            blocks=settings.blocks,
+            seed=settings.seed,
+        )
+        self._visits: dict[str, Tensor] = {}  # raw coefficients before and after each finished visit
+        self._visit_values: dict[str, dict[str, float | None]] = {}
+        self._partial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._saved_at = time.monotonic()
+
+    def run(self) -> None:
+        """Learn every track; afterwards `track.W`, `track.theta` and `track.raw` hold the result."""
+        self._restore()
+        self._start()
+        for t, block in enumerate(self.blocks):
+            directions = None
+            for track in self.tracks:
+                if directions is None or self.settings.centre == "soup":
+                    directions = None  # free the old block before loading the next one
+                    directions = self._load(block, track, t)
+                self._visit(t, block, directions, track)
+
+    # The centre of the directions and its own mixing weights.
+
+    def _start(self) -> None:
+        live, s = self.live, self.settings
+        K, G = len(live.pool), len(live.layout)
+        first = self.blocks[0] if s.centre == "soup" else None
+        mean = live.mean(first, self.listen)
+        self._mean = mean if s.centre == "mean" and s.decentralise else None
+        self._W_mean = weights.uniform(K, G) if first is None else weights.chosen(K, G, first)
+        for track in self.tracks:
+            track.raw = torch.full((K, G), 0.0 if s.decentralise else 1.0 / K, dtype=live.dtype)
+            track.theta = mean.clone()
+            track.W = self._W_mean.clone()
+            track.temperature = 1.0 if s.temperature else None
+
+    def _load(self, block: list[int], track: Track, t: int) -> Directions:
+        live, s = self.live, self.settings
+        rows = torch.empty(len(block), live.plan.size, dtype=live.dtype, device=live.device)  # (b, P)
+        centre = self._mean if s.centre == "mean" else track.theta
+        for row, k in enumerate(block):
+            live.read(k, out=rows[row])
+            if centre is not None and s.decentralise:
+                rows[row].sub_(centre)
+        self.listen(
+            Event(
+                "block", {"block": t, "of": len(self.blocks), "models": [live.pool.names[k] for k in block]}
+            )
+        )
+        return Directions(rows, live.plan, unit_norm=s.unit_norm)
+
+    # One block on one track.
+
+    def _visit(self, t: int, block: list[int], directions: Directions, track: Track) -> None:
+        live, s = self.live, self.settings
+        if s.reset:
+            track.raw[block] = 0.0
+        before = track.raw[block].clone()  # (b, G)
+        old = coefficients(before.to(live.device), self.simplex)
+        if bool((old != 0).any()):
+            directions.mix(track.theta, -old, out=track.theta)  # theta_fix, in place
+        key = f"{t}.{track.number}"
+        if key in self._visits:
+            after, values = self._visits[key], self._visit_values[key]
+            track.temperature = values["temperature"]
+            track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
+        else:
+            after = self._descend(t, directions, track, before)
+            held_out = track.held_out_loss if track.held_out is not None else None
+            self._visits[key] = after
+            self._visit_values[key] = {"temperature": track.temperature, "held_out": held_out}
+            self._partial = None
+            self._save()
+        new = coefficients(after.to(live.device), self.simplex)
+        directions.mix(track.theta, new, out=track.theta)
+        track.raw[block] = after
+        self._follow(track, block, directions, (new - old).double().cpu())
+
+    def _follow(self, track: Track, block: list[int], directions: Directions, change: Tensor) -> None:
+        """W after the block's coefficients changed by `change` (b, G)."""
+        if directions.scale is not None:
+            change = change * directions.scale.double().cpu()
+        if self.settings.decentralise:
+            centre = track.W if self.settings.centre == "soup" else self._W_mean
+            track.W = track.W - centre * change.sum(dim=0, keepdim=True)
+        track.W[block] += change
+
+    def _descend(self, t: int, directions: Directions, track: Track, raw: Tensor) -> Tensor:
+        s, task = self.settings, self.live.task
+        steps = steps_for(s, len(track.data))
+        descent = Descent(self.live, directions, track.theta, raw, track.temperature, s, steps)
+        begin, best = 0, (track.held_out_loss, raw, track.temperature)
+        if self._partial is not None:
+            begin, best = self._continue(descent)
+        every = max(1, steps // s.evaluations)
+        good = (raw, track.temperature)
+        with torch.random.fork_rng(devices=[]), task.learning():
+            if begin == 0 and track.held_out is not None and t == 0:
+                best = (self._held_out(descent, track, t, 0), raw, track.temperature)
+            for j in range(begin, steps):
+                step = t * steps + j
+                torch.manual_seed(self._data_seed(track) * 1_000_000_007 + step)  # losses that draw numbers
+                now = (descent.raw.detach().cpu().clone(), _value(descent.temperature))
+                loss = descent.step(track.data, track.data.order(self._data_seed(track), step, s.batch_size))
+                if loss != loss or abs(loss) == float("inf"):
+                    raise self._stopped(
+                        t, j, loss, track, best if track.held_out is not None else (loss, *good)
+                    )
+                good = now
+                rate = descent.optimizer.param_groups[0]["lr"]
+                self._tell("step", block=t, fold=track.number, step=j, of=steps, loss=loss, lr=rate)
+                if track.held_out is not None and ((j + 1) % every == 0 or j + 1 == steps):
+                    loss = self._held_out(descent, track, t, j + 1)
+                    if loss < best[0]:
+                        best = (loss, descent.raw.detach().cpu().clone(), _value(descent.temperature))
+                if time.monotonic() - self._saved_at > self.store.interval:
+                    self._keep(descent, j + 1, best)
+                    self._save()
+        if track.held_out is None:
+            best = (float("inf"), descent.raw.detach().cpu().clone(), _value(descent.temperature))
+        track.held_out_loss, after, track.temperature = best
+        return after
+
+    def _held_out(self, descent: Descent, track: Track, t: int, step: int) -> float:
+        """Mean loss on the fold left out, at the current coefficients."""
+        assert track.held_out is not None
+        task, data = self.live.task, track.held_out
+        descent.mix()
+        total = torch.zeros((), dtype=torch.float64)
+        with torch.no_grad():
+            # Pieces of equal size: a last batch of two samples would spoil batch statistics.
+            for piece in torch.arange(len(data)).tensor_split(-(-len(data) // task.batch_size)):
+                mine = parallel.share(piece)
+                if len(mine):
+                    batch = task.to_device(data.batch(mine))
+                    total += task.loss(batch, temperature=descent.temperature).double().cpu() * len(mine)
+        parallel.add_up([total])
+        loss = float(total) / len(data)
+        self._tell("held_out", block=t, fold=track.number, step=step, loss=loss)
+        return loss if loss == loss else float("inf")
+
+    def _stopped(
+        self, t: int, j: int, loss: float, track: Track, best: tuple[float, Tensor, float | None]
+    ) -> LearningError:
+        # The visit is undone to the best coefficients it had, so that what was learned is not lost.
+        block = self.blocks[t]
+        W = track.W.clone()
+        if not self.settings.unit_norm:
+            change = coefficients(best[1], self.simplex) - coefficients(track.raw[block], self.simplex)
+            if self.settings.decentralise:
+                W -= self._W_mean * change.double().sum(dim=0, keepdim=True)
+            W[block] += change.double()
+        return LearningError(
+            describe(
+                f"loss at block {t + 1} of {len(self.blocks)}, step {j + 1}"
+                + (f", fold {track.number + 1}" if len(self.tracks) > 1 else ""),
+                expected="a finite number",
+                found=str(loss),
+                fix="lower lr, check the data for NaN, or use fp32 instead of fp16 autocast; the best soup so far is"
+                " in the error's .best",
+            ),
+            best=W,
+        )
+
+    def _data_seed(self, track: Track) -> int:
+        return self.settings.seed * 1009 + track.number
+
+    def _tell(self, kind: str, **data: Any) -> None:
+        self.history.append({"kind": kind, **data})
+        self.listen(Event(kind, data))
+
+    # State: finished visits are replayed from their coefficients, so a state is kilobytes for any model.
+
+    def _keep(self, descent: Descent, step: int, best: tuple[float, Tensor, float | None]) -> None:
+        tensors, values = descent.state()
+        tensors["best"] = best[1]
+        held_out = None if best[0] == float("inf") else best[0]
+        self._partial = (
+            tensors,
+            {**values, "step": step, "best_loss": held_out, "best_temperature": best[2]},
+        )
+
+    def _continue(self, descent: Descent) -> tuple[int, tuple[float, Tensor, float | None]]:
+        assert self._partial is not None
+        tensors, values = self._partial
+        descent.restore(tensors, values)
+        loss = float("inf") if values["best_loss"] is None else values["best_loss"]
+        self._partial = None
+        return values["step"], (loss, tensors["best"], values["best_temperature"])
+
+    def _save(self) -> None:
+        tensors = {f"visit.{key}": tensor for key, tensor in self._visits.items()}
+        values: dict[str, Any] = {"visits": self._visit_values, "history": self.history, "partial": None}
+        if self._partial is not None:
+            tensors.update({f"partial.{name}": tensor for name, tensor in self._partial[0].items()})
+            values["partial"] = self._partial[1]
+        self.store.save(tensors, values)
+        self._saved_at = time.monotonic()
+
+    def _restore(self) -> None:
+        saved = self.store.load()
+        if saved is None:
+            return
+        tensors, values = saved
+        self._visits = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}
+        self._visit_values = values["visits"]
+        self.history = list(values["history"])
+        if values["partial"] is not None:
+            partial = {n.removeprefix("partial."): x for n, x in tensors.items() if n.startswith("partial.")}
+            self._partial = (partial, values["partial"])
+
+
+def steps_for(settings: Settings, samples: int) -> int:
+    """J, given or as epochs of the data."""
+    if settings.steps is not None:
+        return settings.steps
+    assert settings.epochs is not None
+    return max(1, round(settings.epochs * samples / min(settings.batch_size, samples)))
+
+
+def _value(temperature: Tensor | None) -> float | None:
+    return None if temperature is None else float(temperature.detach())
