@@ -28,7 +28,7 @@ def sample_losses(logits: Tensor, labels: Any) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Any) -> Tensor:
-    """1 or 0 for each sample, (n,); the share of right positions where a sample has several."""
+    """1 or 0 for each sample, (n,); for several positions the share of right ones. Ignored is 0."""
     target = check_pair(logits, labels, 'metric="accuracy"')
     if target.is_floating_point():
         target = target.argmax(1)

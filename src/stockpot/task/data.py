@@ -10,8 +10,9 @@ from torch import Tensor
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, ignore
 from stockpot.task import folds as _folds
+from stockpot.task.budget import Budget
 from stockpot.task.order import order
-from stockpot.task.reading import Budget, read
+from stockpot.task.reading import read
 from stockpot.task.store import Columns, Samples
 
 MEMORY_LIMIT = 8 * 2**30

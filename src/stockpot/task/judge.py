@@ -90,7 +90,7 @@ class Judge:
             return accuracy(logits, find_labels(batch))
         if self.metric == "loss":
             if self.own_loss is None:
-                return -sample_losses(logits, find_labels(batch))
+                return -sample_losses(at_least_single(logits), find_labels(batch))
             reason = "a loss of your own calls the model itself"
         else:
             try:

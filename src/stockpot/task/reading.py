@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.utils.data import (
 
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, progress
+from stockpot.task.budget import Budget
 from stockpot.task.store import (
     Builder,
     Columns,
@@ -36,34 +36,12 @@ CHUNK = 64  # samples decoded at a time
 PROBE = 8  # samples on which a collate_fn shows whether it treats each sample by itself
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How much memory data may take, and whose data it is."""
-
-    name: str
-    limit: int
-    used: int = 0
-
-    def check(self, nbytes: float, *, estimated: bool = False) -> None:
-        if nbytes + self.used > self.limit:
-            others = f" ({_size(self.used)} of it in use by other data)" if self.used else ""
-            raise DataError(
-                describe(
-                    self.name,
-                    expected=f"at most {_size(self.limit)} in memory{others}",
-                    found=f"{'about ' if estimated else ''}{_size(nbytes)}",
-                    fix="raise memory_limit (bytes), give fewer samples, or keep images as uint8 "
-                    "and convert inside the model",
-                )
-            )
-
-
 def read(source: Any, budget: Budget, *, workers: int, listen: Listener) -> Columns | Samples:
     """Materialise `source`; see `Data` for what it may be."""
     # Random transforms are frozen by reading once; our own seed makes them the same in every run,
     # and leaves the caller's random state alone.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # not torch.manual_seed, which also reseeds accelerators
         store = _dispatch(source, budget, workers, listen)
     if store.size == 0:
         raise DataError(
@@ -114,10 +92,10 @@ def _is_list_of_arrays(source: Any) -> bool:
 
 def _is_batch(tree: Any) -> bool:
     """Whether a list holds batches: rows in every leaf. Otherwise it holds single samples."""
-    sizes = {
-        leaf.shape[0] if leaf.ndim else None for _, leaf in leaves(as_tensors(tree)) if hasattr(leaf, "ndim")
-    }
-    return len(sizes) == 1 and None not in sizes and all(hasattr(leaf, "ndim") for _, leaf in leaves(tree))
+    found = [leaf for _, leaf in leaves(tree)]
+    if not all(isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim for leaf in found):
+        return False
+    return len({leaf.shape[0] for leaf in found}) == 1
 
 
 def _columns(tree: Any, budget: Budget) -> Columns:
@@ -129,8 +107,8 @@ def _columns(tree: Any, budget: Budget) -> Columns:
 
 def _batches(source: Iterable[Any], budget: Budget, listen: Listener) -> Columns:
     """Batches that exist already: rows are appended; nothing can be collated again."""
-    total = len(source) if isinstance(source, Sized) else None
-    builder = Builder(budget.name, None)
+    total = _length(source)
+    builder = Builder(budget.name, batches=total)
     for count, batch in enumerate(source, start=1):
         try:
             builder.add(batch)
@@ -142,6 +120,13 @@ def _batches(source: Iterable[Any], budget: Budget, listen: Listener) -> Columns
             # The last batch may be short, so only those before it are counted.
             budget.check(builder.rows * builder.row_nbytes / count * max(total - 1, count), estimated=True)
     return builder.finish() if builder.rows else Columns((), 0)
+
+
+def _length(source: Iterable[Any]) -> int | None:
+    try:
+        return len(source) if isinstance(source, Sized) else None
+    except TypeError:  # a DataLoader over an IterableDataset has __len__ but no length
+        return None
 
 
 def _uneven(uneven: UnevenError, budget: Budget, which: str) -> DataError:
@@ -230,7 +215,7 @@ def _dataset(
     if stacks:
         collate = _Stack(budget.name)
     if _is_rowwise(collate, [dataset[index] for index in indices[:PROBE]]):
-        builder = Builder(budget.name, len(indices))
+        builder = Builder(budget.name, rows=len(indices))
         try:
             for chunk in chunks(collate):
                 builder.add(chunk)
@@ -248,7 +233,7 @@ def _dataset(
         nbytes += sum(sample_nbytes(sample) for sample in kept)
         budget.check(nbytes)
         # Sizes vary, so an estimate from the first samples must be far out before it counts.
-        budget.check(nbytes / len(samples) * len(indices) / 2, estimated=True)
+        budget.check(nbytes / len(samples) * len(indices), estimated=True, slack=2)
     return Samples(samples, collate)
 
 
@@ -295,11 +280,3 @@ class _Stack:
 
 def _as_list(samples: list[Any]) -> list[Any]:
     return samples
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} GiB"

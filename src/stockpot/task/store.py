@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -79,11 +80,13 @@ class UnevenError(Exception):
 class Builder:
     """Stacks batches into columns, growing in place so that data is never held twice for long."""
 
-    def __init__(self, name: str, rows: int | None) -> None:
+    def __init__(self, name: str, *, rows: int | None = None, batches: int | None = None) -> None:
         self.name = name
         self.rows = 0
         self.row_nbytes = 0
-        self._capacity = rows or 0
+        self._expected_rows = rows
+        self._expected_batches = batches
+        self._capacity = 0
         self._first: Any = None
         self._buffers: list[Tensor] = []
 
@@ -93,12 +96,12 @@ class Builder:
         parts = list(leaves(batch))
         if self._first is None:
             self._first = map_tensors(lambda leaf: leaf[:0], batch)
-            self._capacity = max(self._capacity, size)
+            self._capacity = self._expected_rows or max(size, 1) * (self._expected_batches or 1)
             # Untouched pages of an empty tensor cost nothing, so room for all rows is free until used.
             self._buffers = [
                 torch.empty((self._capacity, *leaf.shape[1:]), dtype=leaf.dtype) for _, leaf in parts
             ]
-            self.row_nbytes = sum(leaf.nbytes // max(size, 1) for _, leaf in parts)
+            self.row_nbytes = sum(leaf.element_size() * math.prod(leaf.shape[1:]) for _, leaf in parts)
         expected = list(leaves(self._first))
         if [path for path, _ in parts] != [path for path, _ in expected]:
             raise UnevenError("batches", _paths(expected), _paths(parts))

@@ -178,7 +178,7 @@ class Task:
     def ensemble_scores(
         self, members: Iterable[int], *, report: bool = False, listen: Listener = ignore
     ) -> Scores:
-        """Scores of the mean of several models' logits; each turn of `members` puts the next one into the model."""
+        """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.__report if report else self.fit
         if data is None:
             raise self._no_report()
