@@ -157,7 +157,7 @@ def _learned(kitchen: Kitchen, order: Order) -> Result:
     used = int((found.W != 0).any(dim=1).sum())
     history: tuple[Any, ...] = found.history
     return Result(
-        method, settings, soup, scores, found.held_out, history=history, models_used=used, notes=found.notes
+        order.method, order.settings, soup, scores, found.held_out, history=history, models_used=used, notes=found.notes
     )
 
 
