@@ -10,7 +10,14 @@ from types import MappingProxyType
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import SAFETENSORS_SUFFIXES, SUFFIXES, TORCH_SUFFIXES, require_file, shown
+from stockpot.pool.files import (
+    SAFETENSORS_SUFFIXES,
+    SUFFIXES,
+    TORCH_SUFFIXES,
+    is_directory,
+    require_file,
+    shown,
+)
 from stockpot.pool.huggingface import open_directory
 from stockpot.pool.naming import Rename, check_rename, new_names
 from stockpot.pool.order import natural_key
@@ -81,7 +88,7 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
 
 def _open_source(path: Path, key: str | None) -> Source:
     suffix = path.suffix.lower()
-    if path.is_dir():
+    if is_directory(path):
         source = open_directory(path)
     elif suffix in TORCH_SUFFIXES:
         return open_torch(path, key)

@@ -9,10 +9,8 @@ import torch
 
 from stockpot.errors import describe
 from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.files import shown
+from stockpot.pool.files import listed, shown
 from stockpot.pool.spec import TensorSpec, dtype_name
-
-_SHOWN = 5  # names listed before "and N more"
 
 Specs = Mapping[str, TensorSpec]
 
@@ -78,14 +76,14 @@ def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[li
     ]
     found = []
     if missing:
-        found.append(f"{_count(missing, 'name')} missing: {_listed(missing)}")
+        found.append(f"{_count(missing, 'name')} missing: {listed(missing)}")
     if extra:
-        found.append(f"{_count(extra, 'name')} too many: {_listed(extra)}")
+        found.append(f"{_count(extra, 'name')} too many: {listed(extra)}")
     if shapes:
-        found.append(f"{_count(shapes, 'other shape')}: {_listed(shapes)}")
+        found.append(f"{_count(shapes, 'other shape')}: {listed(shapes)}")
     if dtypes:
         texts = [f"{name} is {dtype_name(a)} instead of {dtype_name(b)}" for name, a, b in dtypes]
-        found.append(f"{_count(dtypes, 'other dtype')}: {_listed(texts)}")
+        found.append(f"{_count(dtypes, 'other dtype')}: {listed(texts)}")
     return found, _fix(missing, extra, bool(shapes), [(a, b) for _, a, b in dtypes])
 
 
@@ -140,8 +138,3 @@ def _promoted(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 def _count(things: Sequence[object], what: str) -> str:
     return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _SHOWN
-    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 from torch import Tensor
 
-from stockpot.events import Listener, progress
+from stockpot.events import Listener
 from stockpot.pool.checkpoint import Checkpoint
+from stockpot.pool.meter import Meter
 from stockpot.pool.spec import TensorSpec, dtype_name
 
 Hashes = dict[str, str]  # tensor name -> SHA-256 of its bytes, in hexadecimal
@@ -57,16 +58,14 @@ def hash_all(checkpoints: Sequence[Checkpoint], known: Sequence[Hashes], listen:
     total = sum(checkpoint.specs[name].nbytes for checkpoint, _, name in todo)
     if not todo:
         return
-    done = 0
-    progress(listen, "hash", 0, total)
+    meter = Meter(listen, "hash", total)
     workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="stockpot-hash")
     try:
         jobs = {workers.submit(_hash, checkpoint, name): (hashes, name) for checkpoint, hashes, name in todo}
         for job in as_completed(jobs):
             hashes, name = jobs[job]
             hashes[name], nbytes = job.result()
-            done += nbytes
-            progress(listen, "hash", done, total)
+            meter.add(nbytes)
     finally:
         workers.shutdown(cancel_futures=True)  # on Ctrl-C do not finish gigabytes first
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stockpot.errors import describe
-from stockpot.pool.files import SUFFIXES, reason, shown
+from stockpot.pool.files import SUFFIXES, is_directory, reason, shown
 from stockpot.pool.huggingface import is_leftover, weights_of
 from stockpot.pool.order import natural_key
 
@@ -31,7 +31,7 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
             continue
         try:
             paths += _expand(source, problems)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             problems.append(
                 describe(
                     shown(source),
@@ -63,7 +63,7 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 
 def _expand(source: str | Path, problems: list[str]) -> list[Path]:
     path = Path(source).expanduser()
-    if path.is_dir():
+    if is_directory(path):
         if weights_of(path) is not None:
             return [path]
         found = _in_order(entry for entry in path.iterdir() if _is_checkpoint(entry))
@@ -97,7 +97,7 @@ def _expand(source: str | Path, problems: list[str]) -> list[Path]:
 def _is_checkpoint(path: Path) -> bool:
     if path.name.startswith(".") or is_leftover(path):
         return False
-    if path.is_dir():
+    if is_directory(path):
         return weights_of(path) is not None
     return path.suffix.lower() in SUFFIXES
 
@@ -107,24 +107,20 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
-    """File stems or directory names, with as many parents before them as it takes to tell them apart."""
-    stems = [
-        path.name if path.is_dir() or path.suffix.lower() not in SUFFIXES else path.stem for path in paths
+    """File stems or directory names, with as much added as it takes to tell them apart."""
+    absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100  (links are not to be resolved)
+    places = Counter(path.with_suffix("") for path in absolute)
+    names = [
+        path.name if is_directory(path) or places[path.with_suffix("")] > 1 else path.stem
+        for path in absolute
     ]
-    parents = [Path(os.path.abspath(path)).parent.parts for path in paths]  # noqa: PTH100  (no links resolved)
-    names = list(stems)
-    depth = 0
-    while (clashing := {name for name, count in Counter(names).items() if count > 1}) and depth < max(
-        map(len, parents)
-    ):
-        depth += 1
+    ends = list(names)
+    for depth in range(1, max(len(path.parts) for path in absolute)):
+        counts = Counter(names)
+        if len(counts) == len(names):
+            break
         names = [
-            "/".join((*parts[-depth:], stem)) if stem_name in clashing else stem_name
-            for parts, stem, stem_name in zip(parents, stems, names, strict=True)
-        ]
-    if clashing:  # a.pt beside a.safetensors
-        names = [
-            f"{name}{path.suffix}" if name in clashing else name
-            for name, path in zip(names, paths, strict=True)
+            "/".join((*path.parent.parts[-depth:], end)) if counts[name] > 1 else name
+            for path, end, name in zip(absolute, ends, names, strict=True)
         ]
     return tuple(names)

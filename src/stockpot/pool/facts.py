@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.content import Hashes, digest, hash_tensor
+from stockpot.pool.content import Hashes, digest, hash_tensor, raw_bytes
 from stockpot.pool.spec import TensorSpec
+
+_CHUNK = 2**20  # elements compared at a time
 
 
 @dataclass(frozen=True)
@@ -97,5 +98,5 @@ def _tied(
 
 
 def _constant(tensor: Tensor) -> bool:
-    flat = tensor.reshape(-1)
-    return bool(torch.equal(flat.view(torch.uint8), flat[:1].expand_as(flat).contiguous().view(torch.uint8)))
+    rows = raw_bytes(tensor).view(tensor.numel(), -1)  # (elements, bytes of one)
+    return all(bool((rows[start : start + _CHUNK] == rows[0]).all()) for start in range(0, len(rows), _CHUNK))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from stockpot.errors import CheckpointError, describe
@@ -12,22 +13,39 @@ SAFETENSORS_SUFFIXES = (".safetensors",)
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = SAFETENSORS_SUFFIXES + TORCH_SUFFIXES
 
+# What a file may look like.
+SAFETENSORS = "a safetensors file"
+ZIP = "a zip archive, as torch.save writes it"
+PICKLE = "a pickle outside the zip format (torch.save before 1.6, or pickle.dump)"
+UNKNOWN = "bytes of no known checkpoint format"
+
 _SIGNATURES = (
-    (b"PK\x03\x04", "a zip archive (what torch.save writes)"),
+    (b"PK\x03\x04", ZIP),
     (b"version https://git-lfs", "a Git LFS pointer, not the weights themselves"),
     (b"<!DOCTYPE", "a web page"),
     (b"<html", "a web page"),
     (b"\x89HDF", "an HDF5 file"),
     (b"GGUF", "a GGUF file"),
     (b"\x1f\x8b", "a gzip file"),
-    (b"\x80", "a pickle outside the zip format (torch.save before 1.6, or pickle.dump)"),
+    (b"\x80", PICKLE),
 )
 
 
 def shown(path: str | Path) -> str:
     """A path as printable text, also when its bytes are no valid UTF-8 or would break the line."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def listed(texts: Sequence[str], limit: int = 5) -> str:
+    """The first few, each on one line and of bearable length, and how many more there are."""
+    more = len(texts) - limit
+    return ", ".join(shown(text)[:200] for text in texts[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def is_directory(path: Path) -> bool:
+    """Unlike `Path.is_dir`, also answers for paths that cannot exist or be looked at."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def require_file(path: Path) -> int:
@@ -73,11 +91,11 @@ def looks_like(path: Path) -> str:
     except OSError as error:
         return reason(error)
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 100_000_000:
-        return "a safetensors file"
+        return SAFETENSORS
     for magic, name in _SIGNATURES:
         if head.lower().startswith(magic.lower()):
             return name
-    return "bytes of no known checkpoint format"
+    return UNKNOWN
 
 
 def reason(error: BaseException) -> str:

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import PoolError, describe
-from stockpot.events import Listener, progress
+from stockpot.events import Listener
 from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.files import shown
+from stockpot.pool.files import listed, shown
+from stockpot.pool.meter import Meter
 
 _CHUNK = 2**22  # elements; bounds what the slow paths copy
-_SHOWN = 5
 
 
 def verify_finite(checkpoints: Sequence[Checkpoint], listen: Listener) -> None:
-    total = sum(checkpoint.nbytes for checkpoint in checkpoints)
-    done = 0
+    meter = Meter(listen, "finite", sum(checkpoint.nbytes for checkpoint in checkpoints))
     problems: list[str] = []
     for checkpoint in checkpoints:
         bad: list[str] = []
@@ -27,15 +26,13 @@ def verify_finite(checkpoints: Sequence[Checkpoint], listen: Listener) -> None:
                 tensor = checkpoint.tensor(name)
                 if not _finite(tensor):
                     bad.append(f"{name} ({_counts(tensor)})")
-            done += spec.nbytes
-            progress(listen, "finite", done, total)
+            meter.add(spec.nbytes)
         if bad:
-            more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
             problems.append(
                 describe(
                     shown(checkpoint.path),
                     expected="finite weights",
-                    found=f"others in {len(bad)} tensors: {', '.join(bad[:_SHOWN])}{more}",
+                    found=f"others in {len(bad)} of its tensors: {listed(bad)}",
                     fix="leave this checkpoint out of the pool; its training diverged or the file is damaged",
                 )
             )

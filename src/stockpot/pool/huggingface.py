@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import SUFFIXES, reason, require_file, shown
+from stockpot.pool.files import SUFFIXES, listed, reason, require_file, shown
 from stockpot.pool.safetensors_format import open_safetensors
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
@@ -27,12 +28,14 @@ _NAMES = (
     "diffusion_pytorch_model.bin.index.json",
 )
 _INDEX_LIMIT = 64 * 2**20  # bytes; real ones have under ten megabytes
-LEFTOVERS = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "random_states")
+_LEFTOVER = re.compile(
+    r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+"
+)  # exact names: `optimizer_adam.pt` may well be an ingredient
 
 
 def is_leftover(path: Path) -> bool:
     """What trainers write beside the weights."""
-    return path.name.startswith(LEFTOVERS)
+    return _LEFTOVER.fullmatch(path.name) is not None
 
 
 def weights_of(directory: Path) -> Path | None:
@@ -162,12 +165,11 @@ def _check_agreement(index: Path, where: dict[str, str], shards: dict[str, Sourc
     ]
     lies = absent + unlisted
     if lies:
-        more = f" and {len(lies) - 3} more" if len(lies) > 3 else ""
         raise CheckpointError(
             describe(
                 shown(index),
                 expected="an index that agrees with its shards",
-                found="; ".join(lies[:3]) + more,
+                found=listed(lies, 3),
                 fix="download or save the directory again; index and shards are from different models",
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from stockpot.errors import CheckpointError, PoolError, describe
+from stockpot.pool.files import listed
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
@@ -54,12 +55,11 @@ def new_names(names: Iterable[str], rename: Rename | None, subject: str) -> dict
             clashes.append(f"{result[name]!r} and {stored!r} both become {name!r}")
         result[name] = stored
     if clashes:
-        more = f" and {len(clashes) - 3} more" if len(clashes) > 3 else ""
         raise CheckpointError(
             describe(
                 subject,
                 expected="different names after renaming",
-                found="; ".join(clashes[:3]) + more,
+                found=listed(clashes, 3),
                 fix="make rename more specific",
             )
         )

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
+from stockpot.pool.files import listed
 
 RAW_KEYS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network", "params")
 EMA_KEYS = (
@@ -50,12 +51,17 @@ def find_weights(saved: object, key: str | None, subject: str) -> Weights:
     if _holds_tensors(saved):
         assert isinstance(saved, Mapping)
         return Weights(saved, None, ())
+    inside = (
+        [str(name) for name, inner in saved.items() if _holds_tensors(inner)]
+        if isinstance(saved, Mapping)
+        else []
+    )
     raise CheckpointError(
         describe(
             subject,
             expected="a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS),
             found=_outline(saved),
-            fix='name the place of the weights, for example key="trainer.model"',
+            fix=f"name the place of the weights, for example key={(inside or ['trainer.model'])[0]!r}",
         )
     )
 
@@ -121,9 +127,4 @@ def _outline(thing: object) -> str:
         return f"an object of type {type(thing).__name__}"
     if not thing:
         return "an empty mapping"
-    keys = [str(key)[:60] for key in thing]
-    return (
-        "a mapping with the keys "
-        + ", ".join(keys[:8])
-        + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
-    )
+    return "a mapping with the keys " + listed([str(key)[:60] for key in thing], 8)

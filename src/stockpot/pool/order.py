@@ -8,6 +8,16 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """Runs of digits compare as numbers, and before letters; the text itself breaks ties ("01", "1")."""
-    parts = (part for part in _DIGITS.split(text) if part)
-    return tuple((0, int(part), "") if part[0] in "0123456789" else (1, 0, part) for part in parts), text
+    """Runs of digits compare as numbers, and before letters; the text itself breaks ties ("01", "1").
+
+    Numbers compare by length and then as text, because `int` refuses the thousands of digits that a hostile
+    file may put in a name.
+    """
+    return tuple(_part(part) for part in _DIGITS.split(text) if part), text
+
+
+def _part(part: str) -> tuple[int, int, str]:
+    if part[0] in "0123456789":
+        digits = part.lstrip("0")
+        return 0, len(digits), digits
+    return 1, 0, part

@@ -27,8 +27,8 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 class Pool:
     """The ingredients of a soup. Made by `Pool.open`; no tensor data is read before it is asked for.
 
-    `opened_with` holds the settings of `Pool.open` as plain JSON values, so that the pool can be opened again;
-    a `rename` function appears there as `"custom"`.
+    `opened_with` holds the settings of `Pool.open` as plain JSON values, so that the pool can be opened
+    again; a `rename` function appears there as `"custom"`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import looks_like, reason, require_file, shown
+from stockpot.pool.files import SAFETENSORS, UNKNOWN, looks_like, reason, require_file, shown
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
 
@@ -72,10 +72,10 @@ def open_safetensors(path: Path) -> Source:
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     looks = looks_like(path)
-    if looks == "a safetensors file":
+    if looks in (SAFETENSORS, UNKNOWN):
         found = f"a damaged or truncated one ({reason(error)})"
         fix = "copy or download it again, or leave it out of the pool"
     else:
-        found = f"{looks} ({reason(error)})"
+        found = looks
         fix = "give the file its right ending (.pt for files of torch.save), or download it again"
     return CheckpointError(describe(shown(path), expected="a whole safetensors file", found=found, fix=fix))

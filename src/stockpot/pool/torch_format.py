@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import CheckpointError, describe
 from stockpot.pool.archive import ArchiveError, check_archive
-from stockpot.pool.files import looks_like, reason, require_file, shown
+from stockpot.pool.files import PICKLE, SAFETENSORS, ZIP, looks_like, reason, require_file, shown
 from stockpot.pool.nesting import find_weights
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
@@ -47,7 +47,7 @@ def open_torch(path: Path, key: str | None = None) -> Source:
 
 def _load(path: Path) -> object:
     looks = looks_like(path)
-    if "zip archive" not in looks:
+    if looks != ZIP:
         raise CheckpointError(_not_zip(path, looks))
     try:
         check_archive(path)
@@ -71,12 +71,12 @@ def _load(path: Path) -> object:
 
 
 def _not_zip(path: Path, looks: str) -> str:
-    if "pickle" in looks:
+    if looks == PICKLE:
         fix = (
             "if you trust its origin, load it where it was made and save it again with "
             "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
         )
-    elif looks == "a safetensors file":
+    elif looks == SAFETENSORS:
         fix = "rename it so that it ends in .safetensors"
     else:
         fix = _COPY_AGAIN
@@ -121,10 +121,10 @@ def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
     if problem is not None:
         raise CheckpointError(
             describe(
-                f"{shown(path)}, tensor {name!r}",
+                f"{shown(path)}, tensor {shown(name)[:200]!r}",
                 expected="an ordinary dense tensor",
                 found=problem,
-                fix="save it as a dense tensor (to_dense(), dequantize()), or leave the file out",
+                fix="save it dense (contiguous(), to_dense(), dequantize()), or leave this file out of the pool",
             )
         )
     return value.detach().resolve_conj().resolve_neg()

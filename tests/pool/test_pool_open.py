@@ -1,0 +1,281 @@
+"""Finding checkpoints, naming them, comparing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pool_files import State, bits, state, write, write_shards
+
+from stockpot.errors import CheckpointError, MismatchError, PoolError
+from stockpot.events import Event
+from stockpot.pool import Pool, TensorSpec
+
+
+def refusal(*sources: object, kind: type[PoolError] = PoolError, **how: object) -> str:
+    with pytest.raises(PoolError) as caught:
+        Pool.open(*sources, **how)  # type: ignore[arg-type]
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def folder_of(tmp_path: Path, *suffixes: str) -> list[Path]:
+    return [write(tmp_path / f"m_{k}{suffix}", state(k)) for k, suffix in enumerate(suffixes)]
+
+
+def test_a_folder_in_natural_order_whatever_else_is_in_it(tmp_path: Path) -> None:
+    for name in ("m_10.pt", "m_2.safetensors", "m_1.ckpt", "optimizer_adam.pt"):
+        write(tmp_path / name, state())
+    write_shards(tmp_path / "m_3", state())
+    write(tmp_path / "deep" / "er" / "m_5.pt", state())
+    for leftover in ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "training_args.bin", ".hidden.pt"):
+        write(tmp_path / leftover, {"x": torch.ones(1)})
+    for note in ("notes.txt", "README.md", "results.json"):
+        (tmp_path / note).write_text("{}")
+    pool = Pool.open(tmp_path)
+    assert pool.names == ("m_1", "m_2", "m_3", "m_10", "optimizer_adam")
+    assert len(pool) == 5
+    assert [checkpoint.format for checkpoint in pool.checkpoints] == [
+        "torch",
+        "safetensors",
+        "safetensors-sharded",
+        "torch",
+        "torch",
+    ]
+
+
+def test_sources_keep_their_order_and_patterns_theirs(tmp_path: Path) -> None:
+    for k in (1, 2, 10):
+        write(tmp_path / f"a_{k}.pt", state(k))
+    last = write(tmp_path / "b.pt", state())
+    assert Pool.open(str(tmp_path / "a_*.pt"), last).names == ("a_1", "a_2", "a_10", "b")
+    assert Pool.open([last, [tmp_path / "a_2.pt"]]).names == ("b", "a_2")
+
+
+def test_a_pattern_ignores_what_is_no_checkpoint_and_a_literal_name_wins(tmp_path: Path) -> None:
+    for name in ("m[1].pt", "m1.pt", "m2.pt"):
+        write(tmp_path / name, state())
+    (tmp_path / "m3.json").write_text("{}")
+    assert Pool.open(str(tmp_path / "m*")).names == ("m1", "m2", "m[1]")
+    assert Pool.open(str(tmp_path / "m[1].pt"), tmp_path / "m2.pt").names == ("m[1]", "m2")
+
+
+def test_names_are_made_unique_by_their_parents(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / "x" / "seed_1" / "model.pt", state()),
+        write(tmp_path / "x" / "seed_2" / "model.pt", state()),
+        write(tmp_path / "y" / "seed_2" / "model.pt", state()),
+        write(tmp_path / "a.pt", state()),
+        write(tmp_path / "a.safetensors", state()),
+    ]
+    names = Pool.open(paths).names
+    assert names == ("seed_1/model", "x/seed_2/model", "y/seed_2/model", "a.pt", "a.safetensors")
+
+
+def test_directories_keep_dots_in_their_names(tmp_path: Path) -> None:
+    for rate in ("0.1", "0.2"):
+        write(tmp_path / f"lr_{rate}" / "model.safetensors", state())
+    assert Pool.open(tmp_path).names == ("lr_0.1", "lr_0.2")
+
+
+def test_a_folder_of_checkpoints_one_of_which_is_called_model(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "other.safetensors"):
+        write(tmp_path / name, state())
+    assert Pool.open(tmp_path).names == ("model", "other")
+
+
+def test_what_the_pool_says_of_itself(tmp_path: Path) -> None:
+    pool = Pool.open(folder_of(tmp_path, ".pt", ".safetensors"), rename={"layer.": "l."})
+    assert pool.specs == {
+        "l.bias": TensorSpec(torch.float32, (4,)),
+        "l.weight": TensorSpec(torch.float32, (4, 3)),
+        "steps": TensorSpec(torch.int64, ()),
+    }
+    assert pool.nbytes == 4 * 4 + 12 * 4 + 8
+    assert bits(pool.tensor(1, "l.weight")) == bits(state(1)["layer.weight"])
+    assert pool.opened_with == {"key": None, "rename": {"layer.": "l."}, "mixed_dtypes": False}
+    assert Pool.open(tmp_path, rename=str).opened_with["rename"] == "custom"
+
+
+def test_opening_reads_no_tensor_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stockpot.pool.checkpoint import Checkpoint
+
+    folder_of(tmp_path, ".pt", ".safetensors")
+    monkeypatch.setattr(Checkpoint, "tensor", lambda *_: pytest.fail("read a tensor"))
+    assert len(Pool.open(tmp_path)) == 2
+
+
+def test_progress_counts_files(tmp_path: Path) -> None:
+    events: list[Event] = []
+    Pool.open(folder_of(tmp_path, ".pt", ".pt", ".pt"), listen=events.append)
+    assert [event.data["done"] for event in events] == [0, 1, 2, 3]
+    assert {(event.data["what"], event.data["total"], event.data["unit"]) for event in events} == {
+        ("open", 3, "files")
+    }
+
+
+def test_statistics_are_known_by_name(tmp_path: Path) -> None:
+    names = (
+        "bn.running_mean",
+        "bn.running_var",
+        "bn.num_batches_tracked",
+        "running_mean",
+        "my_running_mean",
+        "w",
+    )
+    for k in (1, 2):
+        write(tmp_path / f"{k}.pt", {name: torch.ones(1) for name in names})
+    assert Pool.open(tmp_path).statistics == {*names[:3], "running_mean"}
+
+
+def test_subset_in_the_order_given(tmp_path: Path) -> None:
+    pool = Pool.open(folder_of(tmp_path, ".pt", ".pt", ".pt"))
+    part = pool.subset([2, 0])
+    assert part.names == ("m_2", "m_0")
+    assert bits(part.tensor(0, "layer.weight")) == bits(state(2)["layer.weight"])
+    assert len(pool.subset([1])) == 1
+    with pytest.raises(PoolError, match="at least one ingredient, found none"):
+        pool.subset([])
+    with pytest.raises(IndexError):
+        pool.subset([3])
+
+
+def test_no_sources_no_matches_one_ingredient(tmp_path: Path) -> None:
+    assert "expected at least two ingredients, found no sources" in refusal()
+    pattern = tmp_path / "*.pt"
+    assert f"{pattern}: expected a pattern that matches checkpoints, found no files match" in refusal(pattern)
+    (tmp_path / "a.json").write_text("{}")
+    assert "found 1 matches, none of them a checkpoint" in refusal(str(tmp_path / "*"))
+    assert "checkpoints in this folder" in refusal(tmp_path)
+    assert "found none among its 1 entries" in refusal(tmp_path)
+    only = write(tmp_path / "only.pt", state())
+    assert f"expected at least two ingredients, found only one, {only}" in refusal(tmp_path)
+    assert "expected paths, patterns and folders, found int '5'" in refusal(5, only)
+    assert "expected each checkpoint once" in refusal(only, tmp_path / "*.pt")
+
+
+def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
+    for k in range(4):
+        write(tmp_path / f"good_{k}.pt", state(k))
+    whole = (tmp_path / "good_0.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.safetensors").touch()
+    other: State = {**state(), "new": torch.ones(1), "layer.weight": torch.ones(9, 3)}
+    other["steps"] = torch.tensor(7.0)
+    del other["layer.bias"]
+    write(tmp_path / "other.safetensors", other)
+    write(
+        tmp_path / "half.pt", {name: t.half() if t.is_floating_point() else t for name, t in state().items()}
+    )
+    write(tmp_path / "prefix.pt", {f"model.{name}": tensor for name, tensor in state().items()})
+    text = refusal(tmp_path, tmp_path / "nothing_*.pt")
+    assert text.startswith(
+        "9 checkpoints cannot be used as a pool (1 wrong sources, 2 unreadable, 3 different)\n"
+    )
+    assert "nothing_*.pt: expected a pattern that matches checkpoints" in text
+    assert "cut.pt: expected a whole file of torch.save, found a damaged or truncated archive" in text
+    assert "empty.safetensors: expected a readable checkpoint file, found an empty file" in text
+    reference = f"expected the tensors of {tmp_path / 'good_0.pt'} (4 of 7 have them), found "
+    assert (
+        f"other.safetensors: {reference}1 name missing: layer.bias; 1 name too many: new; "
+        "1 other shape: layer.weight has [9, 3] instead of [4, 3]; "
+        "1 other dtype: steps is float32 instead of int64.\n"
+        "  Fix: leave this file out, or check that it is a fine-tuned version of the same model." in text
+    )
+    assert (
+        f"half.pt: {reference}2 other dtypes: layer.bias is float16 instead of float32, "
+        "layer.weight is float16 instead of float32.\n"
+        "  Fix: convert the file, or open the pool with mixed_dtypes=True." in text
+    )
+    assert (
+        f"prefix.pt: {reference}3 names missing: layer.bias, layer.weight, steps; 3 names too many: " in text
+    )
+    assert "Fix: the names differ by a prefix only: open the pool with rename={'model.': ''}." in text
+    assert "good_1" not in text
+
+
+def test_the_majority_is_the_reference_and_the_first_of_equals(tmp_path: Path) -> None:
+    odd = write(tmp_path / "a.pt", {"w": torch.ones(3)})
+    even = [write(tmp_path / f"b{k}.pt", {"w": torch.ones(2)}) for k in (1, 2)]
+    text = refusal(odd, *even, kind=MismatchError)
+    assert text.startswith(f"{odd}: expected the tensors of {even[0]} (2 of 3 have them)")
+    text = refusal(even[1], odd, kind=MismatchError)
+    assert text.startswith(f"{odd}: expected the tensors of {even[1]} (1 of 2 have them)")
+
+
+def test_one_kind_of_problem_has_its_own_error(tmp_path: Path) -> None:
+    good = folder_of(tmp_path, ".pt", ".pt")
+    (tmp_path / "bad.pt").write_bytes(b"x")
+    refusal(*good, tmp_path / "bad.pt", kind=CheckpointError)
+
+
+def test_long_lists_are_cut_with_a_count(tmp_path: Path) -> None:
+    full = {f"layer.{k}": torch.ones(1) for k in range(40)}
+    for name in ("a.pt", "b.pt"):
+        write(tmp_path / name, full)
+    write(tmp_path / "c.pt", {"layer.0": torch.ones(1)})
+    text = refusal(tmp_path, kind=MismatchError)
+    assert "39 names missing: layer.1, layer.2, layer.3, layer.4, layer.5 and 34 more." in text
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "suggestion"),
+    [
+        (("", "", "model."), {"model.": ""}),
+        (("model.", "model.", ""), {"model.": ""}),
+        (("a.", "a.", "b."), {"b.": "a."}),
+        (("net.a.", "net.a.", "net.b."), {"net.b.": "net.a."}),
+    ],
+)
+def test_the_suggested_rename_works(
+    tmp_path: Path, prefixes: tuple[str, ...], suggestion: dict[str, str]
+) -> None:
+    for k, prefix in enumerate(prefixes):
+        write(tmp_path / f"{k}.pt", {prefix + name: tensor for name, tensor in state(k).items()})
+    assert f"rename={suggestion}" in refusal(tmp_path, kind=MismatchError)
+    assert len(Pool.open(tmp_path, rename=suggestion)) == len(prefixes)
+
+
+def test_no_rename_is_suggested_where_none_helps(tmp_path: Path) -> None:
+    write(tmp_path / "1.pt", {"a.w": torch.ones(1), "a.b": torch.ones(1)})
+    write(tmp_path / "2.pt", {"c.w": torch.ones(1), "d.b": torch.ones(1)})
+    assert "rename=" not in refusal(tmp_path, kind=MismatchError)
+
+
+def test_mixed_dtypes_on_request(tmp_path: Path) -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.float16)
+    for k, dtype in enumerate(dtypes):
+        write(tmp_path / f"{k}.pt", {"w": torch.tensor([0.1, k]).to(dtype), "n": torch.tensor(1)})
+    refusal(tmp_path, kind=MismatchError)
+    pool = Pool.open(tmp_path, mixed_dtypes=True)
+    assert pool.specs["w"] == TensorSpec(torch.float32, (2,)), "the smallest that holds both"
+    for k, dtype in enumerate(dtypes):
+        assert pool.tensor(k, "w").dtype == torch.float32
+        assert pool.tensor(k, "w").tolist() == torch.tensor([0.1, k]).to(dtype).tolist()
+        assert pool.checkpoints[k].tensor("w").dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("pair", "together"),
+    [
+        ((torch.float8_e4m3fn, torch.float8_e5m2), torch.float32),
+        ((torch.float8_e4m3fn, torch.float64), torch.float64),
+        ((torch.float8_e4m3fn, torch.float16), torch.float32),
+        ((torch.float32, torch.float64), torch.float64),
+    ],
+)
+def test_promotion(tmp_path: Path, pair: tuple[torch.dtype, ...], together: torch.dtype) -> None:
+    for k, dtype in enumerate(pair):
+        write(tmp_path / f"{k}.safetensors", {"w": torch.ones(2).to(dtype)})
+    assert Pool.open(tmp_path, mixed_dtypes=True).specs["w"].dtype == together
+
+
+def test_mixed_dtypes_do_not_excuse_integers(tmp_path: Path) -> None:
+    for k, value in enumerate((torch.ones(2), torch.ones(2), torch.ones(2, dtype=torch.int32))):
+        write(tmp_path / f"{k}.pt", {"w": value})
+    text = refusal(tmp_path, kind=MismatchError, mixed_dtypes=True)
+    assert (
+        "w is int32 instead of float32.\n  Fix: convert the file to the dtypes of the others, or leave it out."
+        in text
+    )
