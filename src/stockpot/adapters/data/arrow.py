@@ -1,0 +1,101 @@
+"""Parquet files, and Hugging Face datasets as `save_to_disk` leaves them: both are Arrow underneath."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stockpot.adapters.data.columns import Column, Table, not_there
+from stockpot.adapters.extras import need
+from stockpot.errors import DataError, describe
+
+
+def read_parquet(file: Path) -> Table:
+    need("pyarrow")
+    parquet = need("pyarrow.parquet")
+    try:
+        table = parquet.read_table(file)
+    except Exception as error:
+        raise DataError(
+            describe(
+                str(file), expected="a Parquet file", found=str(error).splitlines()[0], fix="check the file"
+            )
+        ) from error
+    return Table(str(file), _columns(table))
+
+
+def read_dataset(path: Path, part: str | None) -> Table:
+    """Read without the datasets library, whose loading of old formats can run code."""
+    folder = _folder(path, part)
+    pyarrow = need("pyarrow")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    tables = []
+    for entry in state["_data_files"]:
+        name = entry["filename"]
+        if Path(name).name != name or not (folder / name).is_file():
+            raise DataError(
+                describe(
+                    str(folder / "state.json"),
+                    expected="names of files in that folder",
+                    found=repr(name),
+                    fix="save the dataset again with save_to_disk",
+                )
+            )
+        with pyarrow.memory_map(str(folder / name)) as source:
+            tables.append(pyarrow.ipc.open_stream(source).read_all())
+    return Table(str(folder), _columns(pyarrow.concat_tables(tables)))
+
+
+def _folder(path: Path, part: str | None) -> Path:
+    expected = "a Hugging Face dataset written by save_to_disk"
+    if not path.is_dir():
+        raise not_there(str(path), expected)
+    listing = path / "dataset_dict.json"
+    if listing.is_file():
+        splits = json.loads(listing.read_text(encoding="utf-8"))["splits"]
+        if part is None and len(splits) == 1:
+            part = splits[0]
+        if part not in splits:
+            raise DataError(
+                describe(
+                    str(path),
+                    expected="the name of one of its splits" if part is None else f"a split {part!r}",
+                    found=f"splits {', '.join(splits)}",
+                    fix=f"write fit: {splits[-1]}, or {{of: {splits[-1]}, fraction: 0.5}}",
+                )
+            )
+    folder = path if part is None else path / part
+    if not (folder / "state.json").is_file():
+        raise DataError(
+            describe(str(folder), expected=expected, found="no state.json", fix="use dataset.save_to_disk")
+        )
+    return folder
+
+
+def _columns(table: Any) -> dict[str, Column]:
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def _column(chunked: Any) -> Column:
+    types = need("pyarrow").types
+    kind = chunked.type
+    if getattr(kind, "storage_type", None) is not None:  # fixed-shape arrays are lists underneath
+        chunked = chunked.cast(kind.storage_type)
+        kind = kind.storage_type
+    if types.is_dictionary(kind):
+        return chunked.to_pylist()  # type: ignore[no-any-return]
+    if chunked.null_count == 0 and (
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    ):
+        return np.asarray(chunked.to_numpy())
+    values: list[Any] = chunked.to_pylist()
+    if types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
+        try:
+            array = np.array(values)
+        except ValueError:
+            return values
+        return array if array.dtype.kind in "biuf" else values
+    return values

@@ -1,0 +1,34 @@
+"""Third-party libraries are optional: this is the one place that says which extra brings them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from stockpot.errors import TaskError, describe
+
+EXTRAS = {
+    "transformers": "transformers",
+    "timm": "vision",
+    "torchvision": "vision",
+    "PIL": "vision",
+    "open_clip": "clip",
+    "pyarrow": "tables",
+}
+
+
+def need(module: str) -> Any:
+    """The imported module, or an error that names the extra to install."""
+    library = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library
+        raise TaskError(
+            describe(
+                f"library {library}",
+                expected="an installed one, because the recipe names it",
+                found="none" if missing else f"one that does not load ({error})",
+                fix=f"pip install 'stockpot[{EXTRAS[library]}]'",
+            )
+        ) from error

@@ -1,0 +1,209 @@
+"""From a checked recipe to the objects it describes. Torch is loaded here, inside the functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stockpot.errors import DataError, RecipeError, TaskError, describe
+from stockpot.events import Listener, ignore
+from stockpot.methods.settings import Settings
+from stockpot.recipe.schema import Recipe, Split
+from stockpot.recipe.schema.base import PythonCode
+
+if TYPE_CHECKING:
+    from stockpot.adapters.inputs import ImageInput, LoadedModel
+    from stockpot.pool import Pool
+    from stockpot.task import Data, Task
+
+
+def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
+    """The opened, checked pool."""
+    from stockpot.errors import PoolError
+    from stockpot.pool import Pool
+
+    section = recipe.pool
+    given = section.path
+    if given is None:
+        assert recipe.finetune is not None  # the schema has seen to it
+        given = (recipe.finetune.dir,)
+    pool = Pool.open(
+        *(str(recipe.path(path)) for path in given),
+        key=section.key,
+        rename=section.rename,
+        mixed_dtypes=section.mixed_dtypes,
+        listen=listen,
+    )
+    if section.nonfinite == "refuse":
+        pool.verify_finite(listen)
+    elif section.nonfinite == "drop":
+        kept = [k for k in range(len(pool)) if _finite(pool.subset([k]), listen)]
+        if len(kept) < 2:
+            raise PoolError(
+                describe(
+                    "the pool",
+                    expected="at least two checkpoints without NaN or infinity",
+                    found=f"{len(kept)} of {len(pool)}",
+                    fix="look for what went wrong in training",
+                )
+            )
+        pool = pool.subset(kept)
+    return pool
+
+
+def _finite(pool: Pool, listen: Listener) -> bool:
+    from stockpot.errors import PoolError
+
+    try:
+        pool.verify_finite(listen)
+    except PoolError:
+        return False
+    return True
+
+
+def build_settings(recipe: Recipe, method: str | None = None) -> Settings:
+    """Settings of the recipe's method, or of one of `method.methods` beside it."""
+    extra: dict[str, Any] = {"seed": recipe.output.seed}
+    if isinstance(recipe.method.granularity, PythonCode):
+        extra["granularity"] = _code(recipe, recipe.method.granularity)
+    return recipe.method.settings(method, **extra)
+
+
+def layout_options(recipe: Recipe) -> dict[str, Any]:
+    """Keyword arguments for `Layout.of` besides the granularity."""
+    section = recipe.method
+    return {"include": section.include, "exclude": section.exclude, "donor": section.donor}
+
+
+def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
+    """The model on the CPU; `pretrained` also gives it the weights that `finetune` starts from."""
+    from stockpot.adapters.models import load_model
+
+    section = recipe.model
+    loaded = load_model(
+        section.kind,
+        getattr(section, section.kind),
+        folder=recipe.folder,
+        classes=section.classes,
+        options=section.options,
+        weights=recipe.path(section.weights) if section.weights is not None else None,
+        pretrained=pretrained,
+        auto_class=section.auto_class,
+        tokenizer=recipe.path(section.tokenizer) if section.tokenizer is not None else None,
+        seed=recipe.output.seed,
+    )
+    own = section.kind == "python" and recipe.data.kind == "python"
+    if not own or any(value is not None for value in recipe.data.preprocessing.model_dump().values()):
+        _image(recipe, loaded).attach(loaded.model)  # touches nothing but uint8 images
+    return loaded
+
+
+def build_task(recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = False) -> Task:
+    """Model, metric and data, ready to be cooked with."""
+    from stockpot.task import Task
+
+    loaded = build_model(recipe, pretrained)
+    data = _splits(recipe, loaded, ("fit", "report"), listen)
+    section = recipe.data
+    metric = section.metric if isinstance(section.metric, str) else _code(recipe, section.metric)
+    return Task(
+        loaded.model,
+        data["fit"],
+        data.get("report"),
+        loss=None if section.loss is None else _code(recipe, section.loss),
+        metric=metric,
+        device=_device(recipe.model.device),
+        autocast=_dtype(recipe.model.autocast),
+        batch_size=section.batch_size,
+        statistics=recipe.model.statistics,
+        memory_limit=section.memory_limit,
+        listen=listen,
+    )
+
+
+def build_train_data(recipe: Recipe, loaded: LoadedModel | None = None, listen: Listener = ignore) -> Data:
+    """The samples `finetune` trains on."""
+    from stockpot.task import Data
+
+    if recipe.data.train is None and recipe.data.python is None:
+        raise RecipeError("data.train: required by finetune: a fraction, a number of samples or a named part")
+    loaded = loaded if loaded is not None else build_model(recipe)
+    source = _splits(recipe, loaded, ("train",), listen)["train"]
+    return Data.of(source, name="train data", memory_limit=recipe.data.memory_limit, listen=listen)
+
+
+def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener) -> dict[str, Any]:
+    from stockpot.adapters.code import call_code
+    from stockpot.adapters.data import Columns, DataSource, read_splits
+
+    section = recipe.data
+    if section.python is not None:
+        made = {name: call_code(section.python, recipe.folder, name, **section.options) for name in wanted}
+        if made[wanted[0]] is None:
+            raise DataError(
+                describe(
+                    f"python: {section.python}",
+                    expected=f"data for {wanted[0]!r}",
+                    found="None",
+                    fix="return tensors, a Dataset or a DataLoader for it",
+                )
+            )
+        return made
+    shares = {
+        name: _share(s) for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None
+    }
+    source = DataSource(
+        section.kind,
+        recipe.path(getattr(section, section.kind)),
+        Columns(section.text, section.image, section.features, section.tokens, section.label),
+        shares,
+        section.split_seed,
+        section.classes,
+        section.preprocessing.max_length,
+        section.memory_limit,
+    )
+    return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
+
+
+def _image(recipe: Recipe, loaded: LoadedModel) -> ImageInput:
+    from stockpot.adapters.inputs import ImageInput
+
+    return (loaded.image or ImageInput()).override(recipe.data.preprocessing.model_dump())
+
+
+def _share(split: Split) -> Any:
+    from stockpot.adapters.data import Share
+
+    return Share(split.of, split.fraction, split.count)
+
+
+def _code(recipe: Recipe, reference: PythonCode) -> Any:
+    from stockpot.adapters.code import load_code
+
+    return load_code(reference.python, recipe.folder)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise TaskError(
+                describe(
+                    f"model.device {name!r}",
+                    expected="a device of this machine",
+                    found=str(error).splitlines()[0],
+                    fix="use auto or cpu",
+                )
+            ) from error
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    return None if name == "none" else getattr(torch, name)

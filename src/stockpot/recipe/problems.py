@@ -1,0 +1,120 @@
+"""Pydantic's findings in our words: each with its path, all of them at once."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from stockpot.recipe.schema import Recipe
+from stockpot.recipe.schema.base import nearest
+
+_NOUNS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "dict": "a mapping",
+    "tuple": "a list",
+    "model": "a mapping",
+}
+_LIMITS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+
+
+def problems(error: ValidationError) -> list[str]:
+    """One line per problem, in the order of the recipe."""
+    lines = [_line(dict(found)) for found in error.errors(include_url=False)]
+    return list(dict.fromkeys(lines))
+
+
+def _line(found: dict[str, Any]) -> str:
+    location, section = _walk(found["loc"])
+    path = ".".join(location)
+    kind, said, value = found["type"], found["msg"], found.get("input")
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key; {_suggest(location[-1], section)}"
+    if kind == "missing":
+        return f"{path}: required, but not there"
+    if kind == "value_error":
+        text = said.removeprefix("Value error, ")
+        # A section's own check already names the key below the section.
+        inner = text.split(":", 1)[0]
+        known = section.model_fields if section is not None else {}
+        if inner.split(".", 1)[0] in known and inner == inner.strip() and " " not in inner:
+            return f"{path}.{text}" if path else text
+        return f"{path}: {text}" if path else text
+    if kind == "literal_error":
+        words = [w.strip(" '") for w in found["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        close = nearest(value, words)
+        hint = f"; did you mean {close!r}?" if close else ""
+        return f"{path}: expected one of {', '.join(words)}, found {value!r}{hint}"
+    noun = _NOUNS.get(kind.split("_", 1)[0])
+    if noun is not None and kind.endswith(("_type", "_parsing", "_from_float")):
+        return f"{path or 'the recipe'}: expected {noun}, found {_short(value)}"
+    if kind in _LIMITS:
+        sign, name = _LIMITS[kind]
+        return f"{path}: expected a value {sign} {found['ctx'][name]:g}, found {value!r}"
+    return f"{path}: {said[:1].lower()}{said[1:]}, found {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a mapping with {', '.join(map(str, list(value)[:4]))}" if value else "an empty mapping"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _walk(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
+    """The path as written in the recipe, without pydantic's own union tags, and the section it is in."""
+    path: list[str] = []
+    section: type[BaseModel] | None = Recipe
+    inside: type[BaseModel] | None = Recipe
+    for step in loc:
+        inside = section
+        if (
+            section is not None
+            and isinstance(step, str)
+            and step not in section.model_fields
+            and step != loc[-1]
+        ):
+            continue
+        if (
+            section is None
+            and isinstance(step, str)
+            and (step[:1].isupper() or step in _NOUNS or "[" in step or step in ("str", "int", "float"))
+        ):
+            continue
+        path.append(str(step))
+        field = section.model_fields.get(str(step)) if section is not None else None
+        section = _model_in(field.annotation) if field is not None else None
+    return path, (section if section is not None else inside)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        for part in typing.get_args(annotation):
+            found = _model_in(part)
+            if found is not None:
+                return found
+    return None
+
+
+def _suggest(key: str, section: type[BaseModel] | None) -> str:
+    known = list(section.model_fields) if section is not None else []
+    close = nearest(key, known)
+    if close is not None:
+        return f"did you mean {close}?"
+    for name, field in Recipe.model_fields.items():
+        other = _model_in(field.annotation)
+        if other is not None and key in other.model_fields:
+            return f"did you mean {name}.{key}?"
+    return f"known here: {', '.join(known)}"

@@ -1,0 +1,75 @@
+"""YAML as people expect it: no duplicate keys, `no` is a word, `1e-3` is a number."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from stockpot.errors import RecipeError
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the scalars of YAML 1.2: PyYAML's own 1.1 reads `no` as false and `1e-3` as text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is not a word; put it in quotes", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag not in (*_REPLACED, "tag:yaml.org,2002:timestamp")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern, _first in (
+    (_REPLACED[0], r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (_REPLACED[2], r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        _REPLACED[1],
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+):
+    # add_implicit_resolver tries patterns in this order, so a whole number is never read as a float.
+    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 16) if text.startswith("0x") else int(text)  # 010 is ten
+
+
+_Loader.add_constructor(_REPLACED[2], _whole)
+
+
+def parse(text: str, where: str) -> Any:
+    """Plain values only; a syntax error says line and column."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        raise RecipeError(f"{where}: not valid YAML\n  {place}{said}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
+    finally:
+        loader.dispose()

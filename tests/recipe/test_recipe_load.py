@@ -1,0 +1,331 @@
+"""A recipe is checked whole, and every problem is said once, with its path."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stockpot.errors import RecipeError
+from stockpot.methods.settings import METHODS, Settings
+from stockpot.recipe import Recipe, json_schema, load_recipe, make_recipe, recipe_reference
+from stockpot.recipe.reference import example
+from stockpot.recipe.schema import Method
+from stockpot.recipe.yaml_text import parse
+
+GOOD: dict[str, Any] = {
+    "pool": {"path": "pool"},
+    "model": {"python": "net:build"},
+    "data": {"arrays": "digits.npz", "features": "x", "label": "y"},
+}
+
+
+def made(*overrides: str, **sections: Any) -> Recipe:
+    return make_recipe({**GOOD, **sections}, ".", overrides)
+
+
+def refusal(*overrides: str, **sections: Any) -> str:
+    with pytest.raises(RecipeError) as caught:
+        made(*overrides, **sections)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"method": {"bloc_size": 3}}, "method.bloc_size: unknown key; did you mean block_size?"),
+        ({"metod": {}}, "metod: unknown key; did you mean method?"),
+        ({"lr": 0.1}, "lr: unknown key; did you mean method.lr?"),
+        ({"zzz": 1}, "zzz: unknown key; known here: base, pool, model, data, method, finetune, output"),
+        ({"method": {"name": "crossfitt"}}, "found 'crossfitt'; did you mean 'crossfit'?"),
+        ({"method": {"methods": ["hl", "gredy"]}}, "method.methods.1: expected one of best, uniform"),
+        ({"method": {"lr": "fast"}}, "method.lr: expected a number, found 'fast'"),
+        ({"method": {"passes": 1.5}}, "method.passes: expected a whole number, found 1.5"),
+        ({"method": {"guard": "maybe"}}, "method.guard: expected true or false, found 'maybe'"),
+        (
+            {"method": {"optimizer": "adam"}},
+            "method.optimizer: expected one of adamw, sgd, found 'adam'; did you mean 'adamw'?",
+        ),
+        (
+            {"method": {"granularity": "tensr"}},
+            "method.granularity: expected one of model, block, module, tensor or {python: module:function}, "
+            "found 'tensr'; did you mean 'tensor'?",
+        ),
+        ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number, auto or null"),
+        ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
+        ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
+        ({"output": {"seed": -1}}, "output.seed: expected a value >= 0, found -1"),
+        ({"output": {"max_shard_size": "big"}}, "output.max_shard_size: expected a size such as 5GB"),
+        ({"pool": {"path": 3}}, "pool.path: expected a name or a list of names, found 3"),
+        ({"pool": {}}, "pool.path: required, unless there is a finetune section"),
+        ({"pool": 3}, "pool: expected a mapping, found 3"),
+        (
+            {"model": {}},
+            "model: expected exactly one of transformers, timm, torchvision, open_clip, clip, python",
+        ),
+        ({"model": {"timm": "a", "clip": "b"}}, "found timm and clip"),
+        ({"model": {"python": "net.build"}}, "model.python: expected module:function, found 'net.build'"),
+        ({"model": {"transformers": {"layers": 2}}}, "a mapping with model_type"),
+        ({"model": {"timm": "a", "tokenizer": "t"}}, "model.tokenizer: only for transformers"),
+        ({"data": {"fit": 0.5}}, "data: expected exactly one of images, table, dataset, arrays, idx, cifar"),
+        ({"data": {"arrays": "x", "fit": 0}}, "data.fit.fraction: expected a value > 0, found 0"),
+        ({"data": {"arrays": "x", "fit": {"off": "a"}}}, "data.fit.off: unknown key; did you mean of?"),
+        (
+            {"data": {"arrays": "x", "fit": 0.8, "report": 0.5}},
+            "data: the fractions of fit and report add up to 1.3, more than the data has",
+        ),
+        (
+            {"data": {"arrays": "x", "fit": "val", "report": "val"}},
+            "fit and report would share samples: fit takes all of part 'val'",
+        ),
+        ({"data": {"arrays": "x", "report": 0.5}}, "data.fit: required when train or report is given"),
+        ({"data": {"python": "a:b", "fit": 0.5}}, "data.fit: the python function makes the splits itself"),
+        ({"data": {"table": "x", "text": "a", "image": "b"}}, "at most one of text, image, features, tokens"),
+        (
+            {"data": {"images": "x", "preprocessing": {"sise": 2}}},
+            "data.preprocessing.sise: unknown key; did you mean size?",
+        ),
+        (
+            {"data": {"images": "x", "preprocessing": {"size": [1]}}},
+            "data.preprocessing.size: expected a size in pixels",
+        ),
+        ({"data": {"images": "x", "preprocessing": {"interpolation": "cubic"}}}, "did you mean 'bicubic'?"),
+        ({"data": {"arrays": "x", "metric": "acuracy"}}, "found 'acuracy'; did you mean 'accuracy'?"),
+        (
+            {"data": {"arrays": "x", "metric": {"python": "no colon"}}},
+            "data.metric: expected module:function",
+        ),
+        ({"finetune": {}}, "data.train: required by finetune"),
+        (
+            {"finetune": {"lr": {"min": 0, "max": 1, "scale": "log"}}},
+            "finetune.lr: expected min > 0 for a log range",
+        ),
+        ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
+        ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs.choices.1: expected a number, found 'x'"),
+        ({"finetune": {"lr": -1}}, "finetune.lr: expected 0 or more, found -1"),
+        (
+            {"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}},
+            "finetune.listed.1.lrr: unknown key; did you mean lr?",
+        ),
+    ],
+)
+def test_each_problem_is_named_with_its_path(sections: dict[str, Any], line: str) -> None:
+    assert line in refusal(**sections)
+
+
+def test_all_problems_come_in_one_error() -> None:
+    text = refusal(pool={"kee": 1}, method={"lr": "x", "name": "hll"}, output={"seeed": 1})
+    assert text.splitlines()[0] == "recipe: 4 problems"
+    for path in ("pool.kee", "method.lr", "method.name", "output.seeed"):
+        assert f"\n  {path}: " in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pool:\n  path: [a\nmodel: b\n", "line 3, column"),
+        ("pool:\n\tpath: a\n", "line 2, column 1"),
+        ("pool:\n  path: a\npool:\n  path: b\n", "line 3, column 1: key 'pool' appears twice"),
+        ("pool: !!python/object/apply:os.system [echo]\n", "could not determine a constructor for the tag"),
+        ("- a\n", "expected sections such as pool, model and data, found list"),
+        ("", "expected sections such as pool, model and data, found nothing"),
+        ("3: x\n", "key 3 is not a word"),
+    ],
+)
+def test_wrong_yaml_says_where(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert str(file) in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_missing_recipe_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no such recipe"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("1e-3", 0.001),
+        ("-5", -5),
+        ("0.5", 0.5),
+        (".5", 0.5),
+        ("010", 10),
+        ("1_000", "1_000"),
+        ("2020-01-01", "2020-01-01"),
+        ("12:30", "12:30"),
+        ("null", None),
+        ("", None),
+        ("[a, 1]", ["a", 1]),
+    ],
+)
+def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
+    found = parse(text, "here")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_overrides_are_yaml_and_win() -> None:
+    recipe = made(
+        "method.lr=1e-3", "output.dir=elsewhere", "method.block_size=null", "method.methods=[hl, best]"
+    )
+    assert recipe.method.lr == 0.001
+    assert recipe.output.dir == "elsewhere"
+    assert recipe.method.settings("mehl").block_size is None
+    assert recipe.method.methods == ("hl", "best")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("method.lrr=1", "method.lrr: unknown key; did you mean lr?"),
+        ("metod.lr=1", "metod: unknown key; did you mean method?"),
+        ("method.lr", "--set method.lr: expected key=value, such as method.lr=0.02"),
+        ("=3", "expected key=value"),
+        ("pool.path.x=1", "--set pool.path.x=1: path is 'pool', which has no keys below it"),
+        ("method.lr=[", "--set method.lr=[: not valid YAML"),
+    ],
+)
+def test_wrong_overrides_are_refused(override: str, said: str) -> None:
+    assert said in refusal(override)
+
+
+def test_a_resolved_recipe_loads_again_from_anywhere_as_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "recipe.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "method": {"epochs": 2, "block_size": None}, "finetune": None}))
+    first = load_recipe(file, ["output.seed=5"])
+    copy = tmp_path / "resolved.yaml"
+    copy.write_text(yaml.safe_dump(first.resolved()))
+    again = load_recipe(copy)
+    assert again.resolved() == first.resolved()
+    assert again.digest() == first.digest()
+    assert again.path("digits.npz") == tmp_path / "a" / "digits.npz"
+    for method in METHODS:
+        assert again.method.settings(method) == first.method.settings(method)
+
+
+def test_a_resolved_recipe_states_defaults() -> None:
+    resolved = made().resolved()
+    assert resolved["data"]["fit"] == {"of": None, "fraction": 0.5, "count": None}
+    assert resolved["data"]["report"]["fraction"] == 0.5
+    assert resolved["method"]["name"] == "crossfit"
+    assert resolved["method"]["steps"] == 1000
+    assert resolved["output"]["seed"] == 0
+    assert "lr" not in resolved["method"]  # differs between the methods of a comparison
+
+
+def test_the_digest_follows_what_decides_the_result() -> None:
+    assert made().digest() == made("output.dir=other", "output.overwrite=true").digest()
+    assert made().digest() != made("output.seed=1").digest()
+    assert made().digest() != made("method.lr=0.3").digest()
+    assert make_recipe(GOOD, "/a").digest() == make_recipe(GOOD, "/b").digest()
+
+
+def test_every_setting_of_the_methods_can_be_given() -> None:
+    assert {f.name for f in dataclasses.fields(Settings)} <= set(Method.model_fields)
+
+
+def test_a_comparison_keeps_the_methods_apart() -> None:
+    method = made(
+        method={"preset": "authors", "folds": 8, "block_size": 4, "granularity": "block", "lr": 0.03}
+    ).method
+    assert (method.settings().folds, method.settings().granularity, method.settings().block_size) == (
+        8,
+        "block",
+        4,
+    )
+    hl, learned, mehl = (method.settings(name) for name in ("hl", "learned", "mehl"))
+    assert (hl.folds, hl.granularity, hl.block_size, hl.unit_norm) == (1, "model", None, True)
+    assert (learned.parametrisation, learned.unit_norm, learned.block_size) == ("simplex", False, None)
+    assert (mehl.block_size, mehl.granularity, mehl.lr) == (4, "model", 0.03)
+
+
+def test_epochs_replace_steps() -> None:
+    settings = made(method={"epochs": 3}).method.settings()
+    assert (settings.steps, settings.epochs) == (None, 3)
+
+
+def test_trials_depend_on_seed_and_number_alone() -> None:
+    spaces = {
+        "lr": {"min": 1e-5, "max": 1e-3, "scale": "log"},
+        "epochs": [2, 4],
+        "seed": {"min": 0, "max": 9},
+    }
+    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25, "report": 0.25}
+    one = made(finetune=spaces, data=data).finetune
+    two = made(finetune={**spaces, "augmentation": 0.7}, data=data).finetune
+    assert one is not None
+    assert two is not None
+    trials = [one.trial(i, seed=3) for i in range(50)]
+    assert trials == [one.trial(i, seed=3) for i in range(50)]
+    assert trials != [one.trial(i, seed=4) for i in range(50)]
+    assert all(1e-5 <= t["lr"] <= 1e-3 and t["epochs"] in (2, 4) and t["seed"] in range(10) for t in trials)
+    assert len({t["lr"] for t in trials}) == 50
+    below = sum(t["lr"] < 1e-4 for t in trials)  # half of a log range
+    assert 12 <= below <= 38
+    changed = two.trial(7, seed=3)
+    assert changed.pop("augmentation") == 0.7
+    assert changed.items() <= trials[7].items()
+
+
+def test_listed_trials_are_taken_as_they_are() -> None:
+    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
+    finetune = made(
+        finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data
+    ).finetune
+    assert finetune is not None
+    assert finetune.trials == 3
+    assert [finetune.trial(i, 0)["lr"] for i in range(3)] == [0.1, 0.2, 0.3]
+    assert finetune.trial(2, 0)["seed"] == 4
+
+
+def test_the_json_schema_accepts_what_a_recipe_may_say() -> None:
+    schema = json_schema()
+    text = json.dumps(schema)
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == {"base", "pool", "model", "data", "method", "finetune", "output"}
+    fit = schema["$defs"]["Data"]["properties"]["fit"]["anyOf"]
+    assert [kind["type"] for kind in fit] == ["number", "string", "object", "null"]
+    assert "crossfit" in schema["$defs"]["Method"]["properties"]["name"]["enum"]
+    for reference in set(text.split('"$ref": "#/$defs/')[1:]):
+        assert reference.partition('"')[0] in schema["$defs"]
+
+
+def test_every_key_is_described() -> None:
+    for name, definition in json_schema()["$defs"].items():
+        for key, field in definition["properties"].items():
+            assert field.get("description") or name == "PythonCode", f"{name}.{key}"
+
+
+def test_the_reference_in_the_docs_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "recipe.md"
+    assert page.read_text(encoding="utf-8") == recipe_reference(), (
+        "docs/recipe.md is out of date; write recipe_reference() into it"
+    )
+
+
+def test_the_example_in_the_reference_is_a_recipe() -> None:
+    recipe = make_recipe(example(), ".")
+    assert recipe.data.text == ("review",)
+
+
+def test_reading_a_recipe_loads_no_torch() -> None:
+    program = (
+        "import sys, stockpot.recipe as r; r.json_schema(); import stockpot.recipe.build; "
+        "print([m for m in ('torch', 'numpy', 'transformers', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
