@@ -99,6 +99,37 @@ def test_the_refused_class_is_named(tmp_path: Path) -> None:
     assert "save only its state_dict" in text
 
 
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (pickle.dumps({"w": 1}, protocol=4), "(Unsupported operand 149)"),
+        (b"\x80\x02Q.", "(pop from empty list)"),
+        (b"\x80", "cannot read as weights"),
+        (b"\x80\x02cposix\nsystem\n(Vtouch marker\ntR.", "asks for posix.system"),
+        (b"\x80\x02}U\x01wc__builtin__\neval\n(V1\ntRs.", "eval, which is not plain tensor data"),
+    ],
+)
+def test_odd_pickles_never_lead_to_advice_to_load_them_unsafely(
+    tmp_path: Path, payload: bytes, words: str
+) -> None:
+    path = tmp_path / "m.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (("data.pkl", payload), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"m/{name}", content)
+    text = refusal(path)
+    assert words in text
+    assert "weights_only" not in text
+    assert "safe_globals" not in text
+
+
+def test_torchscript_is_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("data.pkl", "version", "constants.pkl"):
+            archive.writestr(f"m/{name}", b"3\n")
+    assert "found a TorchScript program; opening it would run code" in refusal(path)
+
+
 def test_legacy_files_get_the_way_to_save_them_again(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save(state(), path, _use_new_zipfile_serialization=False)
@@ -168,6 +199,23 @@ def test_an_archive_whose_records_shift_is_refused(tmp_path: Path) -> None:
         damaged[start + 28] ^= 1 << bit  # the length of the local header's extra field
         path.write_bytes(damaged)
         assert "record 'm/data/0' does not fill its place in the file" in refusal(path), bit
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_flipped_bit_in_the_table_of_tensors_is_noticed(tmp_path: Path, checksums: bool) -> None:
+    """It could turn one tensor's name or storage into another's, and still load."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(checksums)
+    try:
+        path = write(tmp_path / "m.pt", {"aa": torch.zeros(1), "ab": torch.ones(1)})
+    finally:
+        torch.serialization.set_crc32_options(before)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"ab", b"ac", 1))
+    if checksums:
+        assert "record 'm/data.pkl' does not have its checksum" in refusal(path)
+    else:
+        assert set(open_checkpoint(path).specs) == {"aa", "ac"}, "files without checksums still open"
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

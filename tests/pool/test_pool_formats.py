@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import resource
 import tempfile
 from pathlib import Path
 
@@ -107,13 +105,10 @@ def _anonymous() -> int:
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_open_checkpoints_hold_no_file_handles(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / f"m{suffix}", state())
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
-    try:
-        opened = [open_checkpoint(path) for _ in range(150)]
-        assert all(bits(checkpoint.tensor("steps")) == bits(torch.tensor(7)) for checkpoint in opened)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    before = len(list(Path("/dev/fd").iterdir()))
+    opened = [open_checkpoint(path) for _ in range(80)]
+    assert all(bits(checkpoint.tensor("steps")) == bits(torch.tensor(7)) for checkpoint in opened)
+    assert len(list(Path("/dev/fd").iterdir())) < before + 10
 
 
 def test_parameters_and_strided_views_are_read_as_plain_tensors(tmp_path: Path) -> None:
@@ -169,8 +164,3 @@ def test_an_unknown_ending_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.h5").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"ends in one of .safetensors, .pt.*found the ending '.h5'"):
         open_checkpoint(tmp_path / "m.h5")
-
-
-def test_a_buffer_is_no_path() -> None:
-    with pytest.raises(TypeError):
-        open_checkpoint(io.BytesIO())  # type: ignore[arg-type]

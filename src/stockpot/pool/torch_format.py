@@ -20,6 +20,10 @@ from stockpot.pool.spec import TensorSpec
 
 _REFUSED = re.compile(r"GLOBAL ([\w.<>]+)")
 _COPY_AGAIN = "copy or download it again, or leave it out of the pool"
+_SAVE_AGAIN = (
+    "if you trust its origin, load it where it was made and save it again with "
+    "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
+)
 
 
 def open_torch(path: Path, key: str | None = None) -> Source:
@@ -57,25 +61,34 @@ def _load(path: Path) -> object:
             )  # notes on deprecated storages inside old files are not for our user
             loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except ArchiveError as error:
-        found = f"a damaged or truncated archive ({reason(error)})"
+        found, fix = f"a damaged or truncated archive ({reason(error)})", _COPY_AGAIN
     except Exception as error:  # whatever a hostile file provokes, the user gets our error
         refused = _REFUSED.search(str(error))
         if refused or "TorchScript" in str(error):
             raise CheckpointError(_wants_code(path, refused)) from error
-        found = f"something torch cannot read as weights ({reason(error)})"
+        found, fix = (
+            f"something torch cannot read as weights ({_last_reason(error)})",
+            f"{_SAVE_AGAIN}; or {_COPY_AGAIN}",
+        )
     else:
         return loaded
-    raise CheckpointError(
-        describe(shown(path), expected="a whole file of torch.save", found=found, fix=_COPY_AGAIN)
+    raise CheckpointError(describe(shown(path), expected="a whole file of torch.save", found=found, fix=fix))
+
+
+def _last_reason(error: Exception) -> str:
+    """Torch puts advice to switch the protection off around the reason. That advice must not reach anyone here."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and "weights_only" not in line]
+    return (
+        lines[-1].rpartition("WeightsUnpickler error: ")[2].rstrip(".")[:200]
+        if lines
+        else type(error).__name__
     )
 
 
 def _not_zip(path: Path, looks: str) -> str:
     if looks == PICKLE:
-        fix = (
-            "if you trust its origin, load it where it was made and save it again with "
-            "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
-        )
+        fix = _SAVE_AGAIN
     elif looks == SAFETENSORS:
         fix = "rename it so that it ends in .safetensors"
     else:
