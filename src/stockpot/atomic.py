@@ -42,6 +42,7 @@ def write_json(path: Path, value: Any) -> None:
 def directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty temporary directory that becomes `path` when the block ends without an error."""
     path = path.absolute()
+    _recover(path)
     if path.exists() and not overwrite:
         raise SoupError(
             describe(
@@ -65,6 +66,13 @@ def directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(path.parent)
+
+
+def _recover(path: Path) -> None:
+    # A process killed between the two renames of `_swap` left the old content under its other name.
+    old = path.with_name(_REPLACED.format(name=path.name))
+    if old.is_dir() and not path.exists():
+        old.rename(path)
 
 
 def _swap(new: Path, path: Path) -> None:

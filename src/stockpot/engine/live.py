@@ -52,6 +52,7 @@ class Live:
         for parameter in self.task.model.parameters():
             parameter.requires_grad_(False)
         bound: dict[int, str] = {}  # which name a model tensor was bound under
+        differ = "checkpoints in which they differ"
         for slot in self.plan.slots:
             for name in slot.names:
                 if name not in self._tensors:
@@ -59,16 +60,12 @@ class Live:
                 tensor = self._tensors[name]
                 other = bound.setdefault(id(tensor), name)
                 if other not in slot.names:
-                    raise TaskError(
-                        describe(
-                            f"model tensor {name}",
-                            expected=f"the same values as {other} in every checkpoint: the model ties the two",
-                            found="checkpoints in which they differ",
-                            fix="untie them in the model, or exclude one of them from the layout",
-                        )
-                    )
+                    raise _torn(name, other, differ)
                 if other == name:
                     self._bind(tensor, slot.start, slot.stop)
+        for name, reason in self.layout.kept.items():
+            if name in self._tensors and id(self._tensors[name]) in bound:
+                raise _torn(name, bound[id(self._tensors[name])], f"{differ}: {name} is {reason}, not mixed")
         self.load_kept()
 
     def __exit__(
@@ -145,3 +142,14 @@ class Live:
                 slope.add_(tensor.grad.reshape(-1))
                 tensor.grad = None
         return self.grad
+
+
+def _torn(name: str, other: str, found: str) -> TaskError:
+    return TaskError(
+        describe(
+            f"model tensor {name}",
+            expected=f"the same values as {other} in every checkpoint: the model ties the two",
+            found=found,
+            fix="untie them in the model",
+        )
+    )

@@ -51,7 +51,7 @@ class Layout:
         group_name = _grouping(granularity)
         tied = tuple(facts.tied) if facts else ()
         first_of = {name: names[0] for names in tied for name in names}
-        left_out = _left_out(pool, include, exclude)
+        left_out = _left_out(pool, include, exclude, tied)
         frozen = facts.frozen if facts else frozenset()
         kept: dict[str, str] = {}
         wanted: dict[str, str] = {}  # mixed tensor -> group name
@@ -64,6 +64,8 @@ class Layout:
                 kept[name] = EXCLUDED
             elif name in frozen or spec.numel == 0:
                 kept[name] = FROZEN
+            elif spec.dtype.is_complex:
+                raise _complex(name)
             else:
                 # Tied tensors share the group of their first name, so that they stay equal.
                 wanted[name] = group_name(first_of.get(name, name))
@@ -119,7 +121,7 @@ def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     if callable(granularity):
-        return granularity
+        return _checked(granularity)
     if granularity not in GRANULARITIES:
         raise LayoutError(
             describe(
@@ -132,14 +134,49 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     return GRANULARITIES[granularity]
 
 
-def _left_out(pool: Pool, include: Iterable[str] | None, exclude: Iterable[str] | None) -> set[str]:
-    left_out: set[str] = set()
-    if include is not None:
-        chosen = set().union(*(_matching(pool, "include", p) for p in _patterns(include)))
-        left_out = set(pool.specs) - chosen
-    for pattern in _patterns(exclude or ()):
-        left_out |= _matching(pool, "exclude", pattern)
-    return left_out
+def _checked(group_name: Callable[[str], str]) -> Callable[[str], str]:
+    def checked(name: str) -> str:
+        group = group_name(name)
+        if not isinstance(group, str):
+            raise LayoutError(
+                describe(
+                    f"granularity function for {name!r}",
+                    expected="the name of a group",
+                    found=repr(group),
+                    fix="return a string for every tensor name",
+                )
+            )
+        return group
+
+    return checked
+
+
+def _complex(name: str) -> LayoutError:
+    return LayoutError(
+        describe(
+            f"tensor {name}",
+            expected="real numbers",
+            found="complex ones that differ between the ingredients",
+            fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
+        )
+    )
+
+
+def _left_out(
+    pool: Pool,
+    include: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    tied: Iterable[tuple[str, ...]],
+) -> set[str]:
+    # Names of one tensor go together: half of a tied pair from a donor would tear it apart.
+    together = {name: set(names) for names in tied for name in names}
+
+    def matching(option: str, patterns: Iterable[str]) -> set[str]:
+        found = [_matching(pool, option, pattern) for pattern in _patterns(patterns)]
+        return {other for names in found for name in names for other in together.get(name, {name})}
+
+    left_out = set() if include is None else set(pool.specs) - matching("include", include)
+    return left_out | matching("exclude", exclude or ())
 
 
 def _patterns(value: Iterable[str]) -> list[str]:

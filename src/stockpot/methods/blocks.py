@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stockpot.task.order import generator
+
 
 def schedule(
     models: int, size: int, *, passes: int = 1, blocks: int | None = None, seed: int = 0
@@ -14,8 +16,7 @@ def schedule(
     out: list[list[int]] = []
     number = 0
     while len(out) < wanted:
-        generator = torch.Generator().manual_seed(1_000_003 * seed + number)
-        order = torch.randperm(models, generator=generator).tolist()
+        order = torch.randperm(models, generator=generator("blocks", seed, number)).tolist()
         out += [sorted(order[start : start + size]) for start in range(0, models, size)]
         number += 1
     return out[:wanted]

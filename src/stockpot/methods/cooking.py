@@ -16,7 +16,7 @@ from stockpot.methods import crossfit
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.result import Result
-from stockpot.methods.settings import LEARNED, METHODS, Settings, settings_for
+from stockpot.methods.settings import LEARNED, METHODS, Settings, block_size_for, settings_for
 from stockpot.methods.state import StateStore
 from stockpot.pool import Pool
 from stockpot.soup import Soup, weights
@@ -44,6 +44,7 @@ def cook(
     `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights.
     """
     chosen = settings_for(method, preset, **settings)
+    block_size_for(chosen, len(pool))  # before anything is read
     kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
     result = prepare(kitchen, method, chosen, store)
     return reported(kitchen, result) if task.has_report else result
@@ -63,17 +64,21 @@ def compare(
 ) -> dict[str, Result]:
     """Every method on the same pool and data; all decisions are made before the report data is touched."""
     names = list(METHODS) if methods is None else list(methods)
-    chosen = {
-        name: settings_for(
-            name, None if METHODS.get(name, {}).get("parametrisation") == "simplex" else preset, **settings
-        )
-        for name in names
-    }
+    chosen = {name: _compared(name, preset, settings) for name in names}
+    for one in chosen.values():
+        block_size_for(one, len(pool))  # before anything is read
     kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
     results = {name: prepare(kitchen, name, chosen[name], None) for name in names}
     if task.has_report:
         results = {name: reported(kitchen, result) for name, result in results.items()}
     return results
+
+
+def _compared(name: str, preset: str | None, settings: Mapping[str, Any]) -> Settings:
+    """A preset or a block size for the whole comparison reaches those methods that have one."""
+    switches = METHODS.get(name, {})
+    own = {key: value for key, value in settings.items() if key != "block_size" or key not in switches}
+    return settings_for(name, None if switches.get("parametrisation") == "simplex" else preset, **own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +162,14 @@ def _learned(kitchen: Kitchen, order: Order) -> Result:
     used = int((found.W != 0).any(dim=1).sum())
     history: tuple[Any, ...] = found.history
     return Result(
-        order.method, order.settings, soup, scores, found.held_out, history=history, models_used=used, notes=found.notes
+        order.method,
+        order.settings,
+        soup,
+        scores,
+        found.held_out,
+        history=history,
+        models_used=used,
+        notes=found.notes,
     )
 
 

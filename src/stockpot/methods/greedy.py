@@ -58,10 +58,11 @@ def greedy(
         live.read(k, out=candidate).add_(total)
         torch.div(candidate, len(chosen) + 1, out=live.theta)
         W = weights.chosen(K, G, [*chosen, k])
-        # Likely failures first: what the soup gets wrong now, then what most ingredients get wrong.
+        # Likely failures first: what the soup gets wrong now, then what most ingredients get wrong. Where nothing
+        # can be given up early, the plain order: sums, and metrics of whole batches, depend on it.
         order = (
             torch.argsort(current + values.mean(dim=0) / 2, stable=True)
-            if early
+            if ceiling is not None
             else torch.arange(len(current))
         )
         stop = None if ceiling is None else _hopeless(ceiling, len(current), float(current.sum()), ties)

@@ -33,6 +33,7 @@ class Kitchen:
         donor: int | str = 0,
         listen: Listener = ignore,
     ) -> None:
+        task.check_names(pool.specs)  # before everything is read for its facts
         self.pool = pool
         self.task = task
         self.listen = listen
@@ -41,7 +42,6 @@ class Kitchen:
         self._layouts: dict[Any, Layout] = {}
         self._individual: list[Scores] | None = None
         self.individual_seconds = 0.0
-        task.check_names(pool.specs)
         with Live(task, pool, self.layout("model")) as live:
             live.load_ingredient(0)
             task.check_loss()

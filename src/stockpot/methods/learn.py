@@ -10,6 +10,7 @@ adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,13 +62,19 @@ class Learner:
         self.history: list[Mapping[str, Any]] = []
         models = len(live.pool)
         self.simplex = settings.parametrisation == "simplex"
-        self.blocks = schedule(
-            models,
-            block_size_for(settings, models),
-            passes=settings.passes,
-            blocks=settings.blocks,
-            seed=settings.seed,
-        )
+        digests = live.pool.digests(listen)
+        # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
+        ranked = sorted(range(models), key=lambda k: digests[k])
+        self.blocks = [
+            sorted(ranked[i] for i in block)
+            for block in schedule(
+                models,
+                block_size_for(settings, models),
+                passes=settings.passes,
+                blocks=settings.blocks,
+                seed=settings.seed,
+            )
+        ]
         self._visits: dict[str, Tensor] = {}  # raw coefficients before and after each finished visit
         self._visit_values: dict[str, dict[str, float | None]] = {}
         self._partial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
@@ -132,24 +139,28 @@ class Learner:
             track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
         else:
             after = self._descend(t, directions, track, before)
-            held_out = track.held_out_loss if track.held_out is not None else None
             self._visits[key] = after
-            self._visit_values[key] = {"temperature": track.temperature, "held_out": held_out}
+            self._visit_values[key] = {
+                "temperature": track.temperature,
+                "held_out": _finite(track.held_out_loss),
+            }
             self._partial = None
             self._save()
         new = coefficients(after.to(live.device), self.simplex)
         directions.mix(track.theta, new, out=track.theta)
         track.raw[block] = after
-        self._follow(track, block, directions, (new - old).double().cpu())
+        track.W = self._followed(track.W, block, directions, (new - old).double().cpu())
 
-    def _follow(self, track: Track, block: list[int], directions: Directions, change: Tensor) -> None:
+    def _followed(self, W: Tensor, block: list[int], directions: Directions, change: Tensor) -> Tensor:
         """W after the block's coefficients changed by `change` (b, G)."""
         if directions.scale is not None:
             change = change * directions.scale.double().cpu()
+        after = W.clone()
         if self.settings.decentralise:
-            centre = track.W if self.settings.centre == "soup" else self._W_mean
-            track.W = track.W - centre * change.sum(dim=0, keepdim=True)
-        track.W[block] += change
+            centre = W if self.settings.centre == "soup" else self._W_mean
+            after -= centre * change.sum(dim=0, keepdim=True)
+        after[block] += change
+        return after
 
     def _descend(self, t: int, directions: Directions, track: Track, raw: Tensor) -> Tensor:
         s, task = self.settings, self.live.task
@@ -165,15 +176,15 @@ class Learner:
                 best = (self._held_out(descent, track, t, 0), raw, track.temperature)
             for j in range(begin, steps):
                 step = t * steps + j
-                torch.manual_seed(self._data_seed(track) * 1_000_000_007 + step)  # losses that draw numbers
+                # For losses that draw numbers.
+                torch.manual_seed((self._data_seed(track) * 1_000_000_007 + step) % 2**63)
                 now = (descent.raw.detach().cpu().clone(), _value(descent.temperature))
-                loss = descent.step(track.data, track.data.order(self._data_seed(track), step, s.batch_size))
-                if loss != loss or abs(loss) == float("inf"):
-                    raise self._stopped(
-                        t, j, loss, track, best if track.held_out is not None else (loss, *good)
-                    )
-                good = now
                 rate = descent.optimizer.param_groups[0]["lr"]
+                loss = descent.step(track.data, track.data.order(self._data_seed(track), step, s.batch_size))
+                if not math.isfinite(loss):
+                    keep = good if track.held_out is None else best[1:]
+                    raise self._stopped(t, j, str(loss), track, directions, keep[0])
+                good = now
                 self._tell("step", block=t, fold=track.number, step=j, of=steps, loss=loss, lr=rate)
                 if track.held_out is not None and ((j + 1) % every == 0 or j + 1 == steps):
                     loss = self._held_out(descent, track, t, j + 1)
@@ -184,6 +195,8 @@ class Learner:
                     self._save()
         if track.held_out is None:
             best = (float("inf"), descent.raw.detach().cpu().clone(), _value(descent.temperature))
+            if not (bool(best[1].isfinite().all()) and math.isfinite(best[2] or 0.0)):
+                raise self._stopped(t, steps - 1, "a gradient that is not", track, directions, good[0])
         track.held_out_loss, after, track.temperature = best
         return after
 
@@ -202,26 +215,22 @@ class Learner:
                     total += task.loss(batch, temperature=descent.temperature).double().cpu() * len(mine)
         parallel.add_up([total])
         loss = float(total) / len(data)
-        self._tell("held_out", block=t, fold=track.number, step=step, loss=loss)
+        self._tell("held_out", block=t, fold=track.number, step=step, loss=_finite(loss))
         return loss if loss == loss else float("inf")
 
     def _stopped(
-        self, t: int, j: int, loss: float, track: Track, best: tuple[float, Tensor, float | None]
+        self, t: int, j: int, found: str, track: Track, directions: Directions, best: Tensor
     ) -> LearningError:
-        # The visit is undone to the best coefficients it had, so that what was learned is not lost.
+        # The visit is undone to the best coefficients it had (b, G), so that what was learned is not lost.
         block = self.blocks[t]
-        W = track.W.clone()
-        if not self.settings.unit_norm:
-            change = coefficients(best[1], self.simplex) - coefficients(track.raw[block], self.simplex)
-            if self.settings.decentralise:
-                W -= self._W_mean * change.double().sum(dim=0, keepdim=True)
-            W[block] += change.double()
+        change = coefficients(best, self.simplex) - coefficients(track.raw[block], self.simplex)
+        W = self._followed(track.W, block, directions, change.double().cpu())
         return LearningError(
             describe(
                 f"loss at block {t + 1} of {len(self.blocks)}, step {j + 1}"
                 + (f", fold {track.number + 1}" if len(self.tracks) > 1 else ""),
                 expected="a finite number",
-                found=str(loss),
+                found=found,
                 fix="lower lr, check the data for NaN, or use fp32 instead of fp16 autocast; the best soup so far is"
                 " in the error's .best",
             ),
@@ -240,10 +249,9 @@ class Learner:
     def _keep(self, descent: Descent, step: int, best: tuple[float, Tensor, float | None]) -> None:
         tensors, values = descent.state()
         tensors["best"] = best[1]
-        held_out = None if best[0] == float("inf") else best[0]
         self._partial = (
             tensors,
-            {**values, "step": step, "best_loss": held_out, "best_temperature": best[2]},
+            {**values, "step": step, "best_loss": _finite(best[0]), "best_temperature": best[2]},
         )
 
     def _continue(self, descent: Descent) -> tuple[int, tuple[float, Tensor, float | None]]:
@@ -286,3 +294,8 @@ def steps_for(settings: Settings, samples: int) -> int:
 
 def _value(temperature: Tensor | None) -> float | None:
     return None if temperature is None else float(temperature.detach())
+
+
+def _finite(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else None

@@ -132,6 +132,8 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if switches.get("parametrisation") == "simplex":
         chosen.update(_PAPER_SIMPLEX)
     chosen.update(PRESETS[preset or "paper"])
+    if overrides.get("epochs") is not None:
+        chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
     return Settings(**chosen)
 

@@ -9,37 +9,58 @@ from torch import Tensor
 
 from stockpot.layout import mixing_dtype
 
-# Small enough that the running sum stays in cache while K ingredients stream past it.
-CHUNK = 1 << 18
+# The running sum stays in the nearest cache while K ingredients stream past it, and torch runs an operation of this
+# size on one thread: no barrier twice per ingredient.
+CHUNK = 1 << 15
 
 
 def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, free: bool = False) -> Tensor:
     """sum_k weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part.
 
-    Computed around the heaviest part: x + sum_k w_k (x_k - x). Since the weights sum to one this is the same number,
-    but the soup of identical models is that model to the last bit, and so is a soup of one.
+    Computed from the heaviest part by differences: since the weights sum to one this is the same number, but the
+    soup of identical models is that model to the last bit, and so is a soup of one.
     """
     anchor = max(range(len(parts)), key=lambda k: abs(weights[k]))
-    total = sum(weights) if free else 1.0
     others = [
         (parts[k].reshape(-1), weights[k]) for k in range(len(parts)) if k != anchor and weights[k] != 0.0
     ]
     base = parts[anchor].reshape(-1)
     dtype = mixing_dtype(base.dtype)
     out = torch.empty(base.shape, dtype=dtype)
-    scratch = torch.empty(min(CHUNK, base.numel()), dtype=dtype)
+    if all(weight > 0 for _, weight in others) and weights[anchor] > 0 and not free:
+        _interpolate(out, base, others, weights[anchor])
+    else:
+        _extrapolate(out, base, others, sum(weights) if free else 1.0)
+    return out.view(parts[anchor].shape)
+
+
+def _interpolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], weight: float) -> None:
+    """A running weighted mean: one fused operation per part, safe because partial sums of the weights only grow."""
+    shares = []
+    total = weight
+    for _, weight in others:
+        total += weight
+        shares.append(weight / total)
     for start in range(0, base.numel(), CHUNK):
         here = slice(start, start + CHUNK)
-        centre = base[here].to(dtype)
-        target = out[here]
-        target.copy_(centre)
+        target = out[here].copy_(base[here])
+        for (part, _), share in zip(others, shares, strict=True):
+            torch.lerp(target, part[here].to(out.dtype), share, out=target)
+
+
+def _extrapolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], total: float) -> None:
+    """x + sum_k w_k (x_k - x), for weights of any sign."""
+    scratch = torch.empty(min(CHUNK, base.numel()), dtype=out.dtype)
+    for start in range(0, base.numel(), CHUNK):
+        here = slice(start, start + CHUNK)
+        centre = base[here].to(out.dtype)
+        target = out[here].copy_(centre)
         if total != 1.0:
             target.mul_(total)
         difference = scratch[: target.numel()]
         for part, weight in others:
-            torch.sub(part[here].to(dtype), centre, out=difference)
+            torch.sub(part[here].to(out.dtype), centre, out=difference)
             target.add_(difference, alpha=weight)
-    return out.view(parts[anchor].shape)
 
 
 def mix_statistic(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -48,5 +69,7 @@ def mix_statistic(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     Extrapolating weights would give negative variances, so negative ones count as zero here.
     """
     positive = [max(0.0, weight) for weight in weights]
+    if not any(positive):  # free weights may all be negative
+        positive = [1.0] * len(weights)
     total = sum(positive)
     return mix_tensor(parts, [weight / total for weight in positive])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from stockpot._version import __version__
@@ -107,7 +108,7 @@ def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, list
             free=value["free"],
             about=value["about"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
         raise SoupError(
             describe(
                 str(path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 
 from stockpot import atomic
 from stockpot.errors import SoupError, describe
-from stockpot.events import Listener, ignore
+from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
-from stockpot.pool import Pool
+from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, record, weights
 from stockpot.soup.files import MAX_SHARD, copy_companions, parse_size, write_weights
 
@@ -46,20 +47,13 @@ class Soup:
 
     def load_into(self, model: nn.Module) -> None:
         """Put the soup's weights into a model that has the ingredients' tensors."""
+        own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
+        _check_takes(model, own, unsaved | own, self.pool.specs)
         state = self.state_dict()
-        missing, unexpected = model.load_state_dict(state, strict=False)
-        own = model.state_dict()
-        given = {own[name].data_ptr() for name in state if name in own}
-        lacking = [name for name in missing if own[name].data_ptr() not in given]  # tied names may be absent
-        if lacking or unexpected:
-            raise SoupError(
-                describe(
-                    f"model {type(model).__name__}",
-                    expected="the tensors of the ingredients",
-                    found=f"{len(lacking)} without a value {lacking[:3]}, {len(unexpected)} unknown {unexpected[:3]}",
-                    fix="pass the same architecture that was fine-tuned, or open the pool with rename=",
-                )
-            )
+        model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+        for name in state.keys() - own.keys():
+            unsaved[name].copy_(state[name])
 
     def save(
         self,
@@ -73,9 +67,14 @@ class Soup:
         """Write weights, mixing weights and ingredients' digests into a directory, whole or not at all."""
         path = Path(path)
         shard = parse_size(max_shard)
-        with atomic.directory(path, overwrite=overwrite) as folder:
+        listen = one_at_a_time(listen)
+        with (
+            atomic.directory(path, overwrite=overwrite) as folder,
+            ThreadPoolExecutor(1, "stockpot-digests") as beside,
+        ):
+            known = beside.submit(self.pool.digests, listen)  # hashing and mixing read the same pages
             write_weights(folder, self._tensors(dtype, listen), shard)
-            digests = self.pool.digests(listen)
+            digests = known.result()
             source = self.pool.checkpoints[self.layout.donor].path
             if source.is_dir():
                 copy_companions(source, folder)
@@ -108,6 +107,37 @@ class Soup:
             dtype=dtype,
             free=self.free,
             listen=listen,
+        )
+
+
+def _check_takes(
+    model: nn.Module,
+    own: Mapping[str, Tensor],
+    holds: Mapping[str, Tensor],
+    specs: Mapping[str, TensorSpec],
+) -> None:
+    """Before anything is written: a model must not be left half soup."""
+    given = {own[name].data_ptr() for name in specs if name in own}
+    lacking = [
+        name
+        for name, value in own.items()
+        if name not in specs
+        and not name.endswith("num_batches_tracked")  # counts what nothing depends on
+        and value.data_ptr() not in given  # one name of a tied tensor is enough
+    ]
+    unknown = [name for name in specs if name not in holds]
+    shapes = [
+        name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape
+    ]
+    if lacking or unknown or shapes:
+        raise SoupError(
+            describe(
+                f"model {type(model).__name__}",
+                expected="the tensors of the ingredients",
+                found=f"{len(lacking)} without a value {lacking[:3]}, {len(unknown)} unknown {unknown[:3]},"
+                f" {len(shapes)} of another shape {shapes[:3]}",
+                fix="pass the same architecture that was fine-tuned, or open the pool with rename=",
+            )
         )
 
 
