@@ -74,6 +74,15 @@ class Kitchen:
             self.individual_seconds = time.perf_counter() - began
         return self._individual
 
+    @property
+    def known(self) -> list[Scores] | None:
+        """The ingredients' scores if somebody has asked for them."""
+        return self._individual
+
+    def remember(self, scores: list[Scores], seconds: float) -> None:
+        """The ingredients' scores, and what they cost, as an earlier process found them."""
+        self._individual, self.individual_seconds = scores, seconds
+
     def individual_values(self) -> Tensor:
         """Per-sample scores of every ingredient. (K, N)"""
         return torch.stack([score.values for score in self.individual()])

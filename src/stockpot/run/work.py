@@ -1,0 +1,202 @@
+"""Cook one method or compare several in a run directory.
+
+All methods decide before the report data is touched, also over interruptions: what a method decided is on disk, and
+the report data is scored only when nothing is left to decide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stockpot.errors import MethodError, RunError, StockpotError, describe
+from stockpot.events import Event, Listener, ignore
+from stockpot.methods.blocks import schedule
+from stockpot.methods.cooking import prepare, reported
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.learn import steps_for
+from stockpot.methods.result import Result
+from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.pool import Pool
+from stockpot.run import growth, records
+from stockpot.run.directory import RESULTS, RunDirectory
+from stockpot.run.fingerprint import fingerprint
+from stockpot.run.ingredients import keep_scores, restore_scores, write_pool
+from stockpot.run.records import MethodRecord
+from stockpot.run.state import INTERVAL, DiskStore
+from stockpot.run.verdict import BASELINE, recommended, verdict
+from stockpot.soup.files import MAX_SHARD
+from stockpot.task import Task
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is cooked, of what."""
+
+    pool: Pool
+    task: Task
+    settings: Mapping[str, Settings]  # by method, in the order of the table
+    layout: Mapping[str, Any] = field(default_factory=dict)  # include, exclude, donor
+    growth: bool = False
+    wanted: str | None = None  # the method to recommend whatever the scores say (cook)
+    max_shard: int = MAX_SHARD
+    save_every: float = INTERVAL  # seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    path: Path
+    methods: tuple[str, ...]
+    recommended: str
+    verdict: str
+    soup: Path | None  # None when nothing but the ensemble was cooked
+    failed: Mapping[str, str]  # method -> why
+    reused: tuple[str, ...]  # finished in an earlier process
+
+
+def run_job(directory: RunDirectory, job: Job, listen: Listener = ignore) -> Outcome:
+    """Do what is left to do, and leave a complete record."""
+
+    def tell(event: Event) -> None:
+        directory.journal(event)
+        listen(event)
+
+    _same_data(directory, job.task)
+    kitchen = Kitchen(job.pool, job.task, listen=tell, **job.layout)
+    write_pool(directory, job.pool, kitchen.layout("model"), tell)
+    restore_scores(directory, kitchen)
+    tell(Event("start", {"methods": {name: _steps(job, name, s) for name, s in job.settings.items()}}))
+    done: dict[str, MethodRecord] = {}
+    failed: dict[str, StockpotError] = {}
+    reused = []
+    for name, settings in job.settings.items():
+        folder = directory.method(name)
+        earlier = records.read(folder)
+        if earlier is not None:
+            reused.append(name)
+            done[name] = earlier
+            tell(Event("reused", {"method": name}))
+            continue
+        try:
+            done[name] = _decide(kitchen, name, settings, folder, job)
+        except StockpotError as error:
+            # One method that cannot be cooked must not cost the others.
+            failed[name] = error
+            tell(Event("failed", {"method": name, "error": str(error)}))
+        keep_scores(directory, kitchen)
+    if not done or job.wanted in failed:
+        raise next(iter(failed.values())) if job.wanted is None else failed[job.wanted]
+    points = _grow(directory, job, kitchen, done, tell) if job.growth else {}
+    if job.task.has_report:
+        done = {name: _score(kitchen, record, job.pool) for name, record in done.items()}
+        points = {
+            (name, n): _score(kitchen, record, job.pool.subset(range(n)))
+            for (name, n), record in points.items()
+        }
+    choice = job.wanted if job.wanted is not None else recommended(done)
+    sentence = verdict(done, choice, str(directory.run["metric"]), len(job.pool))
+    soup = _save(done[choice], job, tell)
+    errors = {name: str(error) for name, error in failed.items()}
+    directory.write_json(
+        RESULTS,
+        {
+            "methods": list(done),
+            "recommended": choice,
+            "verdict": sentence,
+            "baseline": BASELINE if BASELINE in done else None,
+            "growth": _growth_json(points, done, len(job.pool)) if job.growth else None,
+            "failed": errors,
+        },
+    )
+    directory.set_status("done")
+    return Outcome(directory.path, tuple(done), choice, sentence, soup, errors, tuple(reused))
+
+
+def _same_data(directory: RunDirectory, task: Task) -> None:
+    now = fingerprint(task.fit)
+    earlier = directory.run.get("fit_digest")
+    if earlier is None:
+        directory.note(fit_digest=now)
+    elif earlier != now:
+        raise RunError(
+            describe(
+                f"output directory {directory.path}",
+                expected="the fitting data this run was started with",
+                found="other samples",
+                fix="choose another directory with --out, or replace that run with --overwrite",
+            )
+        )
+
+
+def _decide(kitchen: Kitchen, name: str, settings: Settings, folder: Path, job: Job) -> MethodRecord:
+    store = DiskStore(folder, job.save_every)
+    result = prepare(kitchen, name, settings, store)
+    result = dataclasses.replace(result, seconds=result.seconds + store.earlier)
+    record = records.write(folder, result, job.max_shard)
+    store.clear()
+    return record
+
+
+def _score(kitchen: Kitchen, record: MethodRecord, pool: Pool) -> MethodRecord:
+    if record.reported:
+        return record
+    soup = records.restore_soup(record, pool)
+    report = reported(kitchen, Result(record.name, Settings(), soup, record.scores("fit"))).report
+    assert report is not None
+    return records.write_report(record, report)
+
+
+def _save(record: MethodRecord, job: Job, listen: Listener) -> Path | None:
+    soup = records.restore_soup(record, job.pool)
+    if soup is None:
+        return None
+    path = record.folder / "soup"
+    if not path.exists():
+        soup.save(path, max_shard=job.max_shard, listen=listen)
+    return path
+
+
+def _grow(
+    directory: RunDirectory, job: Job, kitchen: Kitchen, done: Mapping[str, MethodRecord], listen: Listener
+) -> dict[tuple[str, int], MethodRecord]:
+    """Decisions on the first n ingredients; the whole pool's are already there."""
+    points = {}
+    for n in growth.sizes(len(job.pool))[:-1]:
+        smaller = Kitchen(job.pool.subset(range(n)), job.task, listen=listen, **job.layout)
+        if kitchen.known is not None:
+            smaller.remember(kitchen.known[:n], kitchen.individual_seconds * n / len(job.pool))
+        for name in growth.methods(done):
+            folder = directory.growth(name, n)
+            listen(Event("growth", {"method": name, "models": n}))
+            settings = job.settings[name]
+            if isinstance(settings.block_size, int):
+                settings = dataclasses.replace(settings, block_size=min(settings.block_size, n))
+            points[name, n] = records.read(folder) or _decide(smaller, name, settings, folder, job)
+    return points
+
+
+def _growth_json(
+    points: Mapping[tuple[str, int], MethodRecord], done: Mapping[str, MethodRecord], models: int
+) -> dict[str, list[dict[str, Any]]]:
+    every = {**points, **{(name, models): done[name] for name in growth.methods(done)}}
+    out: dict[str, list[dict[str, Any]]] = {}
+    for (name, n), record in every.items():
+        out.setdefault(name, []).append({"models": n, "report": record.value["report"]})
+    return out
+
+
+def _steps(job: Job, method: str, settings: Settings) -> int:
+    """How many optimiser steps a method takes in all, for progress; 0 for those that do not learn."""
+    if method not in LEARNED:
+        return 0
+    models, samples = len(job.pool), len(job.task.fit)
+    try:
+        size = block_size_for(settings, models)
+    except MethodError:
+        return 0  # said properly when the method's turn comes
+    blocks = schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
+    inside = samples if settings.folds == 1 else samples - samples // settings.folds
+    return settings.folds * len(blocks) * steps_for(settings, inside)
