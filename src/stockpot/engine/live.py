@@ -49,9 +49,17 @@ class Live:
         return self
 
     def _enter(self) -> None:
+        places = self._places()  # may refuse; the model is untouched so far
         for parameter in self.task.model.parameters():
             parameter.requires_grad_(False)
-        bound: dict[int, str] = {}  # which name a model tensor was bound under
+        for tensor, start, stop in places:
+            self._bind(tensor, start, stop)
+        self.load_kept()
+
+    def _places(self) -> list[tuple[Tensor, int, int]]:
+        """Where each mixed tensor of the model lies in theta; a tensor with two names once."""
+        places: list[tuple[Tensor, int, int]] = []
+        bound: dict[int, str] = {}  # which name a model tensor has its place under
         differ = "checkpoints in which they differ"
         for slot in self.plan.slots:
             for name in slot.names:
@@ -62,11 +70,11 @@ class Live:
                 if other not in slot.names:
                     raise _torn(name, other, differ)
                 if other == name:
-                    self._bind(tensor, slot.start, slot.stop)
+                    places.append((tensor, slot.start, slot.stop))
         for name, reason in self.layout.kept.items():
             if name in self._tensors and id(self._tensors[name]) in bound:
                 raise _torn(name, bound[id(self._tensors[name])], f"{differ}: {name} is {reason}, not mixed")
-        self.load_kept()
+        return places
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
