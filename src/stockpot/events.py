@@ -6,6 +6,7 @@ the command line draws progress from them and the run directory appends them to 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,17 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The default listener."""
+
+
+def one_at_a_time(listen: Listener) -> Listener:
+    """The same listener for work on several threads."""
+    lock = threading.Lock()
+
+    def locked(event: Event) -> None:
+        with lock:
+            listen(event)
+
+    return locked
 
 
 def progress(listen: Listener, what: str, done: int, total: int, unit: str = "bytes") -> None:

@@ -1,0 +1,41 @@
+"""What a figure was measured on; every result file carries it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def describe(*packages: str) -> dict[str, Any]:
+    versions = {}
+    for package in ("torch", "safetensors", "numpy", *packages):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    info = {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "command": " ".join(["python", *sys.argv]),
+    }
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_available():
+            info["gpu"] = torch.cuda.get_device_name()
+    return info
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
