@@ -11,7 +11,7 @@ EXTRAS = {
     "transformers": "transformers",
     "timm": "vision",
     "torchvision": "vision",
-    "PIL": "vision",
+    "PIL": "images",
     "open_clip": "clip",
     "pyarrow": "tables",
 }

@@ -73,3 +73,18 @@ def parse(text: str, where: str) -> Any:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
     finally:
         loader.dispose()
+
+
+def dump(value: Any) -> str:
+    """YAML that `parse` reads back as the same values."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would not read as the same text."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*resolvers, *_Loader.yaml_implicit_resolvers.get(first, [])]
+    for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+}

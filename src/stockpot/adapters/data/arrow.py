@@ -93,9 +93,12 @@ def _column(chunked: Any) -> Column:
         return np.asarray(chunked.to_numpy())
     values: list[Any] = chunked.to_pylist()
     if types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind):
-        try:
-            array = np.array(values)
-        except ValueError:
-            return values
-        return array if array.dtype.kind in "biuf" else values
+        leaf = kind
+        while hasattr(leaf, "value_type"):
+            leaf = leaf.value_type
+        if types.is_integer(leaf) or types.is_floating(leaf) or types.is_boolean(leaf):
+            try:
+                return np.array(values, dtype=leaf.to_pandas_dtype())  # keeps uint8 pixels uint8
+            except (TypeError, ValueError):  # rows of different lengths, or missing values
+                return values
     return values

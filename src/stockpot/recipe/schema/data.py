@@ -78,7 +78,9 @@ Metric: Any = word_or_code(METRICS)
 class Data(Section):
     """The samples coefficients are learned on (`fit`) and results are reported on (`report`)."""
 
-    images: str | None = Field(None, description="Folder with one sub-folder of images per class.")
+    images: str | None = Field(
+        None, description="Folder with one sub-folder of images per class. Needs `stockpot[images]`."
+    )
     table: str | None = Field(
         None,
         description="CSV, TSV, JSONL or Parquet file, or the folder such files are in. "
