@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import Tied, fine_tunes, layout_of, mlp, normed, samples, write
 
 from stockpot.engine import Descent, Directions, Live
 from stockpot.methods.classic import Classic
 from stockpot.methods.settings import Settings, settings_for
 from stockpot.pool import Pool
 from stockpot.task import Task
+from zoo import Tied, fine_tunes, layout_of, mlp, normed, samples, write
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 BATCH = torch.tensor([0, 5, 7, 11, 13, 21, 22, 40])

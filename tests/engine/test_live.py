@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from zoo import Tied, fine_tunes, layout_of, mlp, normed, samples, same, write, zoo
 
 from stockpot.engine import FlatPlan, Live
 from stockpot.errors import TaskError
 from stockpot.soup import Soup
 from stockpot.task import Task
+from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, samples, write, zoo
 
 
 def test_parameters_are_views_of_theta_and_the_model_owns_them_again_afterwards(tmp_path: Path) -> None:

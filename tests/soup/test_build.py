@@ -1,0 +1,246 @@
+"""What the tensors of a soup are, given W."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stockpot.errors import SoupError
+from stockpot.layout import Layout
+from stockpot.soup import Soup, weights
+from stockpot.soup.mix import CHUNK, mix_statistic, mix_tensor
+from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# One rounding of the result in its own dtype, plus K roundings of the sum in fp32 (fp64).
+ROUNDING = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}
+
+shapes = st.lists(st.integers(0, 5), min_size=0, max_size=3)
+pools = st.tuples(st.integers(1, 9), shapes, st.sampled_from(DTYPES), st.integers(0, 2**31))
+
+
+def random(generator: torch.Generator, shape: list[int], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@given(pools)
+@settings(max_examples=150)
+def test_a_tensor_of_a_soup_is_the_weighted_sum(case: tuple[int, list[int], torch.dtype, int]) -> None:
+    K, shape, dtype, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    parts = [random(generator, shape, dtype) for _ in range(K)]
+    w = torch.randn(K, generator=generator, dtype=torch.float64)
+    w += (1 - w.sum()) / K
+    wanted = sum(
+        (float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double()
+    )
+    found = mix_tensor(parts, w.tolist())
+    scale = float(w.abs().sum()) * max(
+        [float(part.abs().max()) for part in parts if part.numel()], default=0.0
+    )
+    assert found.shape == torch.Size(shape)
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = ROUNDING[torch.float64 if dtype == torch.float64 else torch.float32]
+    assert ((found.double() - wanted).abs() <= tolerance * scale).all()
+
+
+@given(pools, st.booleans())
+@settings(max_examples=100)
+def test_a_soup_of_identical_models_is_that_model(
+    case: tuple[int, list[int], torch.dtype, int], extrapolate: bool
+) -> None:
+    K, shape, dtype, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    part = random(generator, shape, dtype)
+    w = torch.randn(K, generator=generator, dtype=torch.float64)
+    w = w + (1 - w.sum()) / K if extrapolate else torch.softmax(w, dim=0)
+    assert torch.equal(mix_tensor([part] * K, w.tolist()).to(dtype), part)
+
+
+@given(pools)
+@settings(max_examples=50)
+def test_a_soup_of_one_is_that_one(case: tuple[int, list[int], torch.dtype, int]) -> None:
+    K, shape, dtype, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    parts = [random(generator, shape, dtype) for _ in range(K)]
+    k = seed % K
+    assert torch.equal(mix_tensor(parts, [float(i == k) for i in range(K)]).to(dtype), parts[k])
+
+
+@given(pools)
+@settings(max_examples=50)
+def test_free_weights_need_not_sum_to_one(case: tuple[int, list[int], torch.dtype, int]) -> None:
+    K, shape, dtype, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    parts = [random(generator, shape, dtype) for _ in range(K)]
+    w = torch.randn(K, generator=generator, dtype=torch.float64)
+    wanted = sum(
+        (float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double()
+    )
+    # Anchored at the heaviest part: the error grows with its weight times the spread of the others.
+    scale = (1 + float(w.abs().sum())) * max([float(p.abs().max()) for p in parts if p.numel()], default=0.0)
+    found = mix_tensor(parts, w.tolist(), free=True).double()
+    assert ((found - wanted).abs() <= 2e-6 * scale).all()
+
+
+def test_a_tensor_longer_than_a_chunk() -> None:
+    parts = [torch.arange(CHUNK + 7).float() * k for k in (0, 1, 2)]
+    assert torch.equal(mix_tensor(parts, [0.25, 0.5, 0.25]), parts[1])
+
+
+@given(st.permutations(range(4)), st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_permuting_ingredients_and_their_weights_changes_nothing_but_rounding(
+    order: list[int], seed: int
+) -> None:
+    W = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W += (1 - W.sum(dim=0)) / 4
+    with tempfile.TemporaryDirectory() as folder:
+        pool = write(Path(folder), fine_tunes(mlp, 4, steps=0))
+        layout = Layout.of(pool)
+        plain = Soup(pool, layout, W).state_dict()
+        permuted = Soup(pool.subset(order), layout, W[order]).state_dict()
+        for name, value in plain.items():
+            assert torch.allclose(permuted[name], value, rtol=0, atol=2e-6 * float(W.abs().sum(dim=0).max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_ingredients_dtype_stays_unless_told_otherwise(tmp_path: Path, dtype: torch.dtype) -> None:
+    states = [{"w": state["0.weight"].to(dtype)} for state in fine_tunes(mlp, 4)]
+    soup = Soup.uniform(write(tmp_path, states))
+    wanted = torch.stack([state["w"].double() for state in states]).mean(dim=0)
+    found = soup.state_dict()["w"]
+    assert found.dtype == dtype
+    assert ((found.double() - wanted).abs() <= ROUNDING[dtype] * wanted.abs().max()).all()
+    assert soup.state_dict(dtype=torch.float16)["w"].dtype == torch.float16
+
+
+def test_sums_are_kept_in_single_precision(tmp_path: Path) -> None:
+    """In bf16 itself the small parts would be lost one by one: 256 + 1 = 256 there."""
+    states = [{"w": torch.full((3,), value).bfloat16()} for value in [256.0] + [1.0] * 31]
+    found = Soup.uniform(write(tmp_path, states)).state_dict()["w"]
+    assert found.tolist() == [torch.tensor((256 + 31) / 32).bfloat16().item()] * 3
+
+
+def test_groups_have_their_own_columns(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 2))
+    layout = Layout.of(pool, "module")
+    W = torch.tensor([[1.0, -0.5], [0.0, 1.5]], dtype=torch.float64)
+    state = Soup(pool, layout, W).state_dict()
+    assert torch.equal(state["0.weight"], pool.tensor(0, "0.weight"))
+    outside = 1.5 * pool.tensor(1, "2.weight") - 0.5 * pool.tensor(0, "2.weight")
+    assert torch.allclose(state["2.weight"], outside, atol=1e-6)
+
+
+def test_frozen_is_copied_excluded_is_the_donors_integers_are_the_heaviests(tmp_path: Path) -> None:
+    states = fine_tunes(mlp, 3)
+    for k, state in enumerate(states):
+        state["frozen"] = torch.tensor([0.1, -0.0])
+        state["ids"] = torch.tensor([k, k + 1])
+        state["flag"] = torch.tensor(k == 2)
+    pool = write(tmp_path, states)
+    layout = layout_of(pool, "model", exclude="2.*", donor=1)
+    W = torch.tensor([[0.2], [0.3], [0.5]])
+    state = Soup(pool, layout, W).state_dict()
+    assert torch.equal(state["frozen"].view(torch.int32), states[0]["frozen"].view(torch.int32))
+    assert torch.equal(state["2.weight"], states[1]["2.weight"])
+    assert state["ids"].tolist() == [2, 3]
+    assert state["flag"].tolist() is True
+    tie = Soup(pool, layout, torch.tensor([[0.0], [0.5], [0.5]]))
+    assert tie.state_dict()["ids"].tolist() == [1, 2]  # the first of equals
+
+
+def test_tied_tensors_stay_equal_to_the_last_bit(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(Tied, 3))
+    layout = layout_of(pool)
+    W = weights.from_offsets(torch.randn(3, len(layout), generator=torch.Generator().manual_seed(1)))
+    state = Soup(pool, layout, W).state_dict()
+    assert torch.equal(state["inner.weight"], state["outer.weight"])
+    assert (
+        state["inner.weight"].data_ptr() != state["outer.weight"].data_ptr()
+    )  # safetensors wants them apart
+
+
+def test_statistics_are_averaged_without_extrapolating_or_copied_or_given(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(normed, 3))
+    layout = layout_of(pool, "model")
+    W = torch.tensor([[1.5], [-1.0], [0.5]])
+    own = [pool.tensor(k, "1.running_var") for k in range(3)]
+    averaged = Soup(pool, layout, W).state_dict()["1.running_var"]
+    assert torch.allclose(averaged, 0.75 * own[0] + 0.25 * own[2], atol=1e-6)
+    assert torch.equal(Soup(pool, layout, W, copy_statistics=True).state_dict()["1.running_var"], own[0])
+    given_ = {"1.running_var": torch.full((8,), 2.0)}
+    state = Soup(pool, layout, W, statistics=given_).state_dict()
+    assert torch.equal(state["1.running_var"], given_["1.running_var"])
+    mean = 0.75 * pool.tensor(0, "1.running_mean") + 0.25 * pool.tensor(2, "1.running_mean")
+    assert torch.allclose(state["1.running_mean"], mean, atol=1e-6)
+
+
+def test_statistics_of_free_weights_that_are_all_negative() -> None:
+    parts = [torch.tensor([1.0]), torch.tensor([3.0])]
+    assert mix_statistic(parts, [-1.0, -2.0]).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("W", "text"),
+    [
+        (torch.full((2, 1), 0.5), "expected a matrix of 3 ingredients x 1 groups, found shape (2, 1)"),
+        (torch.full((3, 1), 0.3), "expected columns that sum to one, found a column off by 0.1"),
+        (torch.tensor([[1.0], [torch.nan], [0.0]]), "expected finite numbers, found 1 NaN or Inf"),
+    ],
+)
+def test_weights_that_are_none(tmp_path: Path, W: Tensor, text: str) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+    with pytest.raises(SoupError) as caught:
+        Soup(pool, Layout.of(pool, "model"), W)
+    assert f"mixing weights: {text}" in str(caught.value)
+
+
+def test_load_into_gives_the_model_the_soup(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(normed, 3))
+    soup = Soup.uniform(pool)
+    model = normed()
+    soup.load_into(model)
+    assert same(model.state_dict(), soup.state_dict())
+
+
+def test_load_into_another_model_says_what_differs_and_touches_nothing(tmp_path: Path) -> None:
+    soup = Soup.uniform(write(tmp_path, fine_tunes(mlp, 3)))
+    for model, found in (
+        (
+            torch.nn.Sequential(torch.nn.Linear(6, 8)),
+            "0 without a value [], 2 unknown ['2.bias', '2.weight'], 0 of",
+        ),
+        (
+            torch.nn.Sequential(*mlp(), torch.nn.Linear(3, 3)),
+            "2 without a value ['3.weight', '3.bias'], 0 unknown",
+        ),
+        (mlp(hidden=9), "3 of another shape ['0.bias', '0.weight', '2.weight']"),
+    ):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        with pytest.raises(SoupError) as caught:
+            soup.load_into(model)
+        assert "model Sequential: expected the tensors of the ingredients" in str(caught.value)
+        assert found in str(caught.value)
+        assert same(model.state_dict(), before)
+
+
+def test_load_into_a_model_with_tied_names_unsaved_buffers_and_counters(tmp_path: Path) -> None:
+    """What a task accepts as this pool's model, a soup loads into."""
+    states = fine_tunes(Tied, 2)
+    for state in states:
+        del state["outer.weight"]
+        state["ids"] = torch.arange(3)
+    model = Tied()
+    model.register_buffer("ids", torch.zeros(3, dtype=torch.long), persistent=False)
+    model.register_buffer("num_batches_tracked", torch.tensor(7))
+    soup = Soup.uniform(write(tmp_path, states))
+    soup.load_into(model)
+    assert torch.equal(model.outer.weight, soup.state_dict()["inner.weight"])
+    assert model.get_buffer("ids").tolist() == [0, 1, 2]
