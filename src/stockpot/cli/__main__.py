@@ -1,0 +1,3 @@
+from stockpot.cli import main
+
+main()

@@ -1,0 +1,84 @@
+"""From events to what a person wants to read: lines that stay, and what is going on just now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stockpot.events import Event
+from stockpot.report import words
+
+_NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
+
+
+class Activity:
+    """`text`, `done` and `total` describe the present; `hear` returns a line when something is finished."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.done = 0
+        self.total = 0
+        self._steps: Mapping[str, int] = {}
+        self._taken = 0
+        self._method = ""
+        self._models = ""
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+            "progress": self._progress,
+            "start": self._start,
+            "reused": self._reused,
+            "method": self._method_begins,
+            "growth": self._growth,
+            "step": self._step,
+            "cooked": self._cooked,
+            "failed": self._failed,
+            "report": self._report,
+        }
+
+    def hear(self, event: Event) -> str | None:
+        handle = self._handlers.get(event.kind)
+        return handle(event.data) if handle is not None else None
+
+    def _set(self, text: str, done: int = 0, total: int = 0) -> None:
+        self.text, self.done, self.total = text, done, total
+
+    # What any long work tells.
+
+    def _progress(self, data: Mapping[str, Any]) -> None:
+        what = _NAMES.get(data["what"], data["what"])
+        self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
+
+    # Cooking.
+
+    def _start(self, data: Mapping[str, Any]) -> None:
+        self._steps = data["methods"]
+
+    def _reused(self, data: Mapping[str, Any]) -> str:
+        return f"{data['method']}: finished earlier, not repeated"
+
+    def _method_begins(self, data: Mapping[str, Any]) -> None:
+        self._method = data["method"] + self._models
+        self._set(self._method)
+        self._taken = 0
+
+    def _growth(self, data: Mapping[str, Any]) -> None:
+        self._models = f" with {data['models']} models"
+
+    def _step(self, data: Mapping[str, Any]) -> None:
+        self._taken += 1
+        total = self._steps.get(self._method, 0)
+        self._set(
+            f"{self._method}: block {data['block'] + 1}, fold {data['fold'] + 1}, loss {data['loss']:.4f}",
+            self._taken,
+            total,
+        )
+
+    def _cooked(self, data: Mapping[str, Any]) -> str:
+        name, self._method = self._method, ""
+        return f"{name}: cooked in {words.seconds(data['seconds'])}"
+
+    def _failed(self, data: Mapping[str, Any]) -> str:
+        self._method = ""
+        return f"{data['method']}: failed: {data['error']}"
+
+    def _report(self, data: Mapping[str, Any]) -> None:
+        self._set(f"scoring {data['method']} on the report data")

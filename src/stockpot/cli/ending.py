@@ -1,0 +1,81 @@
+"""How a run ends: the table, the verdict, where things are, and what to do next."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stockpot.cli.shell import document, note, say, shown, table
+
+if TYPE_CHECKING:
+    from stockpot.run import Outcome
+
+
+def end(outcome: Outcome, recipe: Path, as_json: bool) -> None:
+    """After `cook` and `compare`."""
+    report = written_report(outcome.path)
+    if as_json:
+        document(summary(outcome, report))
+        return
+    show(outcome, report)
+    if outcome.soup is not None:
+        say("Next:")
+        say(f"  stockpot evaluate {shlex.quote(shown(outcome.soup))} {shlex.quote(str(recipe))}")
+        say(
+            f"  stockpot rebuild {shlex.quote(shown(outcome.path))}    # the same soup again, from its record"
+        )
+
+
+def show(outcome: Outcome, report: Path) -> None:
+    print_table(outcome.path)
+    say(outcome.verdict)
+    for name, why in outcome.failed.items():
+        note(f"{name} failed: {why}")
+    say()
+    if outcome.soup is not None:
+        say(f"Soup:   {shown(outcome.soup)}  (recommended: {outcome.recommended})")
+    say(f"Report: {shown(report)}")
+
+
+def print_table(run: Path) -> None:
+    from stockpot.report import HEADINGS, summary_rows
+
+    rows = summary_rows(run)
+    say()
+    marked = next((i for i, row in enumerate(rows) if row.recommended), None)
+    table(HEADINGS, [row.cells() for row in rows], marked=marked)
+    say()
+
+
+def written_report(run: Path) -> Path:
+    from stockpot.report import write_report
+
+    return write_report(run)
+
+
+def summary(outcome: Outcome, report: Path) -> dict[str, Any]:
+    from stockpot.report import summary_rows
+
+    return {
+        "run": str(outcome.path),
+        "report": str(report),
+        "soup": None if outcome.soup is None else str(outcome.soup),
+        "recommended": outcome.recommended,
+        "verdict": outcome.verdict,
+        "failed": dict(outcome.failed),
+        "methods": [
+            {
+                "method": row.method,
+                "data": row.kind,
+                "score": None if row.score is None else dataclasses.asdict(row.score),
+                "difference": row.difference,
+                "seconds": row.seconds,
+                "peak_host": row.peak_host,
+                "peak_device": row.peak_device,
+                "models_used": row.models_used,
+            }
+            for row in summary_rows(outcome.path)
+        ],
+    }

@@ -1,0 +1,103 @@
+"""`stockpot inspect`: the pool at a glance, before anything is spent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stockpot.cli.failures import guarded
+from stockpot.cli.options import Json
+
+if TYPE_CHECKING:
+    from stockpot.pool import Pool
+
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="POOL...", help="Checkpoints, folders, patterns; or one recipe.", show_default=False
+    ),
+]
+Key = Annotated[
+    str | None, typer.Option("--key", metavar="NAME", help="Where the weights are in nested files.")
+]
+Rename = Annotated[
+    list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")
+]
+Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different floating-point types.")]
+Budget = Annotated[
+    str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")
+]
+
+
+@guarded
+def inspect(
+    pool: Sources,
+    budget: Budget = None,
+    key: Key = None,
+    rename: Rename = [],  # noqa: B006  (typer copies it)
+    mixed_dtypes: Mixed = False,
+    as_json: Json = False,
+) -> None:
+    """Look at a pool of checkpoints before anything is spent.
+
+    Shows formats, sizes and types, what is frozen, tied or there twice, how far the ingredients are from each
+    other, and what each method would need. Reads every checkpoint; changes nothing. The exit code is 1 when the
+    pool cannot be used.
+
+    Examples:
+
+    ```
+    stockpot inspect checkpoints/
+    stockpot inspect 'runs/*/best.pt' --key model --budget 24GB
+    stockpot inspect recipe.yaml --json
+    ```
+    """
+    from stockpot.cli.drawing import drawing
+    from stockpot.cli.inspected import show
+    from stockpot.cli.shell import document
+    from stockpot.errors import RunError, describe
+    from stockpot.run.survey import survey
+    from stockpot.soup.files import parse_size
+
+    prefixes = {}
+    for pair in rename:
+        old, equals, new = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
+        prefixes[old] = new
+    limit = None if budget is None else parse_size(budget)
+    if limit is not None and limit <= 0:
+        raise RunError(
+            describe(
+                f"--budget {budget}", expected="more than nothing", found="0", fix="use 24GB, for example"
+            )
+        )
+    with drawing() as listen:
+        opened = _open(
+            pool, {"key": key, "rename": prefixes or None, "mixed_dtypes": mixed_dtypes, "listen": listen}
+        )
+        found = survey(opened, limit, listen)
+    if as_json:
+        document(found)
+    else:
+        show(found)
+    if found["problems"]:
+        raise typer.Exit(1)
+
+
+def _open(sources: list[str], options: dict[str, Any]) -> Pool:
+    from stockpot.pool import Pool
+
+    if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
+        from pathlib import Path
+
+        from stockpot.cli.options import read_recipe
+
+        recipe = read_recipe(Path(sources[0]), [])
+        paths = recipe.pool.path or ((recipe.finetune.dir,) if recipe.finetune is not None else ())
+        sources = [str(recipe.path(path)) for path in paths]
+        options["key"] = options["key"] or recipe.pool.key
+        options["rename"] = options["rename"] or recipe.pool.rename
+        options["mixed_dtypes"] = options["mixed_dtypes"] or recipe.pool.mixed_dtypes
+    return Pool.open(sources, **options)

@@ -1,0 +1,115 @@
+"""What `stockpot inspect` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stockpot.cli.shell import say, table
+from stockpot.report import words
+
+
+def show(found: Mapping[str, Any]) -> None:
+    _overview(found)
+    _ingredients(found)
+    _peculiarities(found)
+    if found["forecast"] is not None:
+        _forecast(found["forecast"], len(found["ingredients"]))
+    for problem in found["problems"]:
+        say(f"problem: {problem}")
+        say()
+
+
+def _overview(found: Mapping[str, Any]) -> None:
+    ingredients = found["ingredients"]
+    dtypes = ", ".join(f"{count} {name}" for name, count in found["dtypes"].items())
+    total = sum(entry["bytes"] for entry in ingredients)
+    say(
+        f"{words.plural(len(ingredients), 'ingredient')} of {words.count(found['parameters'])} parameters"
+        f" in {words.plural(found['tensors'], 'tensor')} ({dtypes}); {words.size(total)} in all"
+    )
+    say()
+
+
+def _ingredients(found: Mapping[str, Any]) -> None:
+    ingredients, pairs = found["ingredients"], found["distances"]
+    rows = []
+    for k, entry in enumerate(ingredients):
+        nearest = _nearest(k, pairs, ingredients)
+        rows.append(
+            (
+                entry["name"],
+                entry["format"] + (f" [{entry['key']}]" if entry["key"] else ""),
+                words.size(entry["bytes"]),
+                _distance(entry["to_mean"]),
+                nearest,
+            )
+        )
+    table(("ingredient", "format", "size", "distance to mean", "nearest"), rows)
+    say()
+
+
+def _nearest(
+    k: int, pairs: Sequence[Sequence[float | None]] | None, entries: Sequence[Mapping[str, Any]]
+) -> str:
+    others = [(d, i) for i, d in enumerate(pairs[k]) if i != k and d is not None] if pairs else []
+    if not others:
+        return "–"
+    distance, i = min(others)
+    return f"{words.middle(entries[i]['name'], 24)} ({_distance(distance)})"
+
+
+def _distance(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _peculiarities(found: Mapping[str, Any]) -> None:
+    lines = []
+    if found["outlier"] is not None:
+        lines.append(f"outlier: {found['outlier']} is much farther from the mean than the others")
+    if found["frozen"]:
+        lines.append(f"frozen: {_some(found['frozen'])} equal in all ingredients; copied, not mixed")
+    lines += [f"tied: {_some(names)} hold one tensor; mixed once" for names in found["tied"]]
+    lines += [f"duplicates: {_some(names)} have the same content" for names in found["duplicates"]]
+    kept = found.get("kept", {})
+    if kept.get("statistic"):
+        lines.append(
+            f"statistics: {words.plural(kept['statistic'], 'running statistic')} of normalisation layers;"
+            " measured again for every soup"
+        )
+    if kept.get("integer"):
+        lines.append(f"integers: {words.plural(kept['integer'], 'tensor')}; never averaged")
+    for line in lines:
+        say(line)
+    if lines:
+        say()
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _forecast(forecast: Mapping[str, Any], models: int) -> None:
+    budget = forecast["budget"]
+    headings = ["method", "models at a time", "peak memory", "reading"]
+    if budget is not None:
+        headings.append(f"fits {words.size(budget)}")
+    rows = []
+    for row in forecast["rows"]:
+        block = (
+            "1" if row["block"] is None else f"all {models}" if row["block"] == models else str(row["block"])
+        )
+        cells = [row["method"], block, words.size(row["memory"]), words.size(row["reading"])]
+        rows.append([*cells, *([] if budget is None else ["yes" if row["fits"] else "no"])])
+    table(headings, rows)
+    say()
+    say(f"Peak memory is for weights in fp32; not included: {forecast['not_included']}.")
+    largest = forecast["largest_block"]
+    if largest is not None:
+        block = largest["crossfit"]
+        if block:
+            say(f"Largest block for crossfit within the budget: {block} (method.block_size: {block}).")
+        else:
+            say("No block size of crossfit fits this budget; uniform and greedy need the least.")
+    say()
