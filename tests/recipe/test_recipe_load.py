@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stockpot.errors import RecipeError
 from stockpot.methods.settings import METHODS, Settings
 from stockpot.recipe import Recipe, json_schema, load_recipe, make_recipe, recipe_reference
 from stockpot.recipe.reference import example
 from stockpot.recipe.schema import Method
-from stockpot.recipe.yaml_text import parse
+from stockpot.recipe.yaml_text import dump, parse
 
 GOOD: dict[str, Any] = {
     "pool": {"path": "pool"},
@@ -60,6 +62,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number, auto or null"),
         ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
+        ({"method": {"donor": -1}}, "method.donor: expected the name or the number of an ingredient"),
         ({"output": {"seed": -1}}, "output.seed: expected a value >= 0, found -1"),
         ({"output": {"max_shard_size": "big"}}, "output.max_shard_size: expected a size such as 5GB"),
         ({"pool": {"path": 3}}, "pool.path: expected a name or a list of names, found 3"),
@@ -175,6 +178,23 @@ def test_scalars_mean_what_they_look_like(text: str, value: object) -> None:
     found = parse(text, "here")
     assert found == value
     assert type(found) is type(value)
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False)
+        | st.text()
+        | st.from_regex(r"[-+.0-9e_:xXnoyes]{1,6}"),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+@settings(deadline=None, max_examples=100)
+def test_what_is_dumped_parses_back_unchanged(value: object) -> None:
+    assert repr(parse(dump(value), "here")) == repr(value)
 
 
 def test_overrides_are_yaml_and_win() -> None:

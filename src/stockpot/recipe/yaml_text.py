@@ -77,7 +77,10 @@ def parse(text: str, where: str) -> Any:
 
 def dump(value: Any) -> str:
     """YAML that `parse` reads back as the same values."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if any(mark in text for mark in "\x85\u2028\u2029"):  # line ends PyYAML writes but does not read back
+        text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
+    return text
 
 
 class _Dumper(yaml.SafeDumper):

@@ -46,6 +46,21 @@ BlockSize = Annotated[
 ]
 
 
+def _donor(value: object) -> object:
+    if (isinstance(value, str) and value) or (
+        isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    ):
+        return value
+    raise ValueError(f"expected the name or the number of an ingredient, found {value!r}")
+
+
+Donor = Annotated[
+    int | str,
+    BeforeValidator(_donor),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
+]
+
+
 class Method(Section):
     """How mixing weights are found. A setting that is not given comes from the method and the preset."""
 
@@ -60,7 +75,9 @@ class Method(Section):
     exclude: Names | None = Field(
         None, description="Patterns of tensor names not to mix; they are copied from the donor."
     )
-    donor: int = Field(0, ge=0, description="Ingredient that gives what is not mixed, counted from 0.")
+    donor: Donor = Field(
+        0, description="Ingredient that gives what is not mixed: its name, or its number counted from 0."
+    )
 
     parametrisation: Literal["hyperplane", "simplex"] | None = Field(
         None, description="Free offsets around the mean, or a softmax."
