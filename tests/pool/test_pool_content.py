@@ -25,11 +25,15 @@ def facts_of(tmp_path: Path, *states: State) -> PoolFacts:
 
 
 def test_the_digest_is_what_its_description_says(tmp_path: Path) -> None:
-    tensors = {"b": torch.tensor([1.0, -0.0]), "a": torch.tensor(3), "é": torch.ones(0, 2, dtype=torch.bool)}
+    tensors = {
+        "a2": torch.tensor([1.0, -0.0]),
+        "a10": torch.tensor(3),
+        "é": torch.ones(0, 2, dtype=torch.bool),
+    }
     paths = [write(tmp_path / name, tensors) for name in ("x.pt", "y.pt")]
     lines = [
-        ["a", "int64", [], hashlib.sha256((3).to_bytes(8, "little")).hexdigest()],
-        ["b", "float32", [2], hashlib.sha256(bytes.fromhex("0000803f00000080")).hexdigest()],
+        ["a10", "int64", [], hashlib.sha256((3).to_bytes(8, "little")).hexdigest()],
+        ["a2", "float32", [2], hashlib.sha256(bytes.fromhex("0000803f00000080")).hexdigest()],
         ["é", "bool", [0, 2], hashlib.sha256(b"").hexdigest()],
     ]
     expected = hashlib.sha256("".join(json.dumps(line) + "\n" for line in lines).encode()).hexdigest()
@@ -208,10 +212,11 @@ def test_not_finite_weights_are_named_by_file_and_tensor(tmp_path: Path) -> None
     ids=str,
 )
 def test_every_floating_dtype_is_checked_to_its_last_element(
-    tmp_path: Path, dtype: torch.dtype, value: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, value: float
 ) -> None:
-    clean = torch.ones(2**22 + 3).to(dtype)
-    spoilt = torch.cat([torch.ones(2**22 + 2), torch.tensor([value])]).to(dtype)
+    monkeypatch.setattr("stockpot.pool.finite._CHUNK", 4)
+    clean = torch.ones(11).to(dtype)
+    spoilt = torch.tensor([1.0] * 10 + [value]).to(dtype)
     pool = Pool.open([write(tmp_path / f"{k}.safetensors", {"w": t}) for k, t in enumerate((clean, spoilt))])
     with pytest.raises(PoolError, match="1 of 2 checkpoints"):
         pool.verify_finite()
@@ -236,6 +241,10 @@ def test_numbers_in_names_sort_as_numbers(numbers: list[int]) -> None:
 def test_natural_order_is_a_total_order(texts: list[str]) -> None:
     orders = {tuple(sorted(order, key=natural_key)) for order in itertools.permutations(texts)}
     assert len(orders) == 1
+
+
+def test_leading_zeros_do_not_make_a_number_larger() -> None:
+    assert sorted(["m_8", "m_007", "m_10", "m_09"], key=natural_key) == ["m_007", "m_8", "m_09", "m_10"]
 
 
 def test_numbers_of_any_length_can_be_compared() -> None:
