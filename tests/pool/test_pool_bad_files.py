@@ -186,6 +186,14 @@ def test_compressed_archives_are_refused_since_mapping_would_read_the_compressed
     assert "is compressed" in refusal(path)
     repacked(path, zipfile.ZIP_STORED)
     assert open_checkpoint(path).tensor("w").sum() == 0, "a plain repacked archive is fine"
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("m/data/0").header_offset
+    damaged = bytearray(path.read_bytes())
+    damaged[start + 28] += 1  # the length of the local header's extra field, zero in such archives
+    path.write_bytes(damaged)
+    assert "record 'm/data/0' does not fill its place in the file" in refusal(path), (
+        "but not when it is damaged"
+    )
 
 
 def test_an_archive_whose_records_shift_is_refused(tmp_path: Path) -> None:
