@@ -304,6 +304,30 @@ def test_a_model_folder_gives_its_weights_only_when_asked(home: Path) -> None:
     assert not torch.equal(build_model(recipe).model.state_dict()[name], other.state_dict()[name])
 
 
+def test_loading_weights_is_silent_and_a_new_head_is_fine(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = text_model(home)
+    old: Any = build_model(made(home, model={"transformers": "text"}, data=TEXT)).model
+    old.save_pretrained(folder)
+    capfd.readouterr()
+    new = build_model(
+        made(home, model={"transformers": "text", "classes": 5}, data=TEXT), pretrained=True
+    ).model
+    assert tuple(capfd.readouterr()) == ("", "")
+    state = new.state_dict()
+    assert state["classifier.weight"].shape == (5, 16)
+    for name, value in old.state_dict().items():
+        assert name.startswith("classifier.") or torch.equal(state[name], value)
+
+
+def test_weights_of_another_model_are_refused(home: Path) -> None:
+    folder = text_model(home)
+    save_file({"bert.pooler.dense.bias": torch.zeros(16)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(TaskError, match=r"found none for \d+ of its \d+ tensors"):
+        build_model(made(home, model={"transformers": "text"}, data=TEXT), pretrained=True)
+
+
 def test_a_language_model_needs_no_labels(home: Path) -> None:
     text_model(home, model_type="gpt2", architectures=["GPT2LMHeadModel"], n_embd=16, n_layer=1, n_head=2)
     model = {"transformers": "text", "auto_class": "AutoModelForCausalLM", "options": {"vocab_size": 12}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -32,3 +34,9 @@ def need(module: str) -> Any:
                 fix=f"pip install 'stockpot[{EXTRAS[library]}]'",
             )
         ) from error
+
+
+def look_at(listing: str, name: str, known: Iterable[str]) -> str:
+    """The fix for an unknown model name: the nearest ones, and where all of them are."""
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"try {', '.join(close)}; all are in {listing}" if close else f"look at {listing}"

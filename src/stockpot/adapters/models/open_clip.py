@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stockpot.adapters.extras import need
+from stockpot.adapters.extras import look_at, need
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.models.clip import MEAN, STD, Classifier, need_classes
+from stockpot.adapters.quiet import no_log
 from stockpot.errors import TaskError, describe
 
 
@@ -18,12 +19,15 @@ def load(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel
                 f"model.open_clip {name!r}",
                 expected="a model name of the installed open_clip",
                 found="an unknown one",
-                fix="look at open_clip.list_models()",
+                fix=look_at("open_clip.list_models()", name, library.list_models()),
             )
         )
     head = need_classes(classes, "model.open_clip")
     normalise = bool(options.pop("normalise", True))
-    encoder = library.create_model(name, pretrained=None, precision="fp32", pretrained_hf=False, **options)
+    with no_log():  # it warns of random weights; they come later
+        encoder = library.create_model(
+            name, pretrained=None, precision="fp32", pretrained_hf=False, **options
+        )
     visual = encoder.visual
     width = getattr(visual, "output_dim", None) or encoder.text_projection.shape[1]
     if hasattr(encoder, "transformer"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stockpot.adapters.extras import need
+from stockpot.adapters.extras import look_at, need
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.errors import TaskError, describe
 
@@ -12,13 +12,12 @@ from stockpot.errors import TaskError, describe
 def load(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel:
     timm = need("timm")
     if name.startswith(("hf-hub:", "hf_hub:")) or not timm.is_model(name):
-        close = timm.list_models(f"*{name.partition('.')[0].partition('_')[0]}*")[:5]
         raise TaskError(
             describe(
                 f"model.timm {name!r}",
                 expected="a model name of the installed timm",
                 found="an unknown one",
-                fix=f"look at timm.list_models(); similar: {', '.join(close) or 'none'}",
+                fix=look_at("timm.list_models()", name, timm.list_models()),
             )
         )
     size = {} if classes is None else {"num_classes": classes}

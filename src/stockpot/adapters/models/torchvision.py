@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stockpot.adapters.extras import need
+from stockpot.adapters.extras import look_at, need
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.errors import TaskError, describe
 
@@ -17,7 +17,7 @@ def load(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel
                 f"model.torchvision {name!r}",
                 expected="a model name of the installed torchvision",
                 found="an unknown one",
-                fix="look at torchvision.models.list_models()",
+                fix=look_at("torchvision.models.list_models()", name, models.list_models()),
             )
         )
     size = {} if classes is None else {"num_classes": classes}

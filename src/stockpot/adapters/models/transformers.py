@@ -11,6 +11,7 @@ from typing import Any
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
 from stockpot.adapters.models.processor import image_input
+from stockpot.adapters.quiet import no_bars
 from stockpot.errors import TaskError, describe
 
 _WEIGHTS = (
@@ -40,16 +41,7 @@ def load(
     builder = _class(transformers, auto_class, content)
     has_weights = folder is not None and any((folder / name).is_file() for name in _WEIGHTS)
     if pretrained and has_weights:
-        model = _try(
-            str(folder),
-            lambda: builder.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=classes is not None,
-            ),
-        )
+        model = _pretrained(transformers, builder, folder, config, classes is not None)
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
@@ -62,6 +54,33 @@ def load(
         language=name.endswith("CausalLM"),
         class_names=_class_names(config),
     )
+
+
+def _pretrained(transformers: Any, builder: Any, folder: Path | None, config: Any, new_head: bool) -> Any:
+    with no_bars(transformers.utils.logging):
+        model, info = _try(
+            str(folder),
+            lambda: builder.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=new_head,
+                output_loading_info=True,
+            ),
+        )
+    # The library loads what it finds and leaves the rest random: fine for a head, not for a model.
+    left, total = len(info["missing_keys"]) + len(info["mismatched_keys"]), len(model.state_dict())
+    if 2 * left > total:
+        raise TaskError(
+            describe(
+                f"weights in {folder}",
+                expected=f"tensors for {type(model).__name__}",
+                found=f"none for {left} of its {total} tensors",
+                fix="check model.auto_class and the folder",
+            )
+        )
+    return model
 
 
 def _content(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
