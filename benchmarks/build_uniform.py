@@ -42,7 +42,9 @@ def make(folder: Path, models: int) -> list[Path]:
             generator = torch.Generator().manual_seed(k)
             base = torch.Generator().manual_seed(10**6)
             tensors = {
-                name: torch.randn(shape, generator=base).mul_(0.02).add_(torch.randn(shape, generator=generator), alpha=1e-3)
+                name: torch.randn(shape, generator=base)
+                .mul_(0.02)
+                .add_(torch.randn(shape, generator=generator), alpha=1e-3)
                 for name, shape in shapes.vit_b_32().items()
             }
             save_file(tensors, file, metadata={"format": "pt"})
@@ -57,7 +59,9 @@ def run(command: list[str]) -> tuple[float, int]:
     while process.poll() is None:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
-            peak = max(peak, *(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("RssAnon")), 0)
+            peak = max(
+                peak, *(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("RssAnon")), 0
+            )
         except OSError:
             pass
         time.sleep(0.01)
@@ -81,8 +85,12 @@ def agree(files: list[Path], ours: Path, theirs: Path | None) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", default=shutil.which("mergekit-pytorch"), help="mergekit-pytorch of mergekit 0.1.4")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--peer", default=shutil.which("mergekit-pytorch"), help="mergekit-pytorch of mergekit 0.1.4"
+    )
     parser.add_argument("--models", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stockpot-bench-uniform")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,9 @@ class Choices(Protocol):
 class Descent:
     """Steps on `raw` (b, G) with theta = fixed + sum_k c_k d_k, one graph on the mixed model only."""
 
+    burst = 1  # steps worth asking for at once
+    path = "eager"
+
     def __init__(
         self,
         live: Live,
@@ -65,34 +69,43 @@ class Descent:
             else nn.Parameter(torch.tensor(temperature, dtype=live.dtype, device=live.device))
         )
         self.optimizer = self._optimizer()
-        self.scheduler = self._scheduler(steps)
+        self.rates = learning_rates(choices, steps)
+        self.done = 0  # steps taken
 
     def mix(self) -> None:
         """Write the current soup into the model."""
         with torch.no_grad():
-            self.directions.mix(self.fixed, coefficients(self.raw, self.simplex), out=self.live.theta)
-        self.live.push()
+            c = coefficients(self.raw, self.simplex)
+            if self.directions.fast and not self.live._copied:
+                self.directions.mix(
+                    self.fixed, c, out=self.live.flat
+                )  # rounds to the model's dtype on the way
+            else:
+                self.directions.mix(self.fixed, c, out=self.live.theta)
+                self.live.push()
 
     def gradient(self, data: Data, indices: Tensor) -> Tensor:
         """Fill raw.grad (and temperature.grad) for one batch; returns its mean loss, on the device."""
+        mine = parallel.share(indices)
+        pieces = mine.chunk(min(self.choices.accumulate, max(1, len(mine))))
+        to_device = self.live.task.to_device
+        return self._backward([(to_device(data.batch(p)), len(p)) for p in pieces if len(p)], len(indices))
+
+    def _backward(self, batches: list[tuple[Any, int]], size: int) -> Tensor:
+        """The same for batches on the device: the pieces, with their sizes, of a batch of `size` samples in all."""
         task, live = self.live.task, self.live
         self.mix()
         live.clear_gradient()
         self.optimizer.zero_grad()
         total = torch.zeros((), dtype=live.dtype, device=live.device)
-        mine = parallel.share(indices)
-        for piece in mine.chunk(min(self.choices.accumulate, max(1, len(mine)))):
-            if not len(piece):
-                continue
+        for batch, samples in batches:
             loss = task.loss(
-                task.to_device(data.batch(piece)),
-                label_smoothing=self.choices.label_smoothing,
-                temperature=self.temperature,
-            ) * (len(piece) / len(indices))
+                batch, label_smoothing=self.choices.label_smoothing, temperature=self.temperature
+            ) * (samples / size)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         with torch.no_grad():
-            slope = self.directions.project(live.collect_gradient())  # (b, G)
+            slope = self.directions.project(live.collect_gradient()).to(live.dtype)  # (b, G)
             parallel.add_up([slope, total])
             self.raw.grad = pull_back(self.raw, slope, self.simplex)
             if self.temperature is not None:
@@ -101,14 +114,27 @@ class Descent:
                 parallel.add_up([self.temperature.grad])
         return total
 
-    def step(self, data: Data, indices: Tensor) -> float:
-        """One optimiser step; returns the loss before it. A non-finite loss changes nothing."""
+    def run(self, data: Data, batches: list[Tensor]) -> list[float]:
+        """One optimiser step for each batch of indices; returns the losses before each of them.
+
+        Stops after a loss that is not finite; such a step changes nothing.
+        """
+        losses: list[float] = []
+        for indices in batches:
+            losses.append(self._step(data, indices))
+            if not math.isfinite(losses[-1]):
+                break
+        return losses
+
+    def _step(self, data: Data, indices: Tensor) -> float:
         loss = float(self.gradient(data, indices))
-        if loss == loss and abs(loss) != float("inf"):
+        if math.isfinite(loss):
             if self.choices.clip is not None:
                 nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rates[self.done]
             self.optimizer.step()
-            self.scheduler.step()
+            self.done += 1
         return loss
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -120,33 +146,19 @@ class Descent:
             return torch.optim.SGD(groups, lr=c.lr, momentum=c.momentum)
         return torch.optim.AdamW(groups, lr=c.lr)
 
-    def _scheduler(self, steps: int) -> LRScheduler:
-        warm = round(self.choices.warmup * steps)
-        rest = max(1, steps - warm)
-        after: LRScheduler = (
-            CosineAnnealingLR(self.optimizer, T_max=rest)
-            if self.choices.schedule == "cosine"
-            else ConstantLR(self.optimizer, factor=1.0, total_iters=1)
-        )
-        if not warm:
-            return after
-        rise = LinearLR(self.optimizer, start_factor=1.0 / (warm + 1), total_iters=warm)
-        return SequentialLR(self.optimizer, [rise, after], milestones=[warm])
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything the next step depends on, as tensors and JSON values."""
-        tensors = {"raw": self.raw.detach().clone()}
+        tensors = {"raw": self.raw.detach().cpu().clone()}
         if self.temperature is not None:
-            tensors["temperature"] = self.temperature.detach().clone()
-        saved = self.optimizer.state_dict()
-        for number, entries in saved["state"].items():
+            tensors["temperature"] = self.temperature.detach().cpu().clone()
+        for number, entries in self.optimizer.state_dict()["state"].items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer.{number}.{key}"] = value.clone()
-        groups = [{k: v for k, v in group.items() if k != "params"} for group in saved["param_groups"]]
-        return tensors, {"groups": groups, "scheduler": self.scheduler.state_dict()}
+                    tensors[f"optimizer.{number}.{key}"] = value.cpu().clone()
+        return tensors, {"done": self.done}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self.done = int(values["done"])
         with torch.no_grad():
             self.raw.copy_(tensors["raw"])
             if self.temperature is not None:
@@ -157,7 +169,24 @@ class Descent:
             if name.startswith("optimizer."):
                 _, number, key = name.split(".", 2)
                 saved["state"].setdefault(int(number), {})[key] = tensor.clone()
-        for group, values_of in zip(saved["param_groups"], values["groups"], strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in values_of.items()})
         self.optimizer.load_state_dict(saved)
-        self.scheduler.load_state_dict(values["scheduler"])
+
+
+def learning_rates(choices: Choices, steps: int) -> list[float]:
+    """The rate of every step: linear warm-up, then cosine or constant."""
+    nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=choices.lr)
+    warm = round(choices.warmup * steps)
+    scheduler: LRScheduler = (
+        CosineAnnealingLR(nothing, T_max=max(1, steps - warm))
+        if choices.schedule == "cosine"
+        else ConstantLR(nothing, factor=1.0, total_iters=1)
+    )
+    if warm:
+        rise = LinearLR(nothing, start_factor=1.0 / (warm + 1), total_iters=warm)
+        scheduler = SequentialLR(nothing, [rise, scheduler], milestones=[warm])
+    rates = []
+    for _ in range(steps):
+        rates.append(float(nothing.param_groups[0]["lr"]))
+        nothing.step()
+        scheduler.step()
+    return rates

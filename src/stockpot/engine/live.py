@@ -1,7 +1,7 @@
-"""The user's model with its mixed tensors laid out in one flat vector, and gradients in another.
+"""The user's model with its mixed tensors laid out in one flat vector.
 
-Parameters become views of the flat vectors, so that mixing writes the model and backward fills the gradient without a
-copy. Where a parameter's dtype differs from the vector's (a bf16 model with fp32 mixing), it is copied instead.
+Parameters become views of `flat`, so that mixing writes the model without a copy. `theta` is the soup in the dtype of
+the sums (fp32 or better); it is `flat` itself unless the model is narrower (a bf16 model), then `push` rounds it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.engine.plan import FlatPlan
+from stockpot.engine.tiles import ALIGN, Tiles
 from stockpot.errors import TaskError, describe
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
@@ -27,18 +28,41 @@ class Live:
         self.task = task
         self.pool = pool
         self.layout = layout
-        self.plan = FlatPlan.of(layout, pool.specs)
         self.device = task.device
-        self.dtype = torch.float32
+        cuda = self.device.type == "cuda"
+        self.plan = FlatPlan.of(layout, pool.specs, ALIGN if cuda else 1)
+        self.tiles = Tiles.of(self.plan, self.device) if cuda else None
+        self.dtype = torch.float32  # of sums and coefficients
         for name in layout.group_of:
             self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
         tensors: dict[str, Tensor] = dict(task.model.named_parameters(remove_duplicate=False))
         tensors.update(task.model.named_buffers(remove_duplicate=False))
         self._tensors = tensors
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
-        self.theta = torch.empty(self.plan.size, dtype=self.dtype, device=self.device)  # (P,)
-        self.grad = torch.zeros(self.plan.size, dtype=self.dtype, device=self.device)  # (P,)
-        self._copied: list[tuple[Tensor, Tensor, Tensor]] = []  # model tensor, its part of theta, of grad
+        kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
+        narrow = len(kinds) == 1 and cuda
+        self.flat = self._zeros(
+            next(iter(kinds)) if narrow else self.dtype
+        )  # (P,) what the model is a view of
+        self._theta: Tensor | None = self.flat if self.flat.dtype == self.dtype else None
+        self._grad: Tensor | None = None
+        self._bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
+        self._copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
+
+    @property
+    def theta(self) -> Tensor:
+        """(P,) in the dtype of sums; call `push` after writing it."""
+        if self._theta is None:
+            self._theta = self._zeros(self.dtype)
+        return self._theta
+
+    def drop_theta(self) -> None:
+        """Free theta where the model does not live in it."""
+        if self._theta is not self.flat:
+            self._theta = None
+
+    def _zeros(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self.plan.size, dtype=dtype, device=self.device)
 
     def __enter__(self) -> Live:
         try:
@@ -52,6 +76,7 @@ class Live:
         places = self._places()  # may refuse; the model is untouched so far
         for parameter in self.task.model.parameters():
             parameter.requires_grad_(False)
+            parameter.grad = None
         for tensor, start, stop in places:
             self._bind(tensor, start, stop)
         self.load_kept()
@@ -81,22 +106,19 @@ class Live:
     ) -> None:
         for tensor in self._tensors.values():
             tensor.grad = None
-            if tensor.untyped_storage().data_ptr() == self.theta.untyped_storage().data_ptr():
+            if tensor.untyped_storage().data_ptr() == self.flat.untyped_storage().data_ptr():
                 tensor.data = tensor.data.clone()
         for parameter, before in self._frozen_before:
             parameter.requires_grad_(before)
 
     def _bind(self, tensor: Tensor, start: int, stop: int) -> None:
-        part, slope = self.theta[start:stop], self.grad[start:stop]
-        if tensor.dtype == self.dtype:
-            tensor.data = part.view(tensor.shape)
-            if isinstance(tensor, nn.Parameter):
-                tensor.requires_grad_(True)
-                tensor.grad = slope.view(tensor.shape)
+        self._bound.append((tensor, start, stop))
+        if isinstance(tensor, nn.Parameter):
+            tensor.requires_grad_(True)
+        if tensor.dtype == self.flat.dtype:
+            tensor.data = self.flat[start:stop].view(tensor.shape)
         else:
-            self._copied.append((tensor, part, slope))
-            if isinstance(tensor, nn.Parameter):
-                tensor.requires_grad_(True)
+            self._copied.append((tensor, start, stop))
 
     def load_kept(self) -> None:
         """Put the tensors that are not mixed into the model: frozen and excluded ones from the donor."""
@@ -121,12 +143,14 @@ class Live:
         """Ingredient k as a flat vector. out: (P,)"""
         for slot in self.plan.slots:
             out[slot.start : slot.stop].copy_(self.pool.tensor(k, slot.names[0]).reshape(-1))
+        for start, stop in self.plan.gaps():
+            out[start:stop].zero_()
         return out
 
     def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
         """theta-bar, streamed tensor by tensor: the same numbers as the uniform soup's file. (P,)"""
         rows = list(range(len(self.pool))) if over is None else over
-        out = torch.empty(self.plan.size, dtype=self.dtype, device=self.device)
+        out = self._zeros(self.dtype)
         for slot in self.plan.slots:
             parts = [self.pool.tensor(k, slot.names[0]) for k in rows]
             out[slot.start : slot.stop].copy_(mix_tensor(parts, [1.0 / len(rows)] * len(rows)).view(-1))
@@ -134,22 +158,47 @@ class Live:
         return out
 
     def push(self) -> None:
-        """Make the model follow theta where its tensors are not views of it."""
-        for tensor, part, _ in self._copied:
-            tensor.data.copy_(part.view(tensor.shape))
+        """Make the model follow theta where it is not a view of it."""
+        if self._theta is not None and self._theta is not self.flat:
+            self.flat.copy_(self._theta)
+        self.push_copies()
+
+    def push_copies(self) -> None:
+        source = self.flat if self._theta is None else self._theta
+        for tensor, start, stop in self._copied:
+            tensor.data.copy_(source[start:stop].view(tensor.shape))
 
     def clear_gradient(self) -> None:
-        self.grad.zero_()
-        for tensor, _, _ in self._copied:
+        for tensor, _, _ in self._bound:
             tensor.grad = None
 
     def collect_gradient(self) -> Tensor:
-        """The gradient of the mixed weights after backward. (P,)"""
-        for tensor, _, slope in self._copied:
-            if tensor.grad is not None:
-                slope.add_(tensor.grad.reshape(-1))
-                tensor.grad = None
-        return self.grad
+        """The gradient of the mixed weights after backward, flat; frees the parameters' own. (P,)"""
+        if self._grad is None:
+            self._grad = torch.zeros_like(self.flat)
+        parts, grads = [], []
+        written: set[int] = set()
+        for tensor, start, stop in self._bound:
+            part = self._grad[start:stop].view(tensor.shape)
+            if tensor.grad is None:
+                if start not in written:
+                    part.zero_()
+            elif start in written:  # a second name of a tied tensor
+                _copy(parts, grads)
+                parts, grads = [], []
+                part.add_(tensor.grad)
+            else:
+                parts.append(part)
+                grads.append(tensor.grad)
+            written.add(start)
+        _copy(parts, grads)
+        self.clear_gradient()
+        return self._grad
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def _torn(name: str, other: str, found: str) -> TaskError:

@@ -28,34 +28,43 @@ class Slot:
 
 @dataclass(frozen=True)
 class FlatPlan:
-    """All mixed tensors in one vector of length P, those of one coefficient group side by side."""
+    """All mixed tensors in one vector of length P, those of one coefficient group side by side.
+
+    With `align` > 1 every tensor starts at a multiple of it and so does the end, for wide loads on a GPU; the gaps
+    are zero in everything that is laid out this way.
+    """
 
     slots: tuple[Slot, ...]
-    bounds: tuple[tuple[int, int], ...]  # per group: where its tensors start and stop
+    bounds: tuple[tuple[int, int], ...]  # per group: where its tensors start and stop, gaps included
     size: int  # P
 
     @classmethod
-    def of(cls, layout: Layout, specs: Mapping[str, Shaped]) -> FlatPlan:
+    def of(cls, layout: Layout, specs: Mapping[str, Shaped], align: int = 1) -> FlatPlan:
         first_of = {name: names[0] for names in layout.tied for name in names}
         members: dict[str, list[str]] = {}
         for name in layout.group_of:
             members.setdefault(first_of.get(name, name), []).append(name)
-        slots: list[Slot] = []
-        bounds: list[tuple[int, int]] = []
-        position = 0
         by_group: dict[int, list[list[str]]] = {}
         for names in members.values():
             by_group.setdefault(layout.group_of[names[0]], []).append(names)
+        slots: list[Slot] = []
+        bounds: list[tuple[int, int]] = []
+        position = 0
         for group in range(len(layout)):
             begin = position
             for names in by_group[group]:
                 shape = tuple(specs[names[0]].shape)
-                size = math.prod(shape)
-                slots.append(Slot(tuple(names), shape, position, position + size, group))
-                position += size
+                stop = position + math.prod(shape)
+                slots.append(Slot(tuple(names), shape, position, stop, group))
+                position = -(-stop // align) * align
             bounds.append((begin, position))
         return cls(tuple(slots), tuple(bounds), position)
 
     @property
     def groups(self) -> int:
         return len(self.bounds)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The stretches that belong to no tensor."""
+        ends = [slot.start for slot in self.slots[1:]] + [self.size]
+        return [(slot.stop, end) for slot, end in zip(self.slots, ends, strict=True) if slot.stop < end]

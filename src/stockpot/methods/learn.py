@@ -171,27 +171,36 @@ class Learner:
             begin, best = self._continue(descent)
         every = max(1, steps // s.evaluations)
         good = (raw, track.temperature)
-        with torch.random.fork_rng(devices=[]), task.learning():
+        accelerators = [self.live.device] if self.live.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=accelerators), task.learning():
             if begin == 0 and track.held_out is not None and t == 0:
                 best = (self._held_out(descent, track, t, 0), raw, track.temperature)
-            for j in range(begin, steps):
-                step = t * steps + j
-                # For losses that draw numbers.
-                torch.manual_seed((self._data_seed(track) * 1_000_000_007 + step) % 2**63)
+            j = begin
+            while j < steps:
+                # Up to the next evaluation, at most as many steps as the engine likes to take at once.
+                stop = steps if track.held_out is None else min(steps, (j // every + 1) * every)
+                stop = min(stop, j + descent.burst)
+                _seed(self.live.device, self._data_seed(track) * 1_000_000_007 + t * steps + j)
                 now = (descent.raw.detach().cpu().clone(), _value(descent.temperature))
-                rate = descent.optimizer.param_groups[0]["lr"]
-                loss = descent.step(track.data, track.data.order(self._data_seed(track), step, s.batch_size))
-                if not math.isfinite(loss):
-                    keep = good if track.held_out is None else best[1:]
-                    raise self._stopped(t, j, str(loss), track, directions, keep[0])
+                batches = [
+                    track.data.order(self._data_seed(track), t * steps + i, s.batch_size)
+                    for i in range(j, stop)
+                ]
+                for loss in descent.run(track.data, batches):
+                    if not math.isfinite(loss):
+                        keep = good if track.held_out is None else best[1:]
+                        raise self._stopped(t, j, str(loss), track, directions, keep[0])
+                    self._tell(
+                        "step", block=t, fold=track.number, step=j, of=steps, loss=loss, lr=descent.rates[j]
+                    )
+                    j += 1
                 good = now
-                self._tell("step", block=t, fold=track.number, step=j, of=steps, loss=loss, lr=rate)
-                if track.held_out is not None and ((j + 1) % every == 0 or j + 1 == steps):
-                    loss = self._held_out(descent, track, t, j + 1)
+                if track.held_out is not None and (j % every == 0 or j == steps):
+                    loss = self._held_out(descent, track, t, j)
                     if loss < best[0]:
                         best = (loss, descent.raw.detach().cpu().clone(), _value(descent.temperature))
                 if time.monotonic() - self._saved_at > self.store.interval:
-                    self._keep(descent, j + 1, best)
+                    self._keep(descent, j, best)
                     self._save()
         if track.held_out is None:
             best = (float("inf"), descent.raw.detach().cpu().clone(), _value(descent.temperature))
@@ -294,6 +303,15 @@ def steps_for(settings: Settings, samples: int) -> int:
 
 def _value(temperature: Tensor | None) -> float | None:
     return None if temperature is None else float(temperature.detach())
+
+
+def _seed(device: torch.device, value: int) -> None:
+    """For losses that draw numbers: they depend on the step, not on what ran before."""
+    # Not torch.manual_seed: where CUDA is not in use yet, it formats and keeps a stack trace at every call.
+    torch.default_generator.manual_seed(value % 2**63)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(value % 2**63)
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,164 @@
+"""The two operations of engine/reference.py, and the encoding of directions, as Triton kernels.
+
+All are bound by memory: each element of the directions is read once. Sums are deterministic: a tile's partial sum is
+written to its own place and a second kernel adds those of a group in a fixed order. Offsets `k * P` are 64-bit: they
+pass 2^31 at 72 models of 88M parameters. Imported only where a CUDA device is used.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from stockpot.engine.tiles import TILE, Tiles
+
+Shape = tuple[int, int]  # rows of D loaded together, warps
+# Measured on an H200 (benchmarks/kernels.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
+_PROJECT: dict[torch.dtype, Shape] = {torch.float32: (1, 8), torch.bfloat16: (1, 8), torch.int8: (1, 4)}
+_MIX: dict[torch.dtype, Shape] = {torch.float32: (2, 8), torch.bfloat16: (4, 8), torch.int8: (1, 16)}
+
+
+@triton.jit
+def _project_tiles(
+    D, G, SCALE, PART, START, LENGTH, P, b,
+    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0).to(tl.int64)
+    start = tl.multiple_of(tl.load(START + tile), 128)
+    length = tl.multiple_of(tl.load(LENGTH + tile), 128)
+    columns = tl.arange(0, TILE)
+    inside = columns < length
+    g = tl.load(G + start + columns, mask=inside, other=0.0).to(tl.float32)  # (TILE,)
+    for k0 in range(0, b, BK):
+        k = k0 + tl.arange(0, BK)
+        known = k < b
+        rows = k.to(tl.int64)[:, None] * P + start
+        d = tl.load(D + rows + columns[None, :], mask=known[:, None] & inside[None, :], other=0)
+        part = tl.sum(d.to(tl.float32) * g[None, :], axis=1)  # (BK,)
+        if SCALED:
+            part *= tl.load(SCALE + tile * b + k, mask=known, other=0.0)
+        tl.store(PART + tile * b + k, part, mask=known)
+
+
+@triton.jit
+def _add_tiles(PART, OUT, FIRST, b, groups, BK: tl.constexpr, BT: tl.constexpr):
+    j = tl.program_id(0)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    known = k < b
+    end = tl.load(FIRST + j + 1)
+    total = tl.zeros((BT, BK), dtype=tl.float32)
+    for t0 in range(tl.load(FIRST + j), end, BT):
+        t = t0 + tl.arange(0, BT)
+        places = t.to(tl.int64)[:, None] * b + k[None, :]
+        total += tl.load(PART + places, mask=(t < end)[:, None] & known[None, :], other=0.0)
+    tl.store(OUT + k * groups + j, tl.sum(total, axis=0), mask=known)
+
+
+@triton.jit
+def _mix_tiles(
+    D, FIXED, C, SCALE, OUT, START, LENGTH, GROUP, P, b, groups,
+    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0).to(tl.int64)
+    start = tl.multiple_of(tl.load(START + tile), 128)
+    length = tl.multiple_of(tl.load(LENGTH + tile), 128)
+    j = tl.load(GROUP + tile)
+    columns = tl.arange(0, TILE)
+    inside = columns < length
+    total = tl.load(FIXED + start + columns, mask=inside, other=0.0)  # (TILE,) fp32
+    for k0 in range(0, b, BK):
+        k = k0 + tl.arange(0, BK)
+        known = k < b
+        c = tl.load(C + k * groups + j, mask=known, other=0.0)
+        if SCALED:
+            c *= tl.load(SCALE + tile * b + k, mask=known, other=0.0)
+        rows = k.to(tl.int64)[:, None] * P + start
+        d = tl.load(D + rows + columns[None, :], mask=known[:, None] & inside[None, :], other=0)
+        total += tl.sum(d.to(tl.float32) * c[:, None], axis=0)
+    tl.store(OUT + start + columns, total.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _encode_tiles(
+    X, CENTRE, ROW, SCALE, START, LENGTH, first, offset, b, k,
+    TILE: tl.constexpr, SCALED: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
+    tile = first + tl.program_id(0).to(tl.int64)
+    start = tl.multiple_of(tl.load(START + tile), 128) - offset
+    length = tl.multiple_of(tl.load(LENGTH + tile), 128)
+    columns = tl.arange(0, TILE)
+    inside = columns < length
+    x = tl.load(X + start + columns, mask=inside, other=0.0)
+    if CENTRED:
+        x -= tl.load(CENTRE + start + columns, mask=inside, other=0.0)
+    if SCALED:
+        largest = tl.max(tl.abs(x), axis=0)
+        scale = largest / 127.0
+        x = tl.where(largest > 0, x / scale, 0.0)
+        x = tl.floor(x + 0.5)
+        tl.store(SCALE + tile * b + k, scale)
+    tl.store(ROW + start + columns, x.to(ROW.dtype.element_ty), mask=inside)
+
+
+def project(
+    rows: Tensor, gradient: Tensor, tiles: Tiles, scale: Tensor | None, shape: Shape | None = None
+) -> Tensor:
+    """rows: (b, P) fp32, bf16 or int8; gradient: (P,); scale: (tiles, b) for int8 -> (b, G) fp32"""
+    b, size = rows.shape
+    groups = tiles.first.numel() - 1
+    partial = torch.empty(tiles.count, b, dtype=torch.float32, device=rows.device)
+    out = torch.empty(b, groups, dtype=torch.float32, device=rows.device)
+    block, warps = shape or _PROJECT[rows.dtype]
+    _project_tiles[(tiles.count,)](
+        rows, gradient, scale, partial, tiles.start, tiles.length, size, b,
+        BK=block, TILE=TILE, SCALED=scale is not None, num_warps=warps,
+    )  # fmt: skip
+    few = 16
+    _add_tiles[(groups, triton.cdiv(b, few))](
+        partial, out, tiles.first, b, groups, BK=few, BT=64, num_warps=4
+    )
+    return out
+
+
+def mix(
+    rows: Tensor,
+    fixed: Tensor,
+    coefficients: Tensor,
+    out: Tensor,
+    tiles: Tiles,
+    scale: Tensor | None,
+    shape: Shape | None = None,
+) -> None:
+    """out = fixed + sum_k c_k d_k. fixed: (P,) fp32; coefficients: (b, G) fp32; out: (P,) any dtype"""
+    b, size = rows.shape
+    block, warps = shape or _MIX[rows.dtype]
+    _mix_tiles[(tiles.count,)](
+        rows, fixed, coefficients, scale, out, tiles.start, tiles.length, tiles.group, size, b,
+        coefficients.shape[1], BK=block, TILE=TILE, SCALED=scale is not None, num_warps=warps,
+    )  # fmt: skip
+
+
+def encode(
+    x: Tensor,
+    centre: Tensor | None,
+    row: Tensor,
+    scale: Tensor | None,
+    tiles: Tiles,
+    *,
+    first: int,
+    count: int,
+    offset: int,
+    models: int,
+    k: int,
+) -> None:
+    """A stretch of model k as a direction: row = x - centre, rounded to row's dtype.
+
+    x, centre, row hold the stretch that starts at `offset` of the flat vector: tiles `first` to `first + count`.
+    scale: (tiles, models), filled at column k for int8.
+    """
+    _encode_tiles[(count,)](
+        x, centre, row, scale, tiles.start, tiles.length, first, offset, models, k,
+        TILE=TILE, SCALED=scale is not None, CENTRED=centre is not None, num_warps=8,
+    )  # fmt: skip
