@@ -94,7 +94,7 @@ def _forecast(forecast: Mapping[str, Any], models: int) -> None:
     budget = forecast["budget"]
     headings = ["method", "models at a time", "peak memory", "reading"]
     if budget is not None:
-        headings.append(f"fits {words.size(budget)}")
+        headings.append("fits the budget")
     rows = []
     for row in forecast["rows"]:
         block = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -209,15 +209,18 @@ def _same(path: Path, run: Mapping[str, Any], identity: Identity) -> None:
         earlier = parse(file.read_text(encoding="utf-8"), str(file)) if file.exists() else {}
         changed += differences(earlier or {}, identity.recipe) or ["the recipe"]
     if changed:
-        lines = "\n".join(f"    {line}" for line in changed)
-        raise RunError(
-            describe(
-                f"output directory {path}",
-                expected="a new directory, or the same run to continue",
-                found=f"another run:\n{lines}\n ",
-                fix="choose another directory with --out, or replace that run with --overwrite",
-            )
-        )
+        raise refused(path, "a new directory, or the same run to continue", "another run", changed)
+
+
+def refused(path: Path, expected: str, found: str, differing: Sequence[str]) -> RunError:
+    """A run directory that cannot be continued, with the difference shown."""
+    message = describe(
+        f"output directory {path}",
+        expected=expected,
+        found=found,
+        fix="choose another directory with --out, or replace that run with --overwrite",
+    )
+    return RunError("\n".join([message, "  What differs:", *(f"    {line}" for line in differing)]))
 
 
 def _refuse_foreign(path: Path) -> None:

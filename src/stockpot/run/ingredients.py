@@ -12,12 +12,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from stockpot import atomic
-from stockpot.errors import RunError, describe
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
 from stockpot.pool import Pool
-from stockpot.run.directory import POOL, RunDirectory, read_json
+from stockpot.run.directory import POOL, RunDirectory, read_json, refused
 from stockpot.run.distances import distances
 from stockpot.run.scores import decode, encode, number
 
@@ -78,17 +77,8 @@ def write_pool(directory: RunDirectory, pool: Pool, layout: Layout, listen: List
     if not lines and list(before) != list(now):
         lines = ["the order of the ingredients"]
     if lines:
-        shown = "\n".join(
-            f"    {line}" for line in [*lines[:8], *([f"and {len(lines) - 8} more"] * (len(lines) > 8))]
-        )
-        raise RunError(
-            describe(
-                f"output directory {directory.path}",
-                expected="the ingredients this run was started with",
-                found=f"others:\n{shown}\n ",
-                fix="choose another directory with --out, or replace that run with --overwrite",
-            )
-        )
+        shown = lines if len(lines) <= 8 else [*lines[:8], f"and {len(lines) - 8} more"]
+        raise refused(directory.path, "the ingredients this run was started with", "others", shown)
 
 
 def restore_scores(directory: RunDirectory, kitchen: Kitchen) -> None:

@@ -54,7 +54,7 @@ def verdict(records: Mapping[str, MethodRecord], name: str, metric: str, models:
 
 def _difference(scores: Scores, other: Scores, metric: str) -> str:
     mean, low, high = scores.difference(other)
-    interval = f"95 % interval {signed(low, metric)} to {signed(high, metric)}"
+    interval = f"95 % interval {signed(low, metric, unit=False)} to {signed(high, metric, unit=False)}"
     if low > 0:
         return f"The gain of {signed(mean, metric)} is beyond chance ({interval})."
     if high < 0:
@@ -70,5 +70,7 @@ def shown(value: float, metric: str) -> str:
     return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
-def signed(value: float, metric: str) -> str:
-    return f"{100 * value:+.2f} points" if metric == "accuracy" else f"{value:+.4g}"
+def signed(value: float, metric: str, *, unit: bool = True) -> str:
+    if metric != "accuracy":
+        return f"{value:+.4g}"
+    return f"{100 * value:+.2f}{' points' if unit else ''}"

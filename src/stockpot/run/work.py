@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stockpot.errors import MethodError, RunError, StockpotError, describe
+from stockpot.errors import MethodError, StockpotError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
 from stockpot.methods.cooking import prepare, reported
@@ -22,7 +22,7 @@ from stockpot.methods.result import Result
 from stockpot.methods.settings import LEARNED, Settings, block_size_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
-from stockpot.run.directory import RESULTS, RunDirectory
+from stockpot.run.directory import RESULTS, RunDirectory, refused
 from stockpot.run.fingerprint import fingerprint
 from stockpot.run.ingredients import keep_scores, restore_scores, write_pool
 from stockpot.run.records import MethodRecord
@@ -121,13 +121,11 @@ def _same_data(directory: RunDirectory, task: Task) -> None:
     if earlier is None:
         directory.note(fit_digest=now)
     elif earlier != now:
-        raise RunError(
-            describe(
-                f"output directory {directory.path}",
-                expected="the fitting data this run was started with",
-                found="other samples",
-                fix="choose another directory with --out, or replace that run with --overwrite",
-            )
+        raise refused(
+            directory.path,
+            "the fitting data this run was started with",
+            "other samples",
+            ["the content of the fitting data"],
         )
 
 

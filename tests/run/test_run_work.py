@@ -1,0 +1,201 @@
+"""A run decides everything before it looks at the report data, and continues as if never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stockpot.errors import RunError
+from stockpot.events import Event, Listener, ignore
+from stockpot.methods.settings import METHODS, Settings, settings_for
+from stockpot.pool import Pool
+from stockpot.run import Identity, Job, Outcome, RunDirectory, run_job
+from stockpot.run.records import read
+from stockpot.run.soups import rebuild_soup
+from stockpot.run.verdict import recommended
+from stockpot.task import Task
+from zoo import fine_tunes, mlp, normed, samples, write, zoo
+
+IDENTITY = Identity("compare", "toy")
+FEW = ("best", "uniform", "greedy", "ensemble", "hl+", "crossfit")
+
+
+def settings(*methods: str, **given: Any) -> dict[str, Settings]:
+    return {name: settings_for(name, **{"steps": 6, **given}) for name in methods}
+
+
+def cooked(
+    path: Path, pool: Pool, task: Task, methods: dict[str, Settings], listen: Listener = ignore, **job: Any
+) -> Outcome:
+    with RunDirectory.create(path, IDENTITY) as directory:
+        return run_job(directory, Job(pool, task, methods, **job), listen)
+
+
+def toy(path: Path, count: int = 4, build: Callable[[], torch.nn.Module] = mlp) -> tuple[Pool, Task]:
+    return zoo(path / "pool", count, build=build, report=samples(60, seed=5))
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """What a run decided, without clocks and memory."""
+    found = {}
+    for file in sorted(path.rglob("*")):
+        name = str(file.relative_to(path))
+        if file.name in ("weights.safetensors", "model.safetensors", "statistics.safetensors"):
+            found[name] = file.read_bytes()
+        elif file.name == "result.json":
+            value = json.loads(file.read_text())
+            for unsteady in ("seconds", "peak_host", "peak_device"):
+                del value[unsteady]
+            found[name] = json.dumps(value).encode()
+    return found
+
+
+def test_the_record_is_complete(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    outcome = cooked(tmp_path / "run", pool, task, settings(*METHODS))
+    run = tmp_path / "run"
+    results = json.loads((run / "results.json").read_text())
+    assert results["methods"] == list(METHODS)
+    assert results["baseline"] == "best"
+    assert results["recommended"] == outcome.recommended
+    about = json.loads((run / "run.json").read_text())
+    assert about["status"] == "done"
+    ingredients = json.loads((run / "pool.json").read_text())
+    assert [entry["name"] for entry in ingredients["ingredients"]] == list(pool.names)
+    assert all(0 <= entry["fit"]["mean"] <= 1 for entry in ingredients["ingredients"])
+    for name in METHODS:
+        record = read(run / "methods" / name.replace("+", "-plus"))
+        assert record is not None
+        assert record.value["report"]["n"] == 60
+        assert ("W" in record.tensors) == (name != "ensemble")
+        assert len(record.tensors["report_values"]) == 60
+    crossfit = read(run / "methods" / "crossfit")
+    assert crossfit is not None
+    assert {curve["fold"] for curve in crossfit.value["curves"]["held_out"]} == {0, 1, 2, 3}
+    assert set(crossfit.value["guard"]["held_out"]) == {"learned", "best", "uniform", "greedy"}
+    greedy = read(run / "methods" / "greedy")
+    assert greedy is not None
+    assert len(greedy.value["greedy"]) == 4
+    assert outcome.soup is not None
+    assert (outcome.soup / "model.safetensors").exists()
+
+
+def test_every_decision_comes_before_the_report_data(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    events: list[Event] = []
+    cooked(tmp_path / "run", pool, task, settings(*FEW), events.append, growth=True)
+    kinds = [event.kind for event in events if event.kind in ("cooked", "report")]
+    assert kinds == sorted(kinds)  # all "cooked", then all "report"
+    decided = len(FEW) + 3  # and uniform, greedy, crossfit of the first two ingredients
+    assert kinds.count("cooked") == kinds.count("report") == decided
+
+
+def test_finished_methods_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings(*FEW))
+    before = files(tmp_path / "run")
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("cooked or scored again")
+
+    monkeypatch.setattr("stockpot.run.work.prepare", never)
+    monkeypatch.setattr(Task, "report_scores", never)
+    outcome = cooked(tmp_path / "run", pool, task, settings(*FEW))
+    assert outcome.reused == FEW
+    assert files(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+@pytest.mark.parametrize("stop_at", [1, 17, 60, 1000])
+def test_a_stopped_run_continues_bit_for_bit(
+    tmp_path: Path, stop_at: int, build: Callable[[], torch.nn.Module]
+) -> None:
+    pool, task = toy(tmp_path, build=build)
+    methods = settings(*FEW, block_size=None, warmup=0.2)
+    cooked(tmp_path / "whole", pool, task, methods)
+    heard = 0
+
+    def stop(event: Event) -> None:
+        nonlocal heard
+        heard += event.kind in ("step", "held_out", "report", "greedy")
+        if heard == stop_at:
+            heard += 1
+            raise KeyboardInterrupt
+
+    stops = 0
+    while True:
+        try:
+            cooked(tmp_path / "parts", pool, task, methods, stop, save_every=0.0)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops == (stop_at != 1000)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    assert not list((tmp_path / "parts").rglob("state.safetensors"))
+
+
+def test_other_ingredients_or_data_are_refused(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    methods = settings("best")
+    cooked(tmp_path / "run", pool, task, methods)
+    changed = load_file(tmp_path / "pool" / "model_1.safetensors")
+    changed["0.bias"] += 1
+    save_file(changed, tmp_path / "pool" / "model_1.safetensors")
+    again = Pool.open(tmp_path / "pool")
+    with pytest.raises(RunError, match=r"found others[\s\S]*model_1: other content"):
+        cooked(tmp_path / "run", again, task, methods)
+    with pytest.raises(RunError, match=r"found other samples"):
+        cooked(tmp_path / "run", pool, Task(mlp(), samples(seed=3)), methods)
+
+
+def test_a_method_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    methods = {**settings("best"), **settings("mehl", block_size=9), **settings("uniform")}
+    outcome = cooked(tmp_path / "run", pool, task, methods)
+    assert outcome.methods == ("best", "uniform")
+    assert "block_size" in outcome.failed["mehl"]
+    assert list(json.loads((tmp_path / "run" / "results.json").read_text())["failed"]) == ["mehl"]
+
+
+def test_the_recommendation_does_not_look_at_the_report_data(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings("best", "uniform", "hl+", "crossfit"))
+    found = {
+        name: read(tmp_path / "run" / "methods" / name.replace("+", "-plus"))
+        for name in ("best", "uniform", "hl+", "crossfit")
+    }
+    known = {name: record for name, record in found.items() if record is not None}
+    choice = recommended(known)
+    assert choice == "crossfit"  # the only one with held-out data
+    for record in known.values():
+        object.__setattr__(record, "value", {**record.value, "report": None})
+    assert recommended(known) == choice
+
+
+def test_any_soup_of_a_run_can_be_rebuilt(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path, build=normed)
+    outcome = cooked(tmp_path / "run", pool, task, settings("best", "hl+", "crossfit"))
+    assert outcome.soup is not None
+    before = (outcome.soup / "model.safetensors").read_bytes()
+    assert rebuild_soup(tmp_path / "run") == (outcome.soup, True)
+    path, _ = rebuild_soup(tmp_path / "run", out=tmp_path / "again")
+    assert (path / "model.safetensors").read_bytes() == before
+    rebuild_soup(tmp_path / "run", method="hl+", out=tmp_path / "hl")
+    assert (tmp_path / "hl" / "model.safetensors").read_bytes() != before
+    with pytest.raises(RunError, match=r"expected one that made a soup: best, crossfit, hl\+, found none"):
+        rebuild_soup(tmp_path / "run", method="mehl")
+
+
+def test_identical_ingredients_and_no_report_data_still_make_a_record(tmp_path: Path) -> None:
+    states = fine_tunes(mlp, 2)
+    pool = write(tmp_path / "pool", [states[0], states[1], states[1]])
+    outcome = cooked(tmp_path / "run", pool, Task(mlp(), samples()), settings("best", "crossfit"))
+    assert "no report data was given" in outcome.verdict
+    pairs = json.loads((tmp_path / "run" / "pool.json").read_text())["distances"]
+    assert pairs[1][2] == 0.0 != pairs[0][1]
