@@ -16,6 +16,7 @@ from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner, Track
 from stockpot.methods.settings import settings_for
+from stockpot.methods.state import StateStore
 from stockpot.pool import Pool
 from stockpot.task import Task
 
@@ -101,13 +102,19 @@ def zoo(
 
 @contextmanager
 def learning(
-    pool: Pool, task: Task, method: str, *, preset: str | None = None, **settings: Any
+    pool: Pool,
+    task: Task,
+    method: str,
+    *,
+    preset: str | None = None,
+    store: StateStore | None = None,
+    **settings: Any,
 ) -> Iterator[Learner]:
     """A learner on all fitting data, ready to run."""
     chosen = settings_for(method, preset, **settings)
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout(chosen.granularity)) as live:
-        yield Learner(live, chosen, [Track(0, task.fit)])
+        yield Learner(live, chosen, [Track(0, task.fit)], store=store)
 
 
 def flat(live: Live, state: Mapping[str, Tensor]) -> Tensor:

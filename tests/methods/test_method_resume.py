@@ -1,0 +1,150 @@
+"""A run that is killed anywhere and continued gives what it would have given, to the last bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stockpot import Result, Soup, Task, cook
+from stockpot.events import Event
+from stockpot.pool import Pool
+from zoo import mlp, normed, zoo
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw, cosine": ("mehl+", {"block_size": 2}),
+    "sgd with momentum, constant, two passes": (
+        "mehl",
+        {"block_size": 3, "passes": 2, "optimizer": "sgd", "momentum": 0.9, "schedule": "constant"},
+    ),
+    "sgd without momentum": ("hl", {"optimizer": "sgd"}),
+    "warm-up, clipping, unit norm, moving centre, reset": (
+        "mehl+",
+        {"block_size": 2, "passes": 2, "preset": "authors"},
+    ),
+    "softmax with a learned temperature": ("learned+", {"temperature": True}),
+    "temperature and folds": ("mehl+", {"block_size": 2, "temperature": True, "folds": 2}),
+    "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
+    "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
+    "free weights, accumulation": (
+        "mehl+",
+        {"block_size": 2, "blocks": 3, "decentralise": False, "accumulate": 3},
+    ),
+    "epochs": ("mehl+", {"block_size": 2, "steps": None, "epochs": 1.5, "label_smoothing": 0.1}),
+}
+BRIEF: dict[str, Any] = {"steps": 6, "batch_size": 16, "lr": 0.05, "evaluations": 3}
+
+
+class KilledError(Exception):
+    pass
+
+
+class Memory:
+    """A store as strict as a directory: tensors are copied, values go through JSON without NaN or infinity."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self.state: tuple[dict[str, Tensor], str] | None = None
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        if self.state is None:
+            return None
+        return {name: tensor.clone() for name, tensor in self.state[0].items()}, json.loads(self.state[1])
+
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self.state = ({n: x.clone() for n, x in tensors.items()}, json.dumps(values, allow_nan=False))
+
+
+class Killer:
+    """Raises at the n-th step or held-out evaluation, counted over all attempts."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
+        self.seen = 0
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("step", "held_out"):
+            self.seen += 1
+            if self.seen == self.at:
+                raise KilledError
+
+
+def attempt(pool: Pool, task: Task, variant: str, store: Memory | None, listen: Killer) -> Result:
+    method, given = VARIANTS[variant]
+    return cook(pool, task, method, store=store, listen=listen, **{**BRIEF, **given})
+
+
+def same(first: Result, second: Result) -> None:
+    assert isinstance(first.soup, Soup)
+    assert isinstance(second.soup, Soup)
+    assert torch.equal(first.soup.W, second.soup.W)
+    assert first.soup.temperature == second.soup.temperature
+    assert [dict(h) for h in first.history] == [dict(h) for h in second.history]
+
+
+@pytest.mark.parametrize("interval", [-1.0, float("inf")], ids=["saved at every step", "saved after blocks"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: float) -> None:
+    pool, task = zoo(tmp_path, 5)
+    watch = Killer()
+    whole = attempt(pool, task, variant, None, watch)
+    for at in (1, watch.seen // 2, watch.seen - 1):
+        store = Memory(interval)
+        with pytest.raises(KilledError):
+            attempt(pool, task, variant, store, Killer(at))
+        rest = Killer()
+        same(whole, attempt(pool, task, variant, store, rest))
+        if interval < 0 and at > 2:
+            assert rest.seen <= watch.seen - at + 2  # it did not start over (an evaluation may be repeated)
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    variant = "folds, guard, early stopping"
+    whole = attempt(pool, task, variant, None, Killer())
+    store = Memory(-1.0)
+    for _ in range(200):
+        try:
+            result = attempt(pool, task, variant, store, Killer(4))
+            break
+        except KilledError:
+            continue
+    same(whole, result)
+
+
+def test_a_finished_run_is_not_learned_again(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    store = Memory(float("inf"))
+    whole = attempt(pool, task, "adamw, cosine", store, Killer())
+    watch = Killer()
+    same(whole, attempt(pool, task, "adamw, cosine", store, watch))
+    assert watch.seen == 0
+
+
+def test_a_loss_that_draws_random_numbers_is_resumed_too(tmp_path: Path) -> None:
+    def noisy(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x + 0.3 * torch.randn_like(x)), y)
+
+    pool, _ = zoo(tmp_path, 5)
+    task = Task(mlp(), copy.copy(zoo(tmp_path / "again")[1].fit), loss=noisy)
+    whole = attempt(pool, task, "adamw, cosine", None, Killer())
+    store = Memory(-1.0)
+    with pytest.raises(KilledError):
+        attempt(pool, task, "adamw, cosine", store, Killer(9))
+    torch.manual_seed(77)
+    same(whole, attempt(pool, task, "adamw, cosine", store, Killer()))
+
+
+def test_batch_statistics_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4, build=normed)
+    whole = attempt(pool, task, "folds, guard, early stopping", None, Killer())
+    store = Memory(-1.0)
+    with pytest.raises(KilledError):
+        attempt(pool, task, "folds, guard, early stopping", store, Killer(11))
+    same(whole, attempt(pool, task, "folds, guard, early stopping", store, Killer()))
