@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stockpot import cook
 from stockpot.errors import RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.settings import METHODS, Settings, settings_for
@@ -20,7 +21,7 @@ from stockpot.run.records import read
 from stockpot.run.soups import rebuild_soup
 from stockpot.run.verdict import recommended
 from stockpot.task import Task
-from zoo import fine_tunes, mlp, normed, samples, write, zoo
+from zoo import fine_tunes, mlp, normed, same, samples, write, zoo
 
 IDENTITY = Identity("compare", "toy")
 FEW = ("best", "uniform", "greedy", "ensemble", "hl+", "crossfit")
@@ -176,6 +177,21 @@ def test_the_recommendation_does_not_look_at_the_report_data(tmp_path: Path) -> 
     for record in known.values():
         object.__setattr__(record, "value", {**record.value, "report": None})
     assert recommended(known) == choice
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_a_run_gives_what_the_library_gives(tmp_path: Path, build: Callable[[], torch.nn.Module]) -> None:
+    pool, task = toy(tmp_path, build=build)
+    outcome = cooked(tmp_path / "run", pool, task, settings("hl+"), wanted="hl+")
+    direct = cook(pool, task, "hl+", steps=6)
+    assert outcome.soup is not None
+    assert direct.soup is not None
+    assert direct.report is not None
+    assert same(load_file(outcome.soup / "model.safetensors"), direct.soup.state_dict())
+    record = read(tmp_path / "run" / "methods" / "hl-plus")
+    assert record is not None
+    assert torch.equal(record.tensors["report_values"], direct.report.values)
+    assert record.value["report"]["loss"] == direct.report.loss
 
 
 def test_any_soup_of_a_run_can_be_rebuilt(tmp_path: Path) -> None:
