@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Kitchen:
         self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
         self._layouts: dict[Any, Layout] = {}
         self._individual: list[Scores] | None = None
+        self._open: Live | None = None
         self.individual_seconds = 0.0
         with Live(task, pool, self.layout("model")) as live:
             live.load_ingredient(0)
@@ -55,15 +56,21 @@ class Kitchen:
 
     @contextmanager
     def live(self, layout: Layout) -> Iterator[Live]:
+        # Two at a time would take the model's tensors from each other, and scores would be those of neither.
+        assert self._open is None, "the model is in use"
         with Live(self.task, self.pool, layout) as live:
-            yield live
+            self._open = live
+            try:
+                yield live
+            finally:
+                self._open = None
 
     def individual(self) -> list[Scores]:
-        """Every ingredient on the fitting data; evaluated once, whoever asks."""
+        """Every ingredient on the fitting data; evaluated once, whoever asks, in whatever live model is open."""
         if self._individual is None:
             began = time.perf_counter()
             scores = []
-            with self.live(self.layout("model")) as live:
+            with nullcontext(self._open) if self._open else self.live(self.layout("model")) as live:
                 for k in range(len(self.pool)):
                     live.load_ingredient(k)
                     scores.append(self.task.score())

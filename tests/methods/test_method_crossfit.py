@@ -1,0 +1,124 @@
+"""Cross-fitting: what is held out is really held out, and the guard never returns something worse on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot import Event, Result, Soup, Task, cook
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.learn import Learner, Track
+from stockpot.methods.settings import settings_for
+from stockpot.pool import Pool
+from zoo import fine_tunes, mlp, samples, write, zoo
+
+BRIEF: dict[str, Any] = {
+    "steps": 12,
+    "batch_size": 16,
+    "lr": 0.1,
+    "folds": 3,
+    "block_size": 2,
+    "evaluations": 4,
+}
+
+
+def tracks_of(pool: Pool, task: Task, **settings: Any) -> tuple[list[Track], list[tuple[Tensor, Tensor]]]:
+    chosen = settings_for("crossfit", **settings)
+    kitchen = Kitchen(pool, task)
+    folds = task.fit.folds(chosen.folds, chosen.seed)
+    tracks = [
+        Track(f, task.fit.subset(inside), task.fit.subset(out)) for f, (inside, out) in enumerate(folds)
+    ]
+    with kitchen.live(kitchen.layout(chosen.granularity)) as live:
+        Learner(live, chosen, tracks).run()
+    return tracks, folds
+
+
+def soup_of(result: Result) -> Soup:
+    assert result.soup is not None
+    return result.soup
+
+
+def guard(result: Result) -> dict[str, Any]:
+    return dict(next(h for h in result.history if h["kind"] == "guard"))
+
+
+def test_the_soup_is_the_mean_of_the_folds_and_each_sample_is_scored_by_who_did_not_see_it(
+    tmp_path: Path,
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    result = cook(pool, task, "crossfit", guard=False, **BRIEF)
+    tracks, folds = tracks_of(pool, task, guard=False, **BRIEF)
+    W = torch.stack([track.W for track in tracks]).mean(dim=0)
+    assert torch.equal(soup_of(result).W, W)
+    assert len({track.W.sum() for track in tracks} | {float(track.W[0, 0]) for track in tracks}) > 1
+    assert result.held_out is not None
+    for track, (inside, outside) in zip(tracks, folds, strict=True):
+        assert not set(inside.tolist()) & set(outside.tolist())
+        Soup(pool, soup_of(result).layout, track.W).load_into(task.model)
+        assert torch.equal(result.held_out.values[outside], task.score(indices=outside).values)
+    assert result.held_out.n == len(task.fit)
+
+
+def test_a_fold_keeps_the_coefficients_that_were_best_on_what_it_left_out(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    settings = {**BRIEF, "lr": 1.0, "schedule": "constant", "block_size": 5}
+    result = cook(pool, task, "crossfit", guard=False, **settings)
+    tracks, folds = tracks_of(pool, task, guard=False, **settings)
+    stopped_early = 0
+    for track, (_, outside) in zip(tracks, folds, strict=True):
+        losses = [h["loss"] for h in result.history if h["kind"] == "held_out" and h["fold"] == track.number]
+        Soup(pool, soup_of(result).layout, track.W).load_into(task.model)
+        assert abs(task.score(indices=outside).loss - min(losses)) <= 1e-5
+        stopped_early += losses[-1] > min(losses)
+    assert stopped_early  # so that it made a difference
+
+
+def test_a_step_that_only_hurts_is_not_taken(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    result = cook(pool, task, "crossfit", guard=False, **{**BRIEF, "lr": 1e4, "schedule": "constant"})
+    assert torch.equal(soup_of(result).W, torch.full_like(soup_of(result).W, 0.25))
+
+
+def test_the_guard_prefers_what_scores_higher_on_held_out_data(tmp_path: Path) -> None:
+    good = fine_tunes(mlp, 1, steps=300, spread=0.0)[0]
+    noise = torch.Generator().manual_seed(0)
+    bad = [{n: v + 3 * torch.randn(v.shape, generator=noise) for n, v in good.items()} for _ in range(3)]
+    pool, task = write(tmp_path, [bad[0], good, *bad[1:]]), Task(mlp(), samples(60))
+    events: list[Event] = []
+    result = cook(pool, task, "crossfit", listen=events.append, **{**BRIEF, "lr": 1e-6})
+    decision = guard(result)
+    assert decision["winner"] == "best"
+    assert decision["held_out"]["best"] > decision["held_out"]["learned"]
+    assert torch.equal(soup_of(result).W[1], torch.ones(len(soup_of(result).layout), dtype=torch.float64))
+    assert result.models_used == 1
+    assert result.held_out is not None
+    assert result.held_out.mean == decision["held_out"]["best"]
+    assert "the guard returned best" in result.notes[0]
+    assert "instead of the learned soup" in str(result)
+    assert [e.data["winner"] for e in events if e.kind == "guard"] == ["best"]
+    without = cook(pool, task, "crossfit", guard=False, **{**BRIEF, "lr": 1e-6})
+    assert soup_of(without).W.max() < 0.5
+
+
+def test_the_guards_own_soups_are_chosen_without_the_samples_they_are_scored_on(tmp_path: Path) -> None:
+    pool, task = write(tmp_path, fine_tunes(mlp, 5, spread=0.5)), Task(mlp(), samples())
+    decision = guard(cook(pool, task, "crossfit", **BRIEF))
+    own = Kitchen(pool, task).individual_values()
+    best = torch.empty(len(task.fit), dtype=torch.float64)
+    for inside, outside in task.fit.folds(3, 0):
+        best[outside] = own[own[:, inside].mean(dim=1).argmax(), outside]
+    assert decision["held_out"]["best"] == float(best.mean())
+    Soup.uniform(pool).load_into(task.model)
+    assert decision["held_out"]["uniform"] == task.score().mean
+    assert decision["winner"] == max(decision["held_out"], key=lambda name: decision["held_out"][name])
+
+
+def test_equal_scores_keep_the_learned_soup(tmp_path: Path) -> None:
+    """Where every sample is right whatever is done, there is no reason to fall back."""
+    pool, task = write(tmp_path, fine_tunes(mlp, 3, steps=0)), Task(mlp(), samples(24))
+    task = Task(mlp(), samples(24), metric=lambda outputs, batch: torch.ones(len(batch[1])))
+    assert guard(cook(pool, task, "crossfit", **BRIEF))["winner"] == "learned"
