@@ -16,6 +16,7 @@ EXTRAS = {
     "PIL": "images",
     "open_clip": "clip",
     "pyarrow": "tables",
+    "tensorboard": "tensorboard",
 }
 
 

@@ -14,8 +14,10 @@ class Scalars:
     """A listener that passes every event on."""
 
     def __init__(self, path: Path, listen: Listener = ignore) -> None:
-        need("tensorboard")
-        self._writer: Any = need("torch.utils.tensorboard").SummaryWriter(str(path))
+        need("tensorboard")  # torch's own message does not say how to get it
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(path))
         self._listen = listen
         self._method = ""
 

@@ -1,0 +1,156 @@
+"""The commands on a toy pool: what they print, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from conftest import Answer, Stockpot, lines
+
+METHODS = ["best", "uniform", "greedy", "hl+", "crossfit"]
+
+
+def test_compare_prints_the_table_the_verdict_and_what_is_next(kitchen: Path, compared: Answer) -> None:
+    assert compared.code == 0
+    table = [line.lstrip("* ").split()[0] for line in lines(compared.out) if "%" in line][1:6]
+    assert table == METHODS
+    assert "* crossfit" in compared.out
+    assert "crossfit mixes" in compared.out
+    assert "report.html" in compared.out
+    assert "stockpot evaluate" in compared.out
+    assert (kitchen / "run" / "report.html").stat().st_size > 10_000
+    assert "crossfit: cooked in" in compared.err
+    for text in (compared.out, compared.err):
+        assert not any(ord(char) < 32 and char != "\n" for char in text), "control characters in plain output"
+
+
+def test_compare_again_repeats_nothing(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
+    again = stockpot("compare", kitchen / "recipe.yaml", "--growth")
+    assert again.out == compared.out
+    assert list(lines(again.err)) == [f"{name}: finished earlier, not repeated" for name in METHODS]
+
+
+def test_json_is_one_document_with_the_same_numbers(
+    kitchen: Path, compared: Answer, stockpot: Stockpot
+) -> None:
+    answer = stockpot("compare", kitchen / "recipe.yaml", "--growth", "--json")
+    value = json.loads(answer.out)
+    assert [row["method"] for row in value["methods"]] == METHODS
+    crossfit = value["methods"][-1]
+    assert f"{100 * crossfit['score']['mean']:.2f} %" in compared.out
+    assert crossfit["score"]["n"] == 80
+    assert crossfit["difference"][1] <= crossfit["difference"][0] <= crossfit["difference"][2]
+    growth = json.loads((kitchen / "run" / "results.json").read_text())["growth"]
+    assert [point["models"] for point in growth["crossfit"]] == [2, 4]
+
+
+def test_evaluate_agrees_with_the_table(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
+    soup = kitchen / "run" / "methods" / "crossfit" / "soup"
+    recorded = json.loads((kitchen / "run" / "methods" / "crossfit" / "result.json").read_text())
+    by_soup = json.loads(stockpot("evaluate", soup, kitchen / "recipe.yaml", "--json").out)
+    by_run = json.loads(stockpot("evaluate", kitchen / "run", kitchen / "recipe.yaml", "--json").out)
+    assert by_soup == by_run
+    assert by_soup["score"] == recorded["report"]
+    fit = json.loads(stockpot("evaluate", soup, kitchen / "recipe.yaml", "--on", "fit", "--json").out)
+    assert fit["score"] == recorded["fit"]
+    text = stockpot("evaluate", kitchen / "pool" / "model_0.safetensors", kitchen / "recipe.yaml").out
+    assert "on report data (95 % interval" in text
+
+
+def test_rebuild_compares_writes_and_refuses(folder: Path, stockpot: Stockpot) -> None:
+    assert stockpot("cook", folder / "recipe.yaml").code == 0
+    run = folder / "run"
+    soup = run / "methods" / "crossfit" / "soup"
+    assert "every byte is the same" in stockpot("rebuild", run).out
+    before = (soup / "model.safetensors").read_bytes()
+    shutil.rmtree(soup)
+    missing = stockpot("evaluate", run, folder / "recipe.yaml")
+    assert missing.code == 1
+    assert "stockpot rebuild" in missing.err
+    assert stockpot("rebuild", run).code == 0
+    assert (soup / "model.safetensors").read_bytes() == before
+    (folder / "pool").rename(folder / "moved")
+    elsewhere = stockpot("rebuild", run, "--pool", folder / "moved", "--out", folder / "again")
+    assert elsewhere.code == 0
+    assert (folder / "again" / "model.safetensors").read_bytes() == before
+    assert stockpot("rebuild", run, "--pool", folder / "moved", "--out", folder / "again").code == 1
+    changed = load_file(folder / "moved" / "model_1.safetensors")
+    changed["0.bias"] += 1
+    save_file(changed, folder / "moved" / "model_1.safetensors")
+    refused = stockpot("rebuild", run, "--pool", folder / "moved", "--out", folder / "other")
+    assert refused.code == 1
+    assert "1 of 4 ingredients: expected the content the soup was made of" in refused.err
+
+
+def test_cook_shows_the_best_ingredient_beside_the_soup(folder: Path, stockpot: Stockpot) -> None:
+    answer = stockpot(
+        "cook", folder / "recipe.yaml", "--out", folder / "elsewhere", "--set", "method.lr=0.02", "--json"
+    )
+    value = json.loads(answer.out)
+    assert [row["method"] for row in value["methods"]] == ["best", "crossfit"]
+    assert value["run"] == str(folder / "elsewhere")
+    assert "lr: 0.02" in (folder / "elsewhere" / "recipe.yaml").read_text()
+
+
+def test_report_is_written_again(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
+    before = (kitchen / "run" / "report.html").read_bytes()
+    answer = stockpot("report", kitchen / "run")
+    assert answer.code == 0
+    assert "report.html" in answer.out
+    assert (kitchen / "run" / "report.html").read_bytes() == before
+
+
+def test_inspect_says_what_is_special_about_the_pool(folder: Path, stockpot: Stockpot) -> None:
+    pool = folder / "pool"
+    shutil.copy(pool / "model_0.safetensors", pool / "model_4.safetensors")
+    far = {name: 50 * tensor for name, tensor in load_file(pool / "model_1.safetensors").items()}
+    save_file(far, pool / "model_5.safetensors")
+    answer = stockpot("inspect", pool, "--budget", "24GB")
+    assert answer.code == 0
+    assert "6 ingredients of 83 parameters in 4 tensors (4 float32)" in answer.out
+    assert "outlier: model_5" in answer.out
+    assert "duplicates: model_0, model_4 have the same content" in answer.out
+    assert "fits the budget" in answer.out
+    assert "not included: activations" in answer.out
+    value = json.loads(stockpot("inspect", folder / "recipe.yaml", "--json").out)
+    assert [entry["name"] for entry in value["ingredients"]] == [f"model_{k}" for k in range(6)]
+    assert value["outlier"] == "model_5"
+    assert value["problems"] == []
+
+
+def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stockpot: Stockpot) -> None:
+    broken = load_file(folder / "pool" / "model_2.safetensors")
+    broken["0.bias"][1] = float("nan")
+    save_file(broken, folder / "pool" / "model_2.safetensors")
+    answer = stockpot("inspect", folder / "pool")
+    assert answer.code == 1
+    assert "problem:" in answer.out
+    assert "0.bias (1 NaN of 8)" in answer.out
+    assert "not finite" in answer.out
+    del broken["0.weight"]
+    save_file(broken, folder / "pool" / "model_2.safetensors")
+    answer = stockpot("inspect", folder / "pool")
+    assert answer.code == 1
+    assert "0.weight" in answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("budget", ["much", "0GB"])
+def test_inspect_refuses_a_budget_that_is_none(folder: Path, stockpot: Stockpot, budget: str) -> None:
+    answer = stockpot("inspect", folder / "pool", "--budget", budget)
+    assert answer.code == 1
+    assert "Fix:" in answer.err
+
+
+def test_schema_and_doctor_speak_json(stockpot: Stockpot) -> None:
+    schema = json.loads(stockpot("schema").out)
+    assert {"pool", "model", "data", "method", "finetune", "output"} <= set(schema["properties"])
+    value = json.loads(stockpot("doctor", "--json").out)
+    assert value["torch"]
+    assert value["extras"]["cli"]["typer"]
+    text = stockpot("doctor").out
+    assert "stockpot" in text.splitlines()[0]

@@ -1,0 +1,72 @@
+"""Help is quick, complete, and shows by example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+import stockpot as library
+from conftest import Stockpot
+from stockpot.cli.app import app
+
+COMMANDS = (
+    "demo",
+    "inspect",
+    "cook",
+    "compare",
+    "finetune",
+    "evaluate",
+    "rebuild",
+    "report",
+    "schema",
+    "doctor",
+)
+
+
+def test_help_answers_within_half_a_second_and_without_torch() -> None:
+    code = (
+        "import sys; from stockpot.cli import main; sys.argv = ['stockpot', '--help']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules), 'something heavy was loaded'"
+    )
+    taken = []
+    for _ in range(3):  # the best of three: other work on the machine is not what this is about
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        taken.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+        assert all(name in done.stdout for name in COMMANDS)
+    assert min(taken) < 0.5
+
+
+def test_every_command_is_there_once() -> None:
+    assert (
+        tuple(command.callback.__name__ for command in app.registered_commands if command.callback)
+        == COMMANDS
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_examples(stockpot: Stockpot, command: str) -> None:
+    answer = stockpot(command, "--help")
+    assert answer.code == 0
+    assert "Examples:" in answer.out
+    assert f"stockpot {command}" in answer.out.split("Examples:")[1]
+
+
+def test_version(stockpot: Stockpot) -> None:
+    assert stockpot("--version").out == f"stockpot {library.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("brew",), ("compare",), ("compare", "a.yaml", "--nope"), ("evaluate", "x")]
+)
+def test_wrong_usage_is_exit_code_2(stockpot: Stockpot, arguments: tuple[str, ...]) -> None:
+    answer = stockpot(*arguments)
+    assert answer.code == 2
+    assert "Usage:" in answer.err
+    assert "Traceback" not in answer.err
