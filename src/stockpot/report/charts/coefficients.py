@@ -1,0 +1,168 @@
+"""The mixing weights of one soup, ingredient by group, and of all soups, ingredient by method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stockpot.report import words
+from stockpot.report.charts import canvas, heatmap
+from stockpot.report.charts.canvas import COLOURS, Picture, picture
+from stockpot.report.record import Method, Run
+
+if TYPE_CHECKING:
+    from stockpot.report.charts.canvas import Axes, Figure
+
+TOLERANCE = 1e-9  # weights of 0 and 1 that went through arithmetic are not extrapolated
+
+
+def outside(W: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which weights are extrapolated: below 0 or above 1."""
+    return np.asarray((W < -TOLERANCE) | (W > 1 + TOLERANCE))
+
+
+def weights_by_group(run: Run, method: Method) -> Picture | None:
+    W = method.W
+    if W is None or not W.size or W.shape[1] < 2:
+        return None
+    order = run.best_first
+    W = W[order]  # (K, G)
+    names = [run.names[k] for k in order]
+    limit = heatmap.nice(float(np.quantile(np.abs(W), 0.995)))
+    extrapolated = outside(W)
+    K, G = W.shape
+    alt = (
+        f"Mixing weights of the {method.name} soup: {K} ingredients by {G} groups of tensors,"
+        f" from {W.min():.2f} to {W.max():.2f}; {words.share(extrapolated.mean())} are below 0 or above 1."
+    )
+
+    def paint(width: int) -> Figure:
+        smallest = 5 if width > 500 else 4
+        plan = heatmap.Grid.plan(width, names, G)
+        bins = min(G, (width - plan.left - 2) // smallest)
+        grid = heatmap.Grid.plan(width, names, bins)
+        values, marked, starts = _binned(W, extrapolated, bins)
+        height = grid.height() + 66
+        fig = canvas.figure(width, height, manual=True)
+        axes = heatmap.cells(fig, grid, 20, values, limit, marked)
+        _parts(axes, grid, [method.groups[g] for g in starts])
+        low = f"−{limit:g}" if (W < 0).any() else None
+        heatmap.legend(fig, grid, grid.height() + 34, limit, low=low, high=f"{limit:g}")
+        return fig
+
+    return picture("weights", alt, _caption(run, method, extrapolated), paint)
+
+
+def weights_by_method(run: Run) -> Picture | None:
+    soups = [m for m in run.methods if m.weight is not None]
+    if len(soups) < 2:
+        return None
+    order = run.best_first
+    means = np.stack([m.weight for m in soups if m.weight is not None], axis=1)[order]  # (K, methods)
+    names = [run.names[k] for k in order]
+    limit = heatmap.nice(min(1.0, float(np.quantile(np.abs(means), 0.98))))
+    alt = f"Mean weight of each of the {len(names)} ingredients in each of the {len(soups)} soups."
+    caption = (
+        "How much of each ingredient (rows, best on top) went into each soup (columns), averaged over the model."
+        " Uniform takes the same of everyone, greedy the same of a few; learned soups take more of some and, with a dot,"
+        " less than nothing of others."
+    )
+
+    def paint(width: int) -> Figure:
+        grid = heatmap.Grid.plan(width, names, len(soups))
+        upright = grid.cell_width > 62
+        head = 22 if upright else 66
+        fig = canvas.figure(width, grid.height() + head + 36, manual=True)
+        axes = heatmap.cells(fig, grid, head, means, limit, outside(means))
+        for x, method in enumerate(soups):
+            axes.annotate(
+                method.name,
+                (x + 0.5, 0),
+                xytext=(0, 5),
+                textcoords="offset points",
+                rotation=0 if upright else 90,
+                ha="center",
+                va="bottom",
+                fontsize=10.5,
+                color=COLOURS["accent" if method is run.recommended else "fg"],
+                annotation_clip=False,
+            )
+        axes.vlines(range(1, len(soups)), 0, len(names), color=COLOURS["card"], linewidth=1)
+        low = f"−{limit:g}" if (means < 0).any() else None
+        heatmap.legend(fig, grid, grid.height() + head + 6, limit, low=low, high=f"{limit:g}")
+        return fig
+
+    return picture("pot", alt, caption, paint)
+
+
+def _binned(
+    W: NDArray[np.float64], extrapolated: NDArray[np.bool_], bins: int
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], list[int]]:
+    """Neighbouring groups share a column when there are more than fit; a column keeps its largest weight."""
+    G = W.shape[1]
+    if bins >= G:
+        return W, extrapolated, list(range(G))
+    starts = [i * G // bins for i in range(bins)]
+    parts = [W[:, a:b] for a, b in zip(starts, [*starts[1:], G], strict=True)]
+    rows = np.arange(W.shape[0])
+    values = np.stack([part[rows, np.abs(part).argmax(axis=1)] for part in parts], axis=1)
+    return values, outside(values), starts
+
+
+def _parts(axes: Axes, grid: heatmap.Grid, names: Sequence[str]) -> None:
+    """Name the parts of the model above their columns, as far as there is room."""
+    fits = all(words.columns(name) * 5.6 + 4 <= grid.cell_width for name in names)
+    blocks = list(names) if fits else [block_name(name) for name in names]
+    edges = [0, *(i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1]), len(blocks)]
+    free = 0.0
+    for a, b in zip(edges[:-1], edges[1:], strict=True):
+        if a:
+            axes.axvline(a, color=COLOURS["card"], linewidth=1.2)
+        text = words.middle(blocks[a], 22)
+        needed = words.columns(text) * 5.6 + 6
+        start = a * grid.cell_width
+        if start >= free and start + needed <= max(b * grid.cell_width, start) + 0.5:
+            axes.annotate(
+                text,
+                (a, 0),
+                xytext=(1, 4),
+                textcoords="offset points",
+                fontsize=9.5,
+                color=COLOURS["muted"],
+                annotation_clip=False,
+            )
+            free = start + needed
+
+
+def block_name(group: str) -> str:
+    """`encoder.layer.3.attention.query` belongs to `layer.3`, `head.weight` to `head`."""
+    parts = group.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[i - 1 : i + 1]) if i else f"part {part}"
+    return parts[0]
+
+
+def _caption(run: Run, method: Method, extrapolated: NDArray[np.bool_]) -> str:
+    assert method.W is not None
+    K, G = method.W.shape
+    parts = [
+        f"The recipe of the {method.name} soup: one row per ingredient (best on top), one column per part of the model,"
+        " from its input on the left to its output on the right. Blue parts are added, orange ones are subtracted;"
+        f" an even mix would be {1 / K:.3g} everywhere."
+    ]
+    if extrapolated.any():
+        parts.append(
+            f"Dots mark extrapolated weights (below 0 or above 1): {words.share(float(extrapolated.mean()))} of"
+            f" {K * G:,}."
+        )
+    else:
+        parts.append("No weight is extrapolated (below 0 or above 1).")
+    if G > 140:
+        parts.append(
+            f"{G} parts are more than fit: neighbours share a column, which shows the largest of them."
+        )
+    return " ".join(parts)

@@ -1,0 +1,169 @@
+"""Fit and held-out loss while the mixing weights were learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stockpot.report.charts import canvas
+from stockpot.report.charts.canvas import COLOURS, Picture, picture
+from stockpot.report.record import Run
+
+if TYPE_CHECKING:
+    from stockpot.report.charts.canvas import Axes, Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One fold's losses over all blocks, on one axis of steps."""
+
+    x: NDArray[np.float64]
+    loss: NDArray[np.float64]  # NaN where it was not finite
+
+
+def curves(run: Run) -> Picture | None:
+    found = {
+        m.name: (_lines(m.curves("fit"), ends), _lines(m.curves("held_out"), ends), ends)
+        for m in run.methods
+        for ends in [_block_ends([*m.curves("fit"), *m.curves("held_out")])]
+    }
+    found = {
+        name: panel
+        for name, panel in found.items()
+        if any(_finite(line) for part in panel[:2] for line in part)
+    }
+    if not found:
+        return None
+    held = any(panel[1] for panel in found.values())
+    alt = f"Loss against steps for {', '.join(found)}."
+
+    def paint(width: int) -> Figure:
+        wide = width > 500
+        across = min(
+            len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2
+        )
+        down = -(-len(found) // across)
+        fig = canvas.figure(width, 40 + down * (250 if len(found) == 1 else 165))
+        grid = fig.subplots(down, across, squeeze=False, sharey=True)
+        for axes, (name, (fit, held_out, ends)) in zip(grid.flat, found.items(), strict=False):
+            chosen = run.recommended is not None and run.recommended.name == name
+            _panel(axes, fit, held_out, ends)
+            axes.set_title(name, fontweight="bold" if chosen else "normal")
+        for axes in grid.flat[len(found) :]:
+            axes.set_visible(False)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("loss")
+        for axes in grid.flat[max(0, len(found) - across) : len(found)]:
+            axes.set_xlabel("step")
+        grid[0, 0].set_ylim(
+            *_limits(
+                [line for panel in found.values() for line in panel[0]],
+                [line for panel in found.values() for line in panel[1]],
+            )
+        )
+        return fig
+
+    return picture("curves", alt, _caption(held, found), paint)
+
+
+def _panel(axes: Axes, fit: list[Line], held_out: list[Line], ends: list[float]) -> None:
+    for end in ends[1:-1]:
+        axes.axvline(end, color=COLOURS["grid"], linewidth=1, linestyle=(0, (2, 2)))
+    thin = 1.4 if len(fit) == 1 else 0.9
+    for line in fit:
+        if len(fit) == 1:
+            axes.plot(line.x, line.loss, color=COLOURS["quiet"], linewidth=0.6, alpha=0.6)
+        axes.plot(line.x, _smooth(line.loss), color=COLOURS["muted"], linewidth=thin)
+    for line in held_out:
+        axes.plot(line.x, line.loss, color=COLOURS["accent"], linewidth=1.3, marker=".", markersize=3)
+        if _finite(line):
+            best = int(np.nanargmin(line.loss))
+            axes.plot(
+                line.x[best : best + 1],
+                line.loss[best : best + 1],
+                marker="o",
+                markersize=6,
+                markerfacecolor=COLOURS["card"],
+                markeredgecolor=COLOURS["accent"],
+                markeredgewidth=1.6,
+                linestyle="none",
+                zorder=5,
+            )
+    axes.grid(axis="y")
+    canvas.whole_numbers(axes.xaxis, 4)
+    canvas.few_ticks(axes.yaxis, 5)
+
+
+def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Where each block begins on the common axis: steps count from one again in every block."""
+    last: dict[int, float] = {}
+    for part in parts:
+        block = int(part.get("block") or 0)
+        last[block] = max([last.get(block, 0.0), *map(float, part.get("x") or [])])
+    ends = [0.0]
+    for block in range(max(last, default=-1) + 1):
+        ends.append(ends[-1] + last.get(block, 0.0))
+    return ends
+
+
+def _lines(parts: Sequence[Mapping[str, Any]], ends: list[float]) -> list[Line]:
+    folds: dict[int, list[tuple[float, float]]] = {}
+    for part in sorted(parts, key=lambda p: int(p.get("block") or 0)):
+        start = ends[int(part.get("block") or 0)]
+        losses = [np.nan if loss is None else float(loss) for loss in part.get("loss") or []]
+        points = zip((start + float(x) for x in part.get("x") or []), losses, strict=False)
+        folds.setdefault(int(part.get("fold") or 0), []).extend(points)
+    return [
+        Line(np.array([x for x, _ in points]), np.array([y if np.isfinite(y) else np.nan for _, y in points]))
+        for _, points in sorted(folds.items())
+        if points
+    ]
+
+
+def _smooth(loss: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A moving average that knows gaps: batches are noisy."""
+    width = max(1, len(loss) // 12)
+    kernel = np.ones(width)
+    there = np.isfinite(loss)
+    total = np.convolve(np.where(there, loss, 0.0), kernel, mode="same")
+    number = np.convolve(there.astype(float), kernel, mode="same")
+    return np.asarray(np.where(there & (number > 0), total / np.maximum(number, 1), np.nan))
+
+
+def _limits(fit: list[Line], held_out: list[Line]) -> tuple[float, float]:
+    """Without the spikes at the start, so that what matters is visible."""
+    later = [line.loss[1:] if len(line.loss) > 2 else line.loss for line in held_out]
+    parts = [part[np.isfinite(part)] for part in (*(_smooth(line.loss) for line in fit), *later)]
+    values = np.concatenate(parts)
+    if not values.size:
+        return 0.0, 1.0
+    low, high = (float(q) for q in np.quantile(values, [0.0, 0.98]))
+    high = max([high, *(float(part.max()) for part in parts[len(fit) :] if part.size)])
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
+    return low - margin, high + margin
+
+
+def _finite(line: Line) -> bool:
+    return bool(np.isfinite(line.loss).any())
+
+
+def _caption(held: bool, found: Mapping[str, tuple[list[Line], list[Line], list[float]]]) -> str:
+    text = "Grey is the loss on the data the weights are fitted on (the moving average in front of the single steps)."
+    if held:
+        text += (
+            " Blue is the loss on the fold that was left out, one line per fold; the ring is the point that was kept,"
+            " where the held-out loss is lowest. When blue rises while grey falls, the weights begin to overfit."
+        )
+    else:
+        text += " There is no held-out data in these methods, so the last point was kept."
+    if any(len(panel[2]) > 2 for panel in found.values()):
+        text += " Dotted lines are where the next block of ingredients was loaded."
+    if any(
+        not np.isfinite(line.loss).all() for panel in found.values() for part in panel[:2] for line in part
+    ):
+        text += " Gaps are steps whose loss was not a finite number."
+    return text

@@ -1,0 +1,104 @@
+"""Each ingredient's own score against its weight in the soup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stockpot.report import words
+from stockpot.report.charts import canvas
+from stockpot.report.charts.canvas import COLOURS, Picture, picture
+from stockpot.report.record import Method, Run
+
+if TYPE_CHECKING:
+    from stockpot.report.charts.canvas import Figure
+
+NAMED = 3
+
+
+def score_against_weight(run: Run, method: Method) -> Picture | None:
+    weight = method.weight  # (K,)
+    known = np.isfinite(run.own_scores)
+    if weight is None or known.sum() < 2 or method.result.get("models_used") == 1:
+        return None
+    metric = run.metric
+    score = metric.scale * run.own_scores
+    K = len(weight)
+    order = sorted(np.flatnonzero(known), key=lambda k: -weight[k])
+    named = list(dict.fromkeys([*order[:NAMED], int(order[-1]), int(np.nanargmax(score))]))
+    short = words.labels(run.names, 22)
+    pearson = _correlation(score[known], weight[known])
+    alt = (
+        f"Own {metric.title} of {K} ingredients against their mean weight in the {method.name} soup;"
+        f" the heaviest is {run.names[order[0]]} with {weight[order[0]]:.3f}."
+    )
+
+    def paint(width: int) -> Figure:
+        wide = width > 500
+        fig = canvas.figure(width, 330 if wide else 290)
+        axes = fig.add_subplot()
+        negative = weight < 0
+        for part, tint in ((~negative & known, "accent"), (negative & known, "outside")):
+            axes.plot(
+                score[part],
+                weight[part],
+                linestyle="none",
+                marker="o",
+                markersize=7,
+                markerfacecolor=COLOURS[tint],
+                markeredgecolor=COLOURS["card"],
+                markeredgewidth=0.8,
+                alpha=0.85,
+            )
+        axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
+        axes.axhline(1 / K, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.margins(x=0.06, y=0.12)
+        for k in named if wide else named[:2]:
+            left = score[k] > np.nanmin(score) + 0.6 * (np.nanmax(score) - np.nanmin(score))
+            axes.annotate(
+                short[k],
+                (score[k], weight[k]),
+                xytext=(-8 if left else 8, 0),
+                textcoords="offset points",
+                ha="right" if left else "left",
+                va="center",
+                fontsize=10,
+                color=COLOURS["fg"],
+            )
+        axes.annotate(
+            "even mix",
+            (0, 1 / K),
+            xycoords=("axes fraction", "data"),
+            xytext=(3, 3),
+            textcoords="offset points",
+            fontsize=9.5,
+            color=COLOURS["muted"],
+        )
+        axes.grid(axis="both")
+        canvas.few_ticks(axes.xaxis, 7 if wide else 4)
+        axes.set_xlabel(f"own {metric.axis} on the fitting data" if wide else f"own {metric.axis}")
+        axes.set_ylabel(f"mean weight in {method.name}")
+        return fig
+
+    return picture("ingredients", alt, _caption(method, pearson, bool((weight < 0).any())), paint)
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:  # type: ignore[type-arg]
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _caption(method: Method, correlation: float, negative: bool) -> str:
+    text = f"One dot per ingredient: how good it is alone (right is better) and how much of it is in {method.name} (up is more)."
+    if correlation > 0.5:
+        text += " Better ingredients got more weight here"
+    elif correlation < -0.5:
+        text += " Better ingredients got less weight here"
+    else:
+        text += " Being good alone says little about being useful in the soup here"
+    text += f" (correlation {correlation:.2f})."
+    if negative:
+        text += " Orange ingredients have a negative weight on average: the soup moves away from them."
+    return text.replace("-0.", "−0.")

@@ -1,0 +1,130 @@
+"""Numbers and names as people read them: units, signs, and labels short enough for a chart."""
+
+from __future__ import annotations
+
+import math
+import os
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How scores are written: accuracy in percent, anything else as the number it is."""
+
+    name: str = "accuracy"
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.name == "accuracy" else 1.0
+
+    @property
+    def title(self) -> str:
+        if self.name == "loss":
+            return "score (minus the loss)"  # a task negates the loss, because higher is better everywhere
+        return self.name
+
+    @property
+    def axis(self) -> str:
+        return f"{self.title} (%)" if self.scale == 100 else f"{self.title}, higher is better"
+
+    @property
+    def unit(self) -> str:
+        return "points" if self.scale == 100 else ""
+
+    def value(self, score: float) -> str:
+        if not math.isfinite(score):
+            return "none"
+        return f"{100 * score:.2f} %" if self.scale == 100 else f"{score:.4g}"
+
+    def bare(self, score: float) -> str:
+        if not math.isfinite(score):
+            return "?"
+        return f"{100 * score:.2f}" if self.scale == 100 else f"{score:.4g}"
+
+    def change(self, difference: float) -> str:
+        if not math.isfinite(difference):
+            return "?"
+        shown = f"{100 * difference:+.2f}" if self.scale == 100 else f"{difference:+.3g}"
+        return shown.replace("-", "−") if float(shown) else shown.lstrip("+-")
+
+
+def seconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value < 10:
+        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(value: float | None) -> str:
+    if value is None or not math.isfinite(value) or value <= 0:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def count(value: int) -> str:
+    """Large counts as a person says them: 22.7 million."""
+    for step, word in ((1e9, "billion"), (1e6, "million")):
+        if value >= step:
+            return f"{value / step:.1f} {word}"
+    return f"{value:,}"
+
+
+def share(part: float) -> str:
+    """A share in percent that never rounds something to nothing."""
+    percent = 100 * part
+    if 0 < percent < 0.1:
+        return "under 0.1 %"
+    return f"{percent:.1f} %" if percent < 10 and percent else f"{percent:.0f} %"
+
+
+def plural(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def clean(text: str) -> str:
+    """Without what XML and UTF-8 cannot carry: control characters and lone surrogates become a replacement mark."""
+    return "".join(
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" or c in "\ufffe\uffff" else c
+        for c in text
+    )
+
+
+def columns(text: str) -> int:
+    """How many narrow letters wide a text is; East Asian wide letters count twice."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def middle(text: str, limit: int) -> str:
+    """The text with its middle left out, at most `limit` letters long."""
+    text = " ".join(text.split())
+    while columns(text) > limit and len(text) > 2:
+        cut = max(1, min(len(text) - 2, len(text) - limit + 1, columns(text) - limit + 1))
+        start = (len(text) - cut + 1) // 2
+        text = text[:start].rstrip("…") + "…" + text[start + cut :].lstrip("…")
+    return text
+
+
+def labels(names: Sequence[str], limit: int) -> list[str]:
+    """Short and still different from each other: long names lose what they share first, then their middle."""
+    short = [middle(name, limit) for name in names]
+    if len(set(short)) == len(names):
+        return short
+    prefix = len(os.path.commonprefix(list(names)))
+    suffix = len(os.path.commonprefix([name[prefix:][::-1] for name in names]))
+    own = ["…" + name[prefix : len(name) - suffix] + ("…" if suffix else "") for name in names]
+    short = [middle(name, limit) for name in own]
+    if len(set(short)) == len(names):
+        return short
+    return [f"{k} {middle(name, max(3, limit - 4))}" for k, name in enumerate(own, start=1)]
