@@ -1,0 +1,43 @@
+"""Run by a test, once per rank: the same cooking on every worker, a share of each batch each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from stockpot import Pool, Task, cook
+from zoo import mlp, samples
+
+RUNS = {
+    "mehl+": {"method": "mehl+", "block_size": 2},
+    "learned": {"method": "learned", "temperature": True},
+    "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2, "guard": False},
+    "accumulated": {"method": "mehl", "accumulate": 3},
+    "one sample per batch": {"method": "mehl", "batch_size": 1},  # a worker without any
+}
+
+
+def run(pool: Pool, name: str) -> dict[str, object]:
+    task = Task(mlp().double(), samples(dtype=torch.float64))
+    settings = {"steps": 5, "batch_size": 15, "lr": 0.05, **RUNS[name]}
+    result = cook(pool, task, **settings)  # type: ignore[arg-type]
+    assert result.soup is not None
+    losses = [h["loss"] for h in result.history if h["kind"] in ("step", "held_out")]
+    return {"W": result.soup.W.tolist(), "losses": losses, "temperature": result.soup.temperature}
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    pool = Pool.open(folder / "pool")
+    found = {name: run(pool, name) for name in RUNS}
+    (folder / f"rank_{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
