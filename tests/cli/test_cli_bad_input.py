@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Stockpot
+from cli.conftest import Stockpot
 
 TOY = "model: {python: 'toy:model'}\n"
 DATA = "data: {python: 'toy:data'}\n"

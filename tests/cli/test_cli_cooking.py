@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from conftest import Answer, Stockpot, lines
+from cli.conftest import Answer, Stockpot, lines
 
 METHODS = ["best", "uniform", "greedy", "hl+", "crossfit"]
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import stockpot as library
-from conftest import Stockpot
+from cli.conftest import Stockpot
 from stockpot.cli.app import app
 
 COMMANDS = (

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import Stockpot
+from cli.conftest import Stockpot
 
 
 def test_ctrl_c_leaves_a_resumable_run(folder: Path, stockpot: Stockpot) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stockpot.cli.shell import document, note, say, shown, table
+from stockpot.report import words
 
 if TYPE_CHECKING:
+    from stockpot.report import Row
     from stockpot.run import Outcome
 
 
@@ -40,13 +42,44 @@ def show(outcome: Outcome, report: Path) -> None:
 
 
 def print_table(run: Path) -> None:
-    from stockpot.report import HEADINGS, summary_rows
+    from stockpot.report import summary_rows
 
     rows = summary_rows(run)
     say()
-    marked = next((i for i, row in enumerate(rows) if row.recommended), None)
-    table(HEADINGS, [row.cells() for row in rows], marked=marked)
+    if rows:
+        marked = next((i for i, row in enumerate(rows) if row.recommended), None)
+        headings = (
+            "method",
+            rows[0].metric.title,
+            "95 % CI",
+            "vs. best single",
+            "time",
+            "memory",
+            "models",
+        )
+        table(headings, [_cells(row) for row in rows], marked=marked)
     say()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """Narrower than the report's, so that the table fits 80 columns."""
+    percent = row.metric.scale == 100
+
+    def short(value: float, sign: str = "") -> str:
+        return f"{100 * value:{sign}.1f}" if percent else f"{value:{sign}.3g}"
+
+    score, difference = row.score, row.difference
+    return (
+        row.method,
+        "-" if score is None else row.metric.value(score.mean),
+        "-" if score is None else f"{short(score.low)}–{short(score.high)}",
+        "-"
+        if difference is None
+        else f"{short(difference[0], '+')} ({short(difference[1], '+')} to {short(difference[2], '+')})",
+        words.seconds(row.seconds),
+        words.size(row.peak),
+        str(row.models_used),
+    )
 
 
 def written_report(run: Path) -> Path:

@@ -32,7 +32,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    drawn = Table(
+        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for number, heading in enumerate(headings):
         drawn.add_column(heading, justify="right" if number else "left", overflow="fold")
     for number, row in enumerate(rows):
