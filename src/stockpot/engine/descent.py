@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 from stockpot.engine import parallel
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
+from stockpot.engine.low_memory import Projector
 from stockpot.engine.parametrisation import coefficients, pull_back
 from stockpot.task import Data
 
@@ -56,8 +57,12 @@ class Descent:
         temperature: float | None,
         choices: Choices,
         steps: int,
+        *,
+        accumulate: int | None = None,  # None: as chosen; the memory plan may cut finer
+        low_memory: bool = False,
     ) -> None:
         self.live = live
+        self.accumulate = accumulate or choices.accumulate
         self.directions = directions
         self.fixed = fixed
         self.choices = choices
@@ -71,12 +76,13 @@ class Descent:
         self.optimizer = self._optimizer()
         self.rates = learning_rates(choices, steps)
         self.done = 0  # steps taken
+        self.projector = Projector(live, directions) if low_memory else None
 
     def mix(self) -> None:
         """Write the current soup into the model."""
         with torch.no_grad():
             c = coefficients(self.raw, self.simplex)
-            if self.directions.fast and not self.live._copied:
+            if self.directions.fast and not self.live.copied:
                 self.directions.mix(
                     self.fixed, c, out=self.live.flat
                 )  # rounds to the model's dtype on the way
@@ -87,7 +93,7 @@ class Descent:
     def gradient(self, data: Data, indices: Tensor) -> Tensor:
         """Fill raw.grad (and temperature.grad) for one batch; returns its mean loss, on the device."""
         mine = parallel.share(indices)
-        pieces = mine.chunk(min(self.choices.accumulate, max(1, len(mine))))
+        pieces = mine.chunk(min(self.accumulate, max(1, len(mine))))
         to_device = self.live.task.to_device
         return self._backward([(to_device(data.batch(p)), len(p)) for p in pieces if len(p)], len(indices))
 
@@ -97,6 +103,8 @@ class Descent:
         self.mix()
         live.clear_gradient()
         self.optimizer.zero_grad()
+        if self.projector is not None:
+            self.projector.begin()
         total = torch.zeros((), dtype=live.dtype, device=live.device)
         for batch, samples in batches:
             loss = task.loss(
@@ -105,7 +113,12 @@ class Descent:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         with torch.no_grad():
-            slope = self.directions.project(live.collect_gradient()).to(live.dtype)  # (b, G)
+            slope = (
+                self.projector.finish()
+                if self.projector
+                else self.directions.project(live.collect_gradient())
+            )
+            slope = slope.to(live.dtype)  # (b, G)
             parallel.add_up([slope, total])
             self.raw.grad = pull_back(self.raw, slope, self.simplex)
             if self.temperature is not None:
@@ -136,6 +149,11 @@ class Descent:
             self.optimizer.step()
             self.done += 1
         return loss
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        if self.projector is not None:
+            self.projector.close()
 
     def _optimizer(self) -> torch.optim.Optimizer:
         c = self.choices

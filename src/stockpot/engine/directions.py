@@ -63,15 +63,19 @@ class Directions:
             else:
                 out[start:stop] = torch.addmv(fixed[start:stop], rows.T, weights[:, j])
 
-    def _decoded(self, j: int, dtype: torch.dtype) -> Tensor:
-        """Group j's directions in the dtype of the sum; a view when they are not rounded. (b, n)"""
-        start, stop = self.plan.bounds[j]
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """A stretch of whole tensors in the dtype of the sum; a view when nothing was rounded. (b, n)"""
         rows = self.rows[:, start:stop].to(dtype)
         if self.tile_scale is None or self.tiles is None:
             return rows
-        first, last = self.tiles.first[j : j + 2].tolist()
+        ends = torch.tensor([start, stop], device=self.tiles.start.device)
+        first, last = torch.searchsorted(self.tiles.start, ends).tolist()
         factors = self.tile_scale[first:last].repeat_interleave(self.tiles.length[first:last].long(), dim=0)
-        return rows * factors.T.to(dtype)
+        return rows * factors[: stop - start].T.to(dtype)
+
+    def _decoded(self, j: int, dtype: torch.dtype) -> Tensor:
+        """Group j's directions. (b, n)"""
+        return self.part(*self.plan.bounds[j], dtype)
 
     def _inverse_norms(self) -> Tensor:
         dtype = (

@@ -22,15 +22,17 @@ _MIX: dict[torch.dtype, Shape] = {torch.float32: (2, 8), torch.bfloat16: (4, 8),
 
 @triton.jit
 def _project_tiles(
-    D, G, SCALE, PART, START, LENGTH, P, b,
-    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr,
+    D, G, SCALE, PART, START, LENGTH, P, b, first, offset, end,
+    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0).to(tl.int64)
+    tile = first + tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(START + tile), 128)
     length = tl.multiple_of(tl.load(LENGTH + tile), 128)
     columns = tl.arange(0, TILE)
     inside = columns < length
-    g = tl.load(G + start + columns, mask=inside, other=0.0).to(tl.float32)  # (TILE,)
+    # The gradient may be one tensor's own: it begins at `offset` of the flat vector and stops at `end`.
+    there = inside & (start + columns < end)
+    g = tl.load(G + (start - offset) + columns, mask=there, other=0.0).to(tl.float32)  # (TILE,)
     for k0 in range(0, b, BK):
         k = k0 + tl.arange(0, BK)
         known = k < b
@@ -39,6 +41,8 @@ def _project_tiles(
         part = tl.sum(d.to(tl.float32) * g[None, :], axis=1)  # (BK,)
         if SCALED:
             part *= tl.load(SCALE + tile * b + k, mask=known, other=0.0)
+        if ADD:
+            part += tl.load(PART + tile * b + k, mask=known, other=0.0)
         tl.store(PART + tile * b + k, part, mask=known)
 
 
@@ -106,15 +110,41 @@ def project(
     rows: Tensor, gradient: Tensor, tiles: Tiles, scale: Tensor | None, shape: Shape | None = None
 ) -> Tensor:
     """rows: (b, P) fp32, bf16 or int8; gradient: (P,); scale: (tiles, b) for int8 -> (b, G) fp32"""
-    b, size = rows.shape
-    groups = tiles.first.numel() - 1
-    partial = torch.empty(tiles.count, b, dtype=torch.float32, device=rows.device)
-    out = torch.empty(b, groups, dtype=torch.float32, device=rows.device)
-    block, warps = shape or _PROJECT[rows.dtype]
-    _project_tiles[(tiles.count,)](
-        rows, gradient, scale, partial, tiles.start, tiles.length, size, b,
-        BK=block, TILE=TILE, SCALED=scale is not None, num_warps=warps,
+    partial = torch.empty(tiles.count, rows.shape[0], dtype=torch.float32, device=rows.device)
+    project_part(
+        rows, gradient, tiles, scale, partial, first=0, count=tiles.count, offset=0, end=rows.shape[1],
+        add=False, shape=shape,
     )  # fmt: skip
+    return add_parts(partial, tiles)
+
+
+def project_part(
+    rows: Tensor,
+    gradient: Tensor,
+    tiles: Tiles,
+    scale: Tensor | None,
+    partial: Tensor,
+    *,
+    first: int,
+    count: int,
+    offset: int,
+    end: int,
+    add: bool,
+    shape: Shape | None = None,
+) -> None:
+    """Partial sums (tiles, b) of some tiles, from a gradient that covers the flat vector from offset to end."""
+    b, size = rows.shape
+    block, warps = shape or _PROJECT[rows.dtype]
+    _project_tiles[(count,)](
+        rows, gradient, scale, partial, tiles.start, tiles.length, size, b, first, offset, end,
+        BK=block, TILE=TILE, SCALED=scale is not None, ADD=add, num_warps=warps,
+    )  # fmt: skip
+
+
+def add_parts(partial: Tensor, tiles: Tiles) -> Tensor:
+    """(tiles, b) -> (b, G)"""
+    b, groups = partial.shape[1], tiles.first.numel() - 1
+    out = torch.empty(b, groups, dtype=torch.float32, device=partial.device)
     few = 16
     _add_tiles[(groups, triton.cdiv(b, few))](
         partial, out, tiles.first, b, groups, BK=few, BT=64, num_warps=4

@@ -46,8 +46,8 @@ class Live:
         )  # (P,) what the model is a view of
         self._theta: Tensor | None = self.flat if self.flat.dtype == self.dtype else None
         self._grad: Tensor | None = None
-        self._bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
-        self._copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
+        self.bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
+        self.copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
 
     @property
     def theta(self) -> Tensor:
@@ -112,13 +112,13 @@ class Live:
             parameter.requires_grad_(before)
 
     def _bind(self, tensor: Tensor, start: int, stop: int) -> None:
-        self._bound.append((tensor, start, stop))
+        self.bound.append((tensor, start, stop))
         if isinstance(tensor, nn.Parameter):
             tensor.requires_grad_(True)
         if tensor.dtype == self.flat.dtype:
             tensor.data = self.flat[start:stop].view(tensor.shape)
         else:
-            self._copied.append((tensor, start, stop))
+            self.copied.append((tensor, start, stop))
 
     def load_kept(self) -> None:
         """Put the tensors that are not mixed into the model: frozen and excluded ones from the donor."""
@@ -141,10 +141,18 @@ class Live:
 
     def read(self, k: int, out: Tensor) -> Tensor:
         """Ingredient k as a flat vector. out: (P,)"""
-        for slot in self.plan.slots:
-            out[slot.start : slot.stop].copy_(self.pool.tensor(k, slot.names[0]).reshape(-1))
-        for start, stop in self.plan.gaps():
-            out[start:stop].zero_()
+        return self.read_range(k, 0, self.plan.size, out)
+
+    def read_range(self, k: int, lo: int, hi: int, out: Tensor) -> Tensor:
+        """Ingredient k between two places of the flat vector. out: (hi - lo,)"""
+        end = lo  # everything before this is written
+        for slot in self.plan.overlapping(lo, hi):
+            start, stop = max(slot.start, lo), min(slot.stop, hi)
+            out[end - lo : start - lo].zero_()
+            part = self.pool.tensor(k, slot.names[0]).reshape(-1)[start - slot.start : stop - slot.start]
+            out[start - lo : stop - lo].copy_(part)
+            end = stop
+        out[end - lo : hi - lo].zero_()
         return out
 
     def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
@@ -165,20 +173,21 @@ class Live:
 
     def push_copies(self) -> None:
         source = self.flat if self._theta is None else self._theta
-        for tensor, start, stop in self._copied:
+        for tensor, start, stop in self.copied:
             tensor.data.copy_(source[start:stop].view(tensor.shape))
 
     def clear_gradient(self) -> None:
-        for tensor, _, _ in self._bound:
+        for tensor, _, _ in self.bound:
             tensor.grad = None
 
     def collect_gradient(self) -> Tensor:
         """The gradient of the mixed weights after backward, flat; frees the parameters' own. (P,)"""
         if self._grad is None:
             self._grad = torch.zeros_like(self.flat)
-        parts, grads = [], []
+        parts: list[Tensor] = []
+        grads: list[Tensor] = []
         written: set[int] = set()
-        for tensor, start, stop in self._bound:
+        for tensor, start, stop in self.bound:
             part = self._grad[start:stop].view(tensor.shape)
             if tensor.grad is None:
                 if start not in written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class FlatPlan:
     def groups(self) -> int:
         return len(self.bounds)
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """The stretches that belong to no tensor."""
-        ends = [slot.start for slot in self.slots[1:]] + [self.size]
-        return [(slot.stop, end) for slot, end in zip(self.slots, ends, strict=True) if slot.stop < end]
+    def overlapping(self, lo: int, hi: int) -> tuple[Slot, ...]:
+        """The tensors that have a part between two places."""
+        first = bisect.bisect_right(self.slots, lo, key=lambda slot: slot.stop)
+        last = bisect.bisect_left(self.slots, hi, key=lambda slot: slot.start)
+        return self.slots[first:last]

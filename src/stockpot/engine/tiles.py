@@ -1,7 +1,8 @@
-"""The flat vector cut into tiles that never cross a coefficient group: one tile is one program of a kernel."""
+"""The flat vector cut into tiles that never cross a tensor: one tile is one program of a kernel."""
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 import torch
@@ -22,13 +23,18 @@ class Tiles:
 
     @classmethod
     def of(cls, plan: FlatPlan, device: torch.device | str, size: int = TILE) -> Tiles:
-        starts, lengths, groups, first = [], [], [], [0]
-        for j, (begin, end) in enumerate(plan.bounds):
-            for start in range(begin, end, size):
+        starts: list[int] = []
+        lengths: list[int] = []
+        groups: list[int] = []
+        ends = [slot.start for slot in plan.slots[1:]] + [
+            plan.size
+        ]  # the gap behind a tensor is part of its tiles
+        for slot, end in zip(plan.slots, ends, strict=True):
+            for start in range(slot.start, end, size):
                 starts.append(start)
                 lengths.append(min(size, end - start))
-                groups.append(j)
-            first.append(len(starts))
+                groups.append(slot.group)
+        first = [bisect.bisect_left(groups, j) for j in range(plan.groups + 1)]
         return cls(
             torch.tensor(starts, dtype=torch.int64, device=device),
             torch.tensor(lengths, dtype=torch.int32, device=device),

@@ -10,16 +10,18 @@ adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from stockpot.engine import Descent, Directions, Live, parallel
+from stockpot.engine import Descent, Directions, Engine, Live, parallel
+from stockpot.engine.budget import NAMES
 from stockpot.engine.parametrisation import coefficients
 from stockpot.errors import LearningError, describe
 from stockpot.events import Event, Listener, ignore
@@ -79,18 +81,76 @@ class Learner:
         self._visit_values: dict[str, dict[str, float | None]] = {}
         self._partial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._saved_at = time.monotonic()
+        self._arranged = settings  # with what the memory plan decided
+        self._prefetched: set[int] = set()
 
     def run(self) -> None:
         """Learn every track; afterwards `track.W`, `track.theta` and `track.raw` hold the result."""
         self._restore()
-        self._start()
-        for t, block in enumerate(self.blocks):
-            directions = None
-            for track in self.tracks:
-                if directions is None or self.settings.centre == "soup":
-                    directions = None  # free the old block before loading the next one
-                    directions = self._load(block, track, t)
-                self._visit(t, block, directions, track)
+        while True:
+            try:
+                return self._attempt()
+            except torch.OutOfMemoryError as error:
+                self._step_down(error)
+
+    def _attempt(self) -> None:
+        s = self._arranged
+        self.live.drop_theta()
+        size = max(map(len, self.blocks[self._finished() :]), default=1)
+        fixed = not isinstance(self.settings.block_size, str)
+        self.engine = Engine(
+            self.live, s, self.tracks[0].data,
+            block_size=size, fixed_block=fixed, tracks=len(self.tracks), listen=self.listen,
+        )  # fmt: skip
+        plan = self.engine.plan
+        self._arranged = dataclasses.replace(
+            s, directions=cast(Any, NAMES[plan.dtype]), accumulate=plan.accumulate, low_memory=plan.low_memory
+        )
+        self._cut(plan.block_size)
+        try:
+            self._start()
+            for t, block in enumerate(self.blocks):
+                directions = None
+                for track in self.tracks:
+                    if directions is None or s.centre == "soup":
+                        directions = None  # free the old block before loading the next one
+                        directions = self._load(block, track, t)
+                    self._visit(t, block, directions, track)
+        finally:
+            self.engine.close()
+
+    # Less memory: the finished blocks are replayed from their coefficients, the rest is learned differently.
+
+    def _finished(self) -> int:
+        """Blocks that every track has visited."""
+        t = 0
+        while all(f"{t}.{track.number}" in self._visits for track in self.tracks):
+            t += 1
+        return t
+
+    def _cut(self, size: int) -> None:
+        done = self._finished()
+        rest = [block[i : i + size] for block in self.blocks[done:] for i in range(0, len(block), size)]
+        self.blocks = self.blocks[:done] + rest
+
+    def _step_down(self, error: BaseException) -> None:
+        now, plan = self._arranged, self.engine.plan
+        if plan.block_size > 1:
+            self._visits = {k: v for k, v in self._visits.items() if int(k.split(".")[0]) < self._finished()}
+            self._partial = None
+            self._cut(-(-plan.block_size // 2))
+            change = f"{-(-plan.block_size // 2)} models at a time instead of {plan.block_size}"
+        elif now.directions in ("fp32", "bf16") and self.live.device.type == "cuda":
+            self._arranged = dataclasses.replace(now, directions="int8")
+            change = "models kept as int8"
+        elif not now.low_memory:
+            self._arranged = dataclasses.replace(now, low_memory=True)
+            change = "gradients and activations in low-memory mode"
+        else:
+            raise error
+        self._tell("memory", text=f"out of memory; going on with {change}")
+        if self.live.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # The centre of the directions and its own mixing weights.
 
@@ -98,29 +158,30 @@ class Learner:
         live, s = self.live, self.settings
         K, G = len(live.pool), len(live.layout)
         first = self.blocks[0] if s.centre == "soup" else None
-        mean = live.mean(first, self.listen)
+        mean = self.engine.loader.mean(first, self.listen)  # on the host when the device is CUDA
         self._mean = mean if s.centre == "mean" and s.decentralise else None
         self._W_mean = weights.uniform(K, G) if first is None else weights.chosen(K, G, first)
+        # Of several tracks only one is at work; the others' soups wait where the mean is.
+        self._active = mean.to(live.device, copy=True)  # (P,)
         for track in self.tracks:
             track.raw = torch.full((K, G), 0.0 if s.decentralise else 1.0 / K, dtype=live.dtype)
-            track.theta = mean.clone()
+            track.theta = mean.clone() if len(self.tracks) > 1 else self._active
             track.W = self._W_mean.clone()
             track.temperature = 1.0 if s.temperature else None
 
     def _load(self, block: list[int], track: Track, t: int) -> Directions:
-        live, s = self.live, self.settings
-        rows = torch.empty(len(block), live.plan.size, dtype=live.dtype, device=live.device)  # (b, P)
+        s, pool = self.settings, self.live.pool
         centre = self._mean if s.centre == "mean" else track.theta
-        for row, k in enumerate(block):
-            live.read(k, out=rows[row])
-            if centre is not None and s.decentralise:
-                rows[row].sub_(centre)
         self.listen(
-            Event(
-                "block", {"block": t, "of": len(self.blocks), "models": [live.pool.names[k] for k in block]}
-            )
+            Event("block", {"block": t, "of": len(self.blocks), "models": [pool.names[k] for k in block]})
         )
-        return Directions(rows, live.plan, unit_norm=s.unit_norm)
+        return self.engine.loader.load(block, centre if s.decentralise else None, unit_norm=s.unit_norm)
+
+    def _prefetch(self, t: int) -> None:
+        """The next block while this one learns, when it does not depend on the outcome."""
+        if self.settings.centre == "mean" and t + 1 < len(self.blocks) and t not in self._prefetched:
+            self._prefetched.add(t)
+            self.engine.loader.prefetch(self.blocks[t + 1], self._mean)
 
     # One block on one track.
 
@@ -130,8 +191,11 @@ class Learner:
             track.raw[block] = 0.0
         before = track.raw[block].clone()  # (b, G)
         old = coefficients(before.to(live.device), self.simplex)
+        theta = self._active
+        if theta is not track.theta:
+            theta.copy_(track.theta)
         if bool((old != 0).any()):
-            directions.mix(track.theta, -old, out=track.theta)  # theta_fix, in place
+            directions.mix(theta, -old, out=theta)  # theta_fix, in place
         key = f"{t}.{track.number}"
         if key in self._visits:
             after, values = self._visits[key], self._visit_values[key]
@@ -147,7 +211,9 @@ class Learner:
             self._partial = None
             self._save()
         new = coefficients(after.to(live.device), self.simplex)
-        directions.mix(track.theta, new, out=track.theta)
+        directions.mix(theta, new, out=theta)
+        if theta is not track.theta:
+            track.theta.copy_(theta)
         track.raw[block] = after
         track.W = self._followed(track.W, block, directions, (new - old).double().cpu())
 
@@ -165,7 +231,8 @@ class Learner:
     def _descend(self, t: int, directions: Directions, track: Track, raw: Tensor) -> Tensor:
         s, task = self.settings, self.live.task
         steps = steps_for(s, len(track.data))
-        descent = Descent(self.live, directions, track.theta, raw, track.temperature, s, steps)
+        descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
+        self._prefetch(t)
         begin, best = 0, (track.held_out_loss, raw, track.temperature)
         if self._partial is not None:
             begin, best = self._continue(descent)
@@ -273,7 +340,14 @@ class Learner:
 
     def _save(self) -> None:
         tensors = {f"visit.{key}": tensor for key, tensor in self._visits.items()}
-        values: dict[str, Any] = {"visits": self._visit_values, "history": self.history, "partial": None}
+        arranged = self._arranged
+        values: dict[str, Any] = {
+            "visits": self._visit_values,
+            "history": self.history,
+            "blocks": self.blocks,
+            "arranged": [arranged.directions, arranged.accumulate, arranged.low_memory],
+            "partial": None,
+        }
         if self._partial is not None:
             tensors.update({f"partial.{name}": tensor for name, tensor in self._partial[0].items()})
             values["partial"] = self._partial[1]
@@ -288,6 +362,11 @@ class Learner:
         self._visits = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}
         self._visit_values = values["visits"]
         self.history = list(values["history"])
+        self.blocks = values["blocks"]
+        directions, accumulate, low_memory = values["arranged"]
+        self._arranged = dataclasses.replace(
+            self.settings, directions=directions, accumulate=accumulate, low_memory=low_memory
+        )
         if values["partial"] is not None:
             partial = {n.removeprefix("partial."): x for n, x in tensors.items() if n.startswith("partial.")}
             self._partial = (partial, values["partial"])

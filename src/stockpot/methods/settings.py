@@ -49,6 +49,12 @@ class Settings:
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
     guard: bool = False  # fall back to best / uniform / greedy when they score higher on held-out data
+    directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
+        "auto"  # how loaded models are kept; auto: exact on a CPU
+    )
+    memory: int | None = None  # bytes of the device that learning may take; None: what is free
+    low_memory: bool = False  # project and free gradients one by one, recompute activations
+    graphs: bool = True  # capture the inner step as a CUDA graph where the model allows
     greedy_ties: bool = False  # greedy adds an ingredient that leaves the score equal
     seed: int = 0
 
@@ -167,6 +173,10 @@ def _check(s: Settings) -> None:
     one_of("optimizer", "adamw", "sgd")
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
+    one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
+    need(
+        s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
+    )
     need(
         s.block_size is None
         or s.block_size == "auto"

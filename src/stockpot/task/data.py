@@ -62,6 +62,15 @@ class Data:
         return self._store.take(indices if self._rows is None else self._rows[indices])
 
     @property
+    def columns(self) -> Any:
+        """The stacked columns, all rows of them, or None for samples of uneven shapes; see `rows`."""
+        return self._store.tree if isinstance(self._store, Columns) else None
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Where these samples are in `columns`."""
+        return indices if self._rows is None else self._rows[indices]
+
+    @property
     def labels(self) -> Tensor | None:
         """One class per sample, (n,), when the data has such labels."""
         if not self._labels_sought:

@@ -120,6 +120,16 @@ class Method(Section):
     guard: bool | None = Field(
         None, description="Fall back to best, uniform or greedy when they score higher on held-out data."
     )
+    directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] | None = Field(
+        None, description="How loaded models are kept while learning; the result is always exact."
+    )
+    memory: int | None = Field(
+        None, description="Bytes of the device that learning may take. null: what is free."
+    )
+    low_memory: bool | None = Field(
+        None, description="Free gradients one by one and recompute activations: slower, least memory."
+    )
+    graphs: bool | None = Field(None, description="Capture the step as a CUDA graph where possible.")
     greedy_ties: bool | None = Field(None, description="Greedy adds a model that leaves the score equal.")
     seed: int | None = Field(None, ge=0, description="Order of data and models. Default: `output.seed`.")
 

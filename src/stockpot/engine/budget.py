@@ -1,0 +1,142 @@
+"""The memory plan: how learning fits a device, decided before it starts and said in one line.
+
+What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
+directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, its gradient flat w P, and what one forward and
+backward pass needs on top, which a trial run measures. Nothing else grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from stockpot.engine.tiles import TILE
+
+NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+_PIECES = 4 * 4 * 2**23  # the loader's buffers
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is loaded at once and how; `parts` are the bytes it is expected to take."""
+
+    block_size: int  # b
+    dtype: torch.dtype  # of the directions
+    accumulate: int
+    low_memory: bool
+    streamed: bool  # more than one block
+    parts: Mapping[str, int]
+    budget: int | None
+    reason: str
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        size = f"{self.total / 2**30:.2f} GiB"
+        of = "" if self.budget is None else f" of {self.budget / 2**30:.2f} GiB"
+        blocks = "blocks streamed from disk" if self.streamed else "all models resident"
+        extra = f", batch in {self.accumulate} pieces" if self.accumulate > 1 else ""
+        extra += ", low-memory mode" if self.low_memory else ""
+        return f"{self.block_size} models at a time as {NAMES[self.dtype]}, {blocks}{extra}: {size}{of} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the model and the task ask for, before any choice."""
+
+    models: int  # K
+    parameters: int  # P
+    model_width: int  # bytes of a parameter in the model
+    held_models: int  # vectors of P in fp32 beside the directions: the fixed part, and one per extra fold
+    step: int  # bytes one forward and backward pass takes on top of the weights, gradients included, whole batch
+    gradients: int  # bytes of that which are gradients
+    data: int = 0  # bytes of data kept on the device
+    kept: int = 0  # bytes of weights and buffers that are not mixed
+
+
+def parts(
+    need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool
+) -> dict[str, int]:
+    P = need.parameters
+    width = torch.tensor([], dtype=dtype).element_size()
+    activations = -(-(need.step - need.gradients) // accumulate)
+    out = {
+        "directions": block_size * P * width,
+        "soup": need.held_models * P * 4,
+        "model": P * need.model_width + need.kept,
+        "gradients": 0 if low_memory else P * need.model_width,
+        "step": activations // 3 if low_memory else activations + need.gradients,
+        "data": need.data,
+        "buffers": min(_PIECES, 16 * P),
+    }
+    if dtype == torch.int8:
+        out["directions"] += 4 * block_size * -(-P // TILE)
+    if accumulate > 1 and not low_memory:
+        out["step"] = activations + need.gradients  # gradients of one piece wait for the next
+    return out
+
+
+def choose(
+    need: Need,
+    *,
+    wanted_block: int,
+    fixed_block: bool,
+    dtypes: list[torch.dtype],
+    accumulate: int,
+    max_accumulate: int,
+    low_memory: bool,
+    budget: int | None,
+) -> Plan:
+    """The first arrangement that fits the budget, giving up as little as possible.
+
+    First precision (rounded directions do not change results measurably), then the batch in pieces, then the block
+    size unless the user fixed it, then low-memory mode. The last resort is returned even if it does not fit.
+    """
+
+    def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
+        return Plan(
+            b, dtype, pieces, low, b < need.models, parts(need, b, dtype, pieces, low), budget, reason
+        )
+
+    best = plan(wanted_block, dtypes[0], accumulate, low_memory, "fits")
+    if budget is None:
+        return replace(best, reason="no limit known")
+    if best.total <= budget:
+        return best
+    for dtype in dtypes[1:]:
+        best = plan(wanted_block, dtype, accumulate, low_memory, f"{NAMES[dtypes[0]]} would not fit")
+        if best.total <= budget:
+            return best
+    dtype = dtypes[-1]
+    pieces = accumulate
+    while pieces * 2 <= max_accumulate and best.total > budget:
+        pieces *= 2
+        best = plan(wanted_block, dtype, pieces, low_memory, "the whole batch would not fit")
+    if best.total <= budget:
+        return best
+    if not fixed_block:
+        b = wanted_block
+        while b > 1 and best.total > budget:
+            b = max(1, b // 2)
+            best = plan(b, dtype, pieces, low_memory, f"{wanted_block} models would not fit")
+        if best.total <= budget:
+            return best
+    best = plan(best.block_size, dtype, pieces, True, "gradients would not fit at once")
+    return (
+        best
+        if best.total <= budget
+        else replace(best, reason="may not fit: the smallest arrangement there is")
+    )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes a CUDA device can still give, what PyTorch holds unused included. None elsewhere."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,142 @@
+"""The whole inner step as one CUDA graph: mix, forward, backward, project, optimiser.
+
+Small models are bound by the host's launches; a graph launches once. A non-finite loss makes the fused optimiser skip
+its update on the device, so that losses need to be looked at only once per burst.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stockpot.engine import parallel
+from stockpot.engine.descent import Choices, Descent
+from stockpot.engine.directions import Directions
+from stockpot.engine.feed import Feed
+from stockpot.engine.live import Live
+from stockpot.task import Data
+
+
+class GraphDescent(Descent):
+    """Captured once and reused for every block of the same shape (see `restart`)."""
+
+    burst = 50
+    path = "CUDA graph"
+
+    def __init__(
+        self,
+        live: Live,
+        directions: Directions,
+        fixed: Tensor,
+        raw: Tensor,
+        temperature: float | None,
+        choices: Choices,
+        steps: int,
+        feed: Feed,
+        *,
+        low_memory: bool = False,
+    ) -> None:
+        self._rate = torch.tensor(choices.lr, dtype=torch.float32, device=live.device)
+        super().__init__(live, directions, fixed, raw, temperature, choices, steps, low_memory=low_memory)
+        self.feed = feed
+        rates = [*self.rates, 0.0]
+        self._rates = torch.tensor(rates, dtype=torch.float32, device=live.device)  # (steps + 1,)
+        self._losses = torch.zeros(len(rates), dtype=torch.float32, device=live.device)
+        self._counter = torch.zeros(1, dtype=torch.long, device=live.device)
+        self._graph = self._capture()
+
+    def can_restart(
+        self, live: Live, directions: Directions, fixed: Tensor, raw: Tensor, steps: int, feed: Feed
+    ) -> bool:
+        """Whether the captured graph reads and writes exactly these tensors."""
+        own = self.directions
+        return (
+            live is self.live
+            and feed is self.feed
+            and len(self.rates) == steps
+            and raw.shape == self.raw.shape
+            and fixed.data_ptr() == self.fixed.data_ptr()
+            and directions.rows.data_ptr() == own.rows.data_ptr()
+            and directions.rows.shape == own.rows.shape
+            and directions.scale is None
+            and own.scale is None
+        )
+
+    def restart(self, raw: Tensor, temperature: float | None) -> None:
+        """Begin another block or fold with fresh optimiser state."""
+        with torch.no_grad():
+            self.raw.copy_(raw)
+            if self.temperature is not None and temperature is not None:
+                self.temperature.fill_(temperature)
+            for entries in self.optimizer.state.values():
+                for value in entries.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+        self.done = 0
+
+    def run(self, data: Data, batches: list[Tensor]) -> list[float]:  # noqa: ARG002 - the feed has it
+        self._counter.fill_(self.done)
+        for indices in batches:
+            self.feed.put(indices)
+            self._graph.replay()
+        losses = self._losses[self.done : self.done + len(batches)].tolist()
+        for i, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                return losses[: i + 1]
+        self.done += len(batches)
+        return losses
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        self.done = int(values["done"])
+        with torch.no_grad():  # in place: the graph has these addresses
+            self.raw.copy_(tensors["raw"])
+            if self.temperature is not None:
+                self.temperature.copy_(tensors["temperature"])
+            entries = list(self.optimizer.state.values())
+            for name, tensor in tensors.items():
+                if name.startswith("optimizer."):
+                    _, number, key = name.split(".", 2)
+                    entries[int(number)][key].copy_(tensor)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        c = self.choices
+        groups: list[dict[str, Any]] = [{"params": [self.raw], "weight_decay": c.weight_decay}]
+        if self.temperature is not None:
+            groups.append({"params": [self.temperature], "weight_decay": 0.0})
+        if c.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=self._rate, momentum=c.momentum, fused=True)
+        return torch.optim.AdamW(groups, lr=self._rate, fused=True, capturable=True)
+
+    def _once(self) -> None:
+        loss = self._backward(self.feed.batches, sum(self.feed.sizes))
+        with torch.no_grad():
+            self._rate.copy_(self._rates[self._counter].squeeze())
+            self._losses.index_copy_(0, self._counter, loss.float().view(1))
+            self._counter += 1
+        if self.choices.clip is not None:
+            nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
+        self.optimizer.found_inf = (~torch.isfinite(loss)).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        assert not parallel.active()
+        self.feed.put(torch.arange(sum(self.feed.sizes)))
+        before = self.raw.detach().clone()
+        temperature = None if self.temperature is None else float(self.temperature.detach())
+        stream = torch.cuda.Stream(self.live.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.live.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries set themselves up, the optimiser makes its state
+                self._once()
+        torch.cuda.current_stream(self.live.device).wait_stream(stream)
+        torch.cuda.synchronize(self.live.device)
+        self.live.clear_gradient()
+        self.optimizer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self._once()
+        self.restart(before, temperature)
+        return graph

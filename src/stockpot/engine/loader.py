@@ -1,0 +1,213 @@
+"""From memory-mapped checkpoints to the block of directions on the device.
+
+`Loader` reads straight into the block. `StreamingLoader`, for CUDA, moves the files through two pinned buffers piece by
+piece, subtracts the centre and rounds on the device, and can prepare the next block in host memory (as it will lie on
+the device, so int8 takes a quarter of the files) while the current one is learned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+from torch import Tensor
+
+from stockpot.engine.directions import Directions
+from stockpot.engine.live import Live
+from stockpot.engine.rounding import encode_plain
+from stockpot.engine.tiles import Tiles
+from stockpot.events import Listener, ignore, progress
+
+PIECE = 1 << 23  # parameters moved at once: 32 MiB as fp32
+
+
+class Loader:
+    """Blocks of directions on any device, by plain PyTorch."""
+
+    def __init__(self, live: Live, dtype: torch.dtype | None = None) -> None:
+        self.live = live
+        self.dtype = dtype or live.dtype
+        self.waited = 0.0  # seconds spent until blocks were there
+        self._tiles = live.tiles
+        if self.dtype == torch.int8 and self._tiles is None:
+            self._tiles = Tiles.of(live.plan, live.device)
+
+    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
+        """theta-bar of some or all ingredients. (P,)"""
+        return self.live.mean(over, listen)
+
+    def load(self, block: list[int], centre: Tensor | None, *, unit_norm: bool = False) -> Directions:
+        began = time.perf_counter()
+        live = self.live
+        rows = torch.empty(len(block), live.plan.size, dtype=self.dtype, device=live.device)  # (b, P)
+        scale: Tensor | None = None
+        if self.dtype == torch.int8:
+            assert self._tiles is not None
+            scale = torch.empty(self._tiles.count, len(block), device=live.device)
+        plain = self.dtype == live.dtype
+        row = None if plain else torch.empty(live.plan.size, dtype=live.dtype, device=live.device)
+        for i, k in enumerate(block):
+            target = rows[i] if row is None else row
+            live.read(k, out=target)
+            if centre is not None:
+                target.sub_(centre)
+            if row is not None:
+                encode_plain(row, rows[i], None if scale is None else scale[:, i], live.plan, self._tiles)
+        self.waited += time.perf_counter() - began
+        return Directions(rows, live.plan, unit_norm=unit_norm, tiles=self._tiles, tile_scale=scale)
+
+    def prefetch(self, block: list[int], centre: Tensor | None) -> None:
+        """Begin to prepare the block that is asked for next, where that helps."""
+
+    def close(self) -> None:
+        """Wait for whatever is under way."""
+
+
+class StreamingLoader(Loader):
+    """The same on CUDA: every piece of a file crosses the bus once, rounding happens on the device."""
+
+    def __init__(self, live: Live, dtype: torch.dtype, block_size: int) -> None:
+        super().__init__(live, dtype)
+        assert self._tiles is not None
+        size, device = live.plan.size, live.device
+        self._pieces = _pieces(self._tiles)
+        widest = max(hi - lo for lo, hi, _, _ in self._pieces)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned = [torch.empty(widest, pin_memory=True) for _ in range(2)]
+        self._arrived = [torch.empty(widest, device=device) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+        self._centre_piece = torch.empty(widest, device=device)
+        self._row_piece = torch.empty(widest, dtype=dtype, device=device)
+        # One buffer for all blocks: graphs that were captured with it stay valid.
+        self._rows = torch.empty(block_size, size, dtype=dtype, device=device)  # (b, P)
+        self._scale = (
+            torch.empty(self._tiles.count * block_size, device=device) if dtype == torch.int8 else None
+        )
+        self._waiting: tuple[list[int], threading.Thread] | None = None
+        self._host_rows: Tensor | None = None
+        self._host_scale: Tensor | None = None
+        self._failed: BaseException | None = None
+
+    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
+        models = list(range(len(self.live.pool))) if over is None else over
+        out = torch.empty(
+            self.live.plan.size, pin_memory=True
+        )  # on the host: pieces of it go along with the models
+        total = self._centre_piece
+        with torch.cuda.stream(self._stream):
+            for lo, hi, _, _ in self._pieces:
+                here = total[: hi - lo]
+                for i, k in enumerate(models):
+                    piece = self._upload(k, lo, hi)
+                    if i == 0:
+                        here.copy_(piece)
+                    else:
+                        here.lerp_(piece, 1.0 / (i + 1))  # a running mean: identical models stay identical
+                out[lo:hi].copy_(here, non_blocking=True)
+                self._stream.synchronize()
+                progress(listen, "averaging the ingredients", hi, self.live.plan.size, "parameters")
+        return out
+
+    def load(self, block: list[int], centre: Tensor | None, *, unit_norm: bool = False) -> Directions:
+        began = time.perf_counter()
+        assert self._tiles is not None
+        rows = self._rows[: len(block)]
+        scale = (
+            None
+            if self._scale is None
+            else self._scale[: self._tiles.count * len(block)].view(-1, len(block))
+        )
+        torch.cuda.synchronize(self.live.device)  # nobody reads the old block any more
+        if self._waiting is not None and self._waiting[0] == block:
+            self._waiting[1].join()
+            self._waiting = None
+            if self._failed is not None:
+                raise self._failed
+            assert self._host_rows is not None
+            rows.copy_(self._host_rows[: len(block)], non_blocking=True)
+            if scale is not None:
+                assert self._host_scale is not None
+                scale.copy_(self._host_scale[: scale.numel()].view_as(scale), non_blocking=True)
+        else:
+            self.close()
+            self._encode(block, centre, rows, scale)
+        torch.cuda.synchronize(self.live.device)
+        self.waited += time.perf_counter() - began
+        return Directions(rows, self.live.plan, unit_norm=unit_norm, tiles=self._tiles, tile_scale=scale)
+
+    def prefetch(self, block: list[int], centre: Tensor | None) -> None:
+        self.close()
+        if self._host_rows is None:
+            self._host_rows = torch.empty(self._rows.shape, dtype=self.dtype, pin_memory=True)
+            if self._scale is not None:
+                self._host_scale = torch.empty(self._scale.shape, pin_memory=True)
+        thread = threading.Thread(
+            target=self._prepare, args=(block, centre), name="stockpot-prefetch", daemon=True
+        )
+        self._waiting = (block, thread)
+        thread.start()
+
+    def close(self) -> None:
+        if self._waiting is not None:
+            self._waiting[1].join()
+            self._waiting = None
+
+    def _prepare(self, block: list[int], centre: Tensor | None) -> None:
+        assert self._host_rows is not None
+        assert self._tiles is not None
+        scale = self._host_scale
+        try:
+            columns = None if scale is None else scale[: self._tiles.count * len(block)].view(-1, len(block))
+            self._encode(block, centre, self._host_rows[: len(block)], columns)
+        except BaseException as error:  # reaches the learner when it asks for the block
+            self._failed = error
+
+    def _encode(self, block: list[int], centre: Tensor | None, rows: Tensor, scale: Tensor | None) -> None:
+        """Fill rows (b, P) and scale (tiles, b), on the device or in pinned host memory."""
+        from stockpot.engine import kernels
+
+        assert self._tiles is not None
+        near = rows.is_cuda
+        fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
+        with torch.cuda.stream(self._stream):
+            for lo, hi, first, count in self._pieces:
+                middle = None
+                if centre is not None:
+                    middle = self._centre_piece[: hi - lo]
+                    middle.copy_(centre[lo:hi], non_blocking=True)
+                for i, k in enumerate(block):
+                    target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
+                    kernels.encode(
+                        self._upload(k, lo, hi), middle, target, fresh, self._tiles,
+                        first=first, count=count, offset=lo, models=len(block), k=i,
+                    )  # fmt: skip
+                    if not near:
+                        rows[i, lo:hi].copy_(target, non_blocking=True)
+            if scale is not None and fresh is not None and not near:
+                scale.copy_(fresh, non_blocking=True)
+            self._stream.synchronize()
+
+    def _upload(self, k: int, lo: int, hi: int) -> Tensor:
+        """A piece of ingredient k on the device; call on the loader's stream."""
+        turn = self._turn
+        self._turn = 1 - turn
+        self._copied[turn].synchronize()  # the pinned buffer is free again
+        pinned = self.live.read_range(k, lo, hi, self._pinned[turn][: hi - lo])
+        arrived = self._arrived[turn][: hi - lo]
+        arrived.copy_(pinned, non_blocking=True)
+        self._copied[turn].record(self._stream)
+        return arrived
+
+
+def _pieces(tiles: Tiles) -> list[tuple[int, int, int, int]]:
+    """(lo, hi, first tile, tiles) of stretches of about PIECE parameters that end where tiles end."""
+    starts, lengths = tiles.start.tolist(), tiles.length.tolist()
+    out: list[tuple[int, int, int, int]] = []
+    first = 0
+    for t, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if start + length - starts[first] >= PIECE or t + 1 == len(starts):
+            out.append((starts[first], start + length, first, t + 1 - first))
+            first = t + 1
+    return out
