@@ -17,7 +17,8 @@ DIMENSION = 24
 
 def squared_error(model: nn.Module, batch: Any) -> Tensor:
     x, y = batch
-    return 0.5 * (model(x).squeeze(-1) - y).square().mean()
+    residual: Tensor = model(x).squeeze(-1) - y
+    return 0.5 * residual.square().mean()
 
 
 class Quadratic:
@@ -67,5 +68,5 @@ class Quadratic:
 
     def optimum(self) -> Tensor:
         """The best mixing weights on the hyperplane. (K,)"""
-        a = torch.linalg.lstsq(self.hessian, -self.slope).solution
+        a: Tensor = torch.linalg.lstsq(self.hessian, -self.slope).solution
         return 1 / len(self.models) + a - a.mean()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_distributed_equals_single_process(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    alone = {name: run(pool, name) for name in RUNS}
+    alone: dict[str, Any] = {name: run(pool, name) for name in RUNS}
     try:
         for worker in workers:
             _, errors = worker.communicate(timeout=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from stockpot import Soup, Task, cook
 from stockpot.soup import rebuild
 from zoo import fine_tunes, normed, same, samples, write, zoo
 
-BRIEF = {"steps": 4, "batch_size": 16, "block_size": 2}
+BRIEF: dict[str, Any] = {"steps": 4, "batch_size": 16, "block_size": 2}
 
 
 @pytest.mark.parametrize("choice", ["recalibrate", "average", "copy"])
