@@ -87,7 +87,7 @@ def page_of(run: Run) -> Page:
         facts=_facts(run),
         command=shlex.join(str(word) for word in run.about.get("command") or []),
         recipe=run.recipe.strip(),
-        environment=[(str(key), _text(value)) for key, value in (run.about.get("environment") or {}).items()],
+        environment=_environment(run),
         notes=[(m.name, note) for m in run.methods for note in m.notes],
         terms=glossary.TERMS,
         version=str(run.about.get("stockpot") or ""),
@@ -119,7 +119,8 @@ def _subtitle(run: Run) -> str:
     if len(run.methods) > 1:
         parts.append(f"{len(run.methods)} methods compared")
     elif run.methods:
-        parts.append(f"one soup by {run.methods[0].name}")
+        only = run.methods[0].name
+        parts.append("their ensemble" if only == "ensemble" else f"one soup, by {only}")
     created = str(run.about.get("created") or "")
     if created:
         parts.append(created[:16].replace("T", " "))
@@ -204,8 +205,9 @@ def _greedy(run: Run) -> tuple[list[Decision], str]:
     ]
     kept = sum(decision.added for decision in decisions)
     summary = (
-        f"Greedy went through {words.plural(len(decisions), 'ingredient')} from the best to the worst, adding each to the"
-        f" average of those before it, and kept {kept}: the others did not raise the score on the fitting data."
+        f"Greedy went through {words.plural(len(decisions), 'ingredient')} from the best to the worst, adding"
+        f" each to the average of those before it, and kept {kept}: the others did not raise the score on the"
+        " fitting data."
     )
     return decisions, summary
 
@@ -221,10 +223,10 @@ def _guard(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
         (name, run.metric.value(score.mean), name == winner) for name, score in scores if score is not None
     ]
     if winner == "learned":
-        summary = f"The guard kept the learned soup: nothing simpler did better on data that {method.name} had not seen."
+        summary = "The guard kept the learned soup: nothing simpler did better on data it had not seen."
     else:
         summary = (
-            f"The guard stepped in: {winner} did better on data that {method.name} had not seen, so {method.name}"
+            f"The guard stepped in: {winner} did better on data it had not seen, so {method.name}"
             f" returned {winner} instead of the learned soup."
         )
     return table, summary
@@ -247,7 +249,7 @@ def _ingredients(run: Run) -> tuple[list[dict[str, str]], list[str]]:
         if weight is not None and shown is not None:
             line[f"weight in {shown.name}"] = f"{weight[k]:.3f}".replace("-", "−")
         line.update({key: _text(trials[k].get(key, "")) for key in settings})
-        line["digest"] = str(run.ingredients[k].get("digest") or "")[:12]
+        line["digest"] = str(run.ingredients[k].get("digest") or "")[:8]
         lines.append(line)
     return lines, list(lines[0]) if lines else []
 
@@ -266,13 +268,24 @@ def _facts(run: Run) -> list[tuple[str, str]]:
             ),
             ("dtypes", ", ".join(f"{count} {name}" for name, count in (pool.get("dtypes") or {}).items())),
             ("size of one ingredient", words.size(_first(pool.get("ingredients"), "bytes"))),
-            ("the same in all ingredients", words.plural(len(pool.get("frozen") or []), "tensor")),
-            ("tied within each", words.plural(len(pool.get("tied") or []), "group")),
         ]
+        frozen, tied = len(pool.get("frozen") or []), len(pool.get("tied") or [])
+        if frozen:
+            facts.append(("the same in all ingredients", words.plural(frozen, "tensor")))
+        if tied:
+            facts.append(("tied within each ingredient", f"{words.plural(tied, 'group')} of tensors"))
         doubles = [" = ".join(run.names[k] for k in group) for group in pool.get("duplicates") or []]
         if doubles:
             facts.append(("equal ingredients", "; ".join(doubles)))
     return [(name, str(value)) for name, value in facts if value not in (None, "", "–")]
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    known = run.about.get("environment") or {}
+    return [
+        (str(key), words.size(value) if key == "memory" and isinstance(value, int) else _text(value))
+        for key, value in known.items()
+    ]
 
 
 def _first(items: Any, key: str) -> float | None:
@@ -283,7 +296,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.3g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
     if isinstance(value, list | tuple):

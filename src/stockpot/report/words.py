@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ class Metric:
 
     @property
     def axis(self) -> str:
-        return f"{self.title} (%)" if self.scale == 100 else f"{self.title}, higher is better"
+        return f"{self.title} (%)" if self.scale == 100 else self.title
 
     @property
     def unit(self) -> str:
@@ -36,17 +35,18 @@ class Metric:
     def value(self, score: float) -> str:
         if not math.isfinite(score):
             return "none"
-        return f"{100 * score:.2f} %" if self.scale == 100 else f"{score:.4g}"
+        return f"{self.bare(score)} %" if self.scale == 100 else self.bare(score)
 
     def bare(self, score: float) -> str:
         if not math.isfinite(score):
             return "?"
-        return f"{100 * score:.2f}" if self.scale == 100 else f"{score:.4g}"
+        shown = f"{100 * score:.2f}" if self.scale == 100 else _decimal(score)
+        return shown.replace("-", "−")
 
     def change(self, difference: float) -> str:
         if not math.isfinite(difference):
             return "?"
-        shown = f"{100 * difference:+.2f}" if self.scale == 100 else f"{difference:+.3g}"
+        shown = f"{100 * difference:+.2f}" if self.scale == 100 else _decimal(difference, "+")
         return shown.replace("-", "−") if float(shown) else shown.lstrip("+-")
 
 
@@ -54,7 +54,7 @@ def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     if value < 10:
-        return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
+        return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
     whole = round(value)
     if whole < 60:
         return f"{whole} s"
@@ -96,7 +96,9 @@ def plural(number: int, word: str) -> str:
 def clean(text: str) -> str:
     """Without what XML and UTF-8 cannot carry: control characters and lone surrogates become a replacement mark."""
     return "".join(
-        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" or c in "\ufffe\uffff" else c
+        "\ufffd"
+        if (unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t") or c in "\ufffe\uffff"
+        else c
         for c in text
     )
 
@@ -121,10 +123,23 @@ def labels(names: Sequence[str], limit: int) -> list[str]:
     short = [middle(name, limit) for name in names]
     if len(set(short)) == len(names):
         return short
-    prefix = len(os.path.commonprefix(list(names)))
-    suffix = len(os.path.commonprefix([name[prefix:][::-1] for name in names]))
+    prefix = _shared(names)
+    suffix = _shared([name[prefix:][::-1] for name in names])
     own = ["…" + name[prefix : len(name) - suffix] + ("…" if suffix else "") for name in names]
     short = [middle(name, limit) for name in own]
     if len(set(short)) == len(names):
         return short
     return [f"{k} {middle(name, max(3, limit - 4))}" for k, name in enumerate(own, start=1)]
+
+
+def _decimal(value: float, sign: str = "") -> str:
+    """The same number of decimals for numbers of one table; other notation only where that says nothing."""
+    return f"{value:{sign}.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.3g}"
+
+
+def _shared(names: Sequence[str]) -> int:
+    """How many letters all names begin with."""
+    first, last = min(names), max(names)
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )

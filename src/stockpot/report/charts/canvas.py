@@ -97,7 +97,7 @@ def patches(axes: Axes, rectangles: Iterable[tuple[float, float, float, float]],
     from matplotlib.path import Path
 
     points: list[tuple[float, float]] = []
-    codes: list[int] = []
+    codes: list[Any] = []
     for x, y, w, h in rectangles:
         points += [(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)]
         codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
@@ -148,5 +148,5 @@ def _svg(fig: Figure, slug: str, alt: str) -> str:
 
     file = io.StringIO()
     FigureCanvasSVG(fig)
-    fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None})  # type: ignore[arg-type]
+    fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return inline(file.getvalue(), slug, alt, {value: f"var(--{name})" for name, value in COLOURS.items()})

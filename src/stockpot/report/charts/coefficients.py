@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -49,11 +50,10 @@ def weights_by_group(run: Run, method: Method) -> Picture | None:
         fig = canvas.figure(width, height, manual=True)
         axes = heatmap.cells(fig, grid, 20, values, limit, marked)
         _parts(axes, grid, [method.groups[g] for g in starts])
-        low = f"−{limit:g}" if (W < 0).any() else None
-        heatmap.legend(fig, grid, grid.height() + 34, limit, low=low, high=f"{limit:g}")
+        heatmap.legend(fig, grid, grid.height() + 34, W, limit)
         return fig
 
-    return picture("weights", alt, _caption(run, method, extrapolated), paint)
+    return picture("weights", alt, _caption(method, extrapolated), paint)
 
 
 def weights_by_method(run: Run) -> Picture | None:
@@ -67,9 +67,12 @@ def weights_by_method(run: Run) -> Picture | None:
     alt = f"Mean weight of each of the {len(names)} ingredients in each of the {len(soups)} soups."
     caption = (
         "How much of each ingredient (rows, best on top) went into each soup (columns), averaged over the model."
-        " Uniform takes the same of everyone, greedy the same of a few; learned soups take more of some and, with a dot,"
-        " less than nothing of others."
+        " Uniform takes the same of all, greedy the same of a few."
     )
+    if outside(means).any():
+        caption += (
+            " A dot marks weights below 0 or above 1: less than nothing of a model, or more than all of it."
+        )
 
     def paint(width: int) -> Figure:
         grid = heatmap.Grid.plan(width, names, len(soups))
@@ -91,8 +94,7 @@ def weights_by_method(run: Run) -> Picture | None:
                 annotation_clip=False,
             )
         axes.vlines(range(1, len(soups)), 0, len(names), color=COLOURS["card"], linewidth=1)
-        low = f"−{limit:g}" if (means < 0).any() else None
-        heatmap.legend(fig, grid, grid.height() + head + 6, limit, low=low, high=f"{limit:g}")
+        heatmap.legend(fig, grid, grid.height() + head + 6, means, limit)
         return fig
 
     return picture("pot", alt, caption, paint)
@@ -118,13 +120,13 @@ def _parts(axes: Axes, grid: heatmap.Grid, names: Sequence[str]) -> None:
     blocks = list(names) if fits else [block_name(name) for name in names]
     edges = [0, *(i for i in range(1, len(blocks)) if blocks[i] != blocks[i - 1]), len(blocks)]
     free = 0.0
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
-        if a:
+    for a, b in itertools.pairwise(edges):
+        start, end = a * grid.cell_width, b * grid.cell_width
+        if a and end - start >= 12:
             axes.axvline(a, color=COLOURS["card"], linewidth=1.2)
         text = words.middle(blocks[a], 22)
         needed = words.columns(text) * 5.6 + 6
-        start = a * grid.cell_width
-        if start >= free and start + needed <= max(b * grid.cell_width, start) + 0.5:
+        if start >= free and start + needed <= len(blocks) * grid.cell_width:
             axes.annotate(
                 text,
                 (a, 0),
@@ -134,7 +136,7 @@ def _parts(axes: Axes, grid: heatmap.Grid, names: Sequence[str]) -> None:
                 color=COLOURS["muted"],
                 annotation_clip=False,
             )
-            free = start + needed
+            free = max(end, start + needed) if end - start >= needed else start + needed + 24
 
 
 def block_name(group: str) -> str:
@@ -146,23 +148,23 @@ def block_name(group: str) -> str:
     return parts[0]
 
 
-def _caption(run: Run, method: Method, extrapolated: NDArray[np.bool_]) -> str:
+def _caption(method: Method, extrapolated: NDArray[np.bool_]) -> str:
     assert method.W is not None
     K, G = method.W.shape
     parts = [
         f"The recipe of the {method.name} soup: one row per ingredient (best on top), one column per part of the model,"
-        " from its input on the left to its output on the right. Blue parts are added, orange ones are subtracted;"
+        " from its input on the left to its output on the right. The stronger the blue, the more of it is in the soup;"
         f" an even mix would be {1 / K:.3g} everywhere."
     ]
     if extrapolated.any():
         parts.append(
-            f"Dots mark extrapolated weights (below 0 or above 1): {words.share(float(extrapolated.mean()))} of"
-            f" {K * G:,}."
+            f"Orange is subtracted. {words.share(float(extrapolated.mean()))} of the {K * G:,} weights are extrapolated"
+            " (below 0 or above 1); a dot marks them where cells are large enough."
         )
     else:
         parts.append("No weight is extrapolated (below 0 or above 1).")
-    if G > 140:
+    if G > 50:
         parts.append(
-            f"{G} parts are more than fit: neighbours share a column, which shows the largest of them."
+            f"Where {G} parts are more than fit, neighbours share a column, which shows the largest of their weights."
         )
     return " ".join(parts)

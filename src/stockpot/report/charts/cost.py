@@ -25,8 +25,9 @@ def cost(rows: list[Row]) -> Picture | None:
         else "of the process, without the checkpoint files the system keeps cached"
     )
     caption = (
-        f"Wall-clock time to find the mixing weights, and the peak memory {where}. Scoring the ingredients is counted for"
-        " every method that needs it. Serving a soup costs the same as serving one model, whatever it took to cook."
+        f"Wall-clock time to find the mixing weights, and the peak memory {where}."
+        " Scoring the ingredients is counted for every method that needs it."
+        " Serving a soup costs the same as serving one model, whatever it took to cook."
     )
     panels = [("time", [row.seconds or 0.0 for row in rows], [words.seconds(row.seconds) for row in rows])]
     memory = [float(row.peak_device if device else row.peak_host) for row in rows]

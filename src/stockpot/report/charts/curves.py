@@ -72,7 +72,7 @@ def curves(run: Run) -> Picture | None:
 
 def _panel(axes: Axes, fit: list[Line], held_out: list[Line], ends: list[float]) -> None:
     for end in ends[1:-1]:
-        axes.axvline(end, color=COLOURS["grid"], linewidth=1, linestyle=(0, (2, 2)))
+        axes.axvline(end, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (1, 3)))
     thin = 1.4 if len(fit) == 1 else 0.9
     for line in fit:
         if len(fit) == 1:
@@ -152,7 +152,7 @@ def _finite(line: Line) -> bool:
 
 
 def _caption(held: bool, found: Mapping[str, tuple[list[Line], list[Line], list[float]]]) -> str:
-    text = "Grey is the loss on the data the weights are fitted on (the moving average in front of the single steps)."
+    text = "Grey is the loss on the data the weights are fitted on, smoothed."
     if held:
         text += (
             " Blue is the loss on the fold that was left out, one line per fold; the ring is the point that was kept,"

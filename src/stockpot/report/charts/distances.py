@@ -28,11 +28,13 @@ def distances(run: Run) -> Picture | None:
     pairs = pairs[np.ix_(order, order)]
     names = [run.names[k] for k in order]
     odd = None if (k := outlier(run)) is None else order.index(k)
-    limit = heatmap.nice(float(np.nanmax(pairs)))
+    others = [i for i in range(K) if i != odd]  # an outlier must not make all other distances look the same
+    limit = heatmap.nice(float(np.nanmax(pairs[np.ix_(others, others)])))
     alt = f"Pairwise distances of {K} ingredients, up to {np.nanmax(pairs):.3g}. {_outlier_sentence(run)}"
     caption = (
-        "Distance between the weights of every two ingredients; dark means far apart. Neighbours stand side by side,"
-        " so groups of similar models appear as light squares on the diagonal. " + _outlier_sentence(run)
+        "Distance between the weights of every two ingredients; the stronger the colour, the farther apart. Neighbours"
+        " stand side by side, so groups of similar models appear as faint squares on the diagonal. "
+        + _outlier_sentence(run)
     )
     to_mean = np.array(run.pool.get("to_mean") or [], dtype=np.float64)  # (K,)
     missing = ~np.isfinite(pairs)
@@ -46,9 +48,9 @@ def distances(run: Run) -> Picture | None:
         y, x = np.nonzero(missing)
         axes.plot(x + 0.5, y + 0.5, linestyle="none", marker="x", markersize=4, color=COLOURS["outside"])
         side = grid.left + grid.cell_width * K + 24
-        if to_mean.size == K and width - side > 180:
+        if to_mean.size == K and np.isfinite(to_mean).any() and width - side > 180:
             _to_mean(canvas.axes_at(fig, side, 22, width - side - 4, grid.height()), to_mean[order], odd)
-        heatmap.legend(fig, grid, grid.height() + 32, limit, low=None, high=f"{limit:g}")
+        heatmap.legend(fig, grid, grid.height() + 32, pairs, limit)
         return fig
 
     return picture("distances", alt, caption, paint)

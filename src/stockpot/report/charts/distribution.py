@@ -28,7 +28,7 @@ def distribution(run: Run) -> Picture | None:
     shares = {name: float(outside(W).mean()) for name, W in weights.items()}
     everything = np.concatenate(list(weights.values()))
     low, high = _range(everything)
-    edges = np.linspace(low, high, 61)
+    edges = _edges(low, high)
     stated = ", ".join(f"{name} {words.share(part)}" for name, part in shares.items())
     alt = f"Histograms of mixing weights. Extrapolated, that is below 0 or above 1: {stated}."
 
@@ -37,7 +37,9 @@ def distribution(run: Run) -> Picture | None:
         fig = canvas.figure(width, 44 + 92 * len(shown))
         panels = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, W) in zip(panels, weights.items(), strict=True):
-            heights, _ = np.histogram(np.clip(W, low, high), edges, weights=np.full(len(W), 100 / len(W)))
+            heights, _ = np.histogram(
+                np.clip(W, edges[0], edges[-1]), edges, weights=np.full(len(W), 100 / len(W))
+            )
             middles = (edges[:-1] + edges[1:]) / 2
             out = (middles < 0) | (middles > 1)
             for part, tint in ((~out, "accent"), (out, "outside")):
@@ -46,7 +48,7 @@ def distribution(run: Run) -> Picture | None:
                     for i in np.flatnonzero(part & (heights > 0))
                 ]
                 canvas.patches(axes, bars, COLOURS[tint])
-            axes.set_xlim(low, high)
+            axes.set_xlim(edges[0], edges[-1])
             axes.set_ylim(0, max(heights.max() * 1.06, 1e-9))
             axes.axvline(0, color=COLOURS["muted"], linewidth=0.8)
             if high > 1:
@@ -67,7 +69,12 @@ def distribution(run: Run) -> Picture | None:
         panels[-1].set_xlabel("mixing weight (orange: below 0 or above 1)")
         return fig
 
-    return picture("distribution", alt, _caption(shares, len(run.names)), paint)
+    return picture(
+        "distribution",
+        alt,
+        _caption(shares, len(run.names), bool(np.median(np.abs(everything)) < 0.1)),
+        paint,
+    )
 
 
 def _chosen(run: Run) -> list[Method]:
@@ -85,13 +92,22 @@ def _range(values: NDArray[np.float64]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _caption(shares: dict[str, float], models: int) -> str:
+def _edges(low: float, high: float) -> NDArray[np.float64]:
+    """About sixty bars; 0 and 1 are edges, so that no bar mixes weights from inside and outside."""
+    step = 1 / np.ceil(60 / (high - low))
+    first, last = np.floor(low / step), np.ceil(high / step)
+    return np.asarray(np.arange(first, last + 1) * step)
+
+
+def _caption(shares: dict[str, float], models: int, near_zero: bool) -> str:
     free = [name for name, part in shares.items() if part > 0]
     bound = [name for name, part in shares.items() if part == 0]
     text = (
-        "All mixing weights over all ingredients and parts of the model. Most lie near zero;"
+        "All mixing weights, over all ingredients and parts of the model;"
         f" an even mix would put every one at {1 / models:.3g}."
     )
+    if near_zero:
+        text += " Most lie near zero."
     if free and bound:
         text += (
             f" {_and(bound)} only interpolates: its weights stay between 0 and 1."

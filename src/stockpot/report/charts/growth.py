@@ -32,8 +32,9 @@ def growth(run: Run) -> Picture | None:
     )
     alt = f"{metric.title} against the number of ingredients: {ends}."
     caption = (
-        "The same methods on the first few ingredients, then on more and more of them. A line that still rises at the right"
-        " says that fine-tuning more models would probably help; a flat one says that the pool is large enough."
+        "The same methods on the first few ingredients, then on more and more of them. A line that still rises at"
+        " the right says that fine-tuning more models would probably help; a flat one says that the pool is"
+        " large enough."
     )
     if any(score.high > score.low for points in lines.values() for _, score in points):
         caption += " Bars are 95 % confidence intervals."
@@ -42,9 +43,10 @@ def growth(run: Run) -> Picture | None:
         wide = width > 500
         fig = canvas.figure(width, 320 if wide else 300)
         axes = fig.add_subplot()
+        reach = max(n for points in lines.values() for n, _ in points)
         for i, (name, points) in enumerate(lines.items()):
             tint = COLOURS[f"cat{i % 7 + 1}"]
-            shift = (i - (len(lines) - 1) / 2) * 0.06  # bars side by side, not on top of each other
+            shift = (i - (len(lines) - 1) / 2) * 0.006 * reach  # bars side by side, not on top of each other
             x = [n + shift for n, _ in points]
             y = [metric.scale * s.mean for _, s in points]
             axes.vlines(

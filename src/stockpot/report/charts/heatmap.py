@@ -42,8 +42,8 @@ class Grid:
         left = int(max(columns(row) for row in rows) * font * 0.62) + 10
         room = (width - left - 2) // max(1, cells)
         if square:
-            side = max(3, min(room, 26))
-            return Grid(width, rows, side, side if side >= 9 else max(9, side), font, left)
+            side = max(3, min(room, 26 if len(names) > 8 else 36))
+            return Grid(width, rows, side, max(9, side), min(font, max(9, side) - 1.0), left)
         return Grid(width, rows, max(2, min(room, 72)), height, font, left)
 
     def height(self) -> int:
@@ -95,9 +95,11 @@ def cells(
     return axes
 
 
-def legend(fig: Figure, grid: Grid, top: int, limit: float, *, low: str | None, high: str) -> None:
-    """The colour scale as a row of swatches."""
-    first = -LEVELS if low is not None else 0
+def legend(fig: Figure, grid: Grid, top: int, values: NDArray[np.float64], limit: float) -> None:
+    """The colour scale as a row of swatches, without the negative half where nothing is negative."""
+    first = -LEVELS if (values < 0).any() else 0
+    low = f"≤ −{limit:g}" if np.nanmin(values) < -limit else f"−{limit:g}"
+    high = f"≥ {limit:g}" if np.nanmax(values) > limit else f"{limit:g}"
     steps = list(range(first, LEVELS + 1))
     side = 12
     axes = canvas.axes_at(fig, grid.left, top, side * len(steps), 10)
@@ -107,7 +109,7 @@ def legend(fig: Figure, grid: Grid, top: int, limit: float, *, low: str | None, 
     for i, step in enumerate(steps):
         canvas.patches(axes, [(i, 0, 1, 1)], colour(step))
     names = {first: low, 0: "0", LEVELS: high}
-    ticks = {steps.index(step) + 0.5: text for step, text in names.items() if text is not None}
+    ticks = {steps.index(step) + 0.5: text for step, text in names.items()}
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=10, color=COLOURS["muted"])
 
 

@@ -9,12 +9,13 @@ import numpy as np
 from stockpot.report import words
 from stockpot.report.charts import canvas
 from stockpot.report.charts.canvas import COLOURS, Picture, picture
-from stockpot.report.record import Method, Run
+from stockpot.report.record import Method, Numbers, Run
 
 if TYPE_CHECKING:
     from stockpot.report.charts.canvas import Figure
 
 NAMED = 3
+ENOUGH = 6  # points, to speak of a correlation
 
 
 def score_against_weight(run: Run, method: Method) -> Picture | None:
@@ -25,8 +26,8 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
     metric = run.metric
     score = metric.scale * run.own_scores
     K = len(weight)
-    order = sorted(np.flatnonzero(known), key=lambda k: -weight[k])
-    named = list(dict.fromkeys([*order[:NAMED], int(order[-1]), int(np.nanargmax(score))]))
+    order: list[int] = sorted(np.flatnonzero(known).tolist(), key=lambda k: -float(weight[k]))
+    named = list(dict.fromkeys([*order[:NAMED], order[-1], int(np.nanargmax(score))]))
     short = words.labels(run.names, 22)
     pearson = _correlation(score[known], weight[known])
     alt = (
@@ -54,8 +55,7 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
         axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
         axes.axhline(1 / K, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
         axes.margins(x=0.06, y=0.12)
-        for k in named if wide else named[:2]:
-            left = score[k] > np.nanmin(score) + 0.6 * (np.nanmax(score) - np.nanmin(score))
+        for k, left in _apart(named, score, weight, room=0.35 if wide else 0.6):
             axes.annotate(
                 short[k],
                 (score[k], weight[k]),
@@ -81,24 +81,42 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
         axes.set_ylabel(f"mean weight in {method.name}")
         return fig
 
-    return picture("ingredients", alt, _caption(method, pearson, bool((weight < 0).any())), paint)
+    return picture(
+        "ingredients", alt, _caption(method, pearson, bool((weight < 0).any()), int(known.sum())), paint
+    )
 
 
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:  # type: ignore[type-arg]
+def _apart(named: list[int], score: Numbers, weight: Numbers, room: float) -> list[tuple[int, bool]]:
+    """The points whose names fit beside each other, and whether the name goes to the left of its point."""
+    x = (score - np.nanmin(score)) / (np.ptp(score[np.isfinite(score)]) or 1.0)
+    y = (weight - weight.min()) / (np.ptp(weight) or 1.0)
+    placed: list[tuple[int, bool]] = []
+    for k in named:
+        clear = all(abs(y[k] - y[j]) > 0.06 or abs(x[k] - x[j]) > room for j, _ in placed)
+        if clear:
+            placed.append((k, bool(x[k] > 0.55)))
+    return placed
+
+
+def _correlation(x: Numbers, y: Numbers) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _caption(method: Method, correlation: float, negative: bool) -> str:
-    text = f"One dot per ingredient: how good it is alone (right is better) and how much of it is in {method.name} (up is more)."
-    if correlation > 0.5:
-        text += " Better ingredients got more weight here"
-    elif correlation < -0.5:
-        text += " Better ingredients got less weight here"
-    else:
-        text += " Being good alone says little about being useful in the soup here"
-    text += f" (correlation {correlation:.2f})."
+def _caption(method: Method, correlation: float, negative: bool, points: int) -> str:
+    text = (
+        "One dot per ingredient: how good it is alone (right is better) and how much of it is in"
+        f" {method.name} (up is more)."
+    )
+    if points >= ENOUGH:
+        if correlation > 0.5:
+            text += " Better ingredients got more weight here"
+        elif correlation < -0.5:
+            text += " Better ingredients got less weight here"
+        else:
+            text += " Being good alone says little about being useful in the soup here"
+        text += f" (correlation {correlation:.2f})."
     if negative:
         text += " Orange ingredients have a negative weight on average: the soup moves away from them."
     return text.replace("-0.", "−0.")
