@@ -22,6 +22,7 @@ class Activity:
         self._taken = 0
         self._method = ""
         self._models = ""
+        self._trials = 0
         self._handlers: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
             "progress": self._progress,
             "start": self._start,
@@ -32,6 +33,10 @@ class Activity:
             "cooked": self._cooked,
             "failed": self._failed,
             "report": self._report,
+            "finetune": self._finetune,
+            "probe": self._probe,
+            "epoch": self._epoch,
+            "trial_done": self._trial_done,
         }
 
     def hear(self, event: Event) -> str | None:
@@ -82,3 +87,23 @@ class Activity:
 
     def _report(self, data: Mapping[str, Any]) -> None:
         self._set(f"scoring {data['method']} on the report data")
+
+    # Fine-tuning.
+
+    def _finetune(self, data: Mapping[str, Any]) -> str | None:
+        self._trials = data["trials"]
+        return f"{data['done']} of {data['trials']} trials finished earlier" if data["done"] else None
+
+    def _probe(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+        self._set("training the head alone")
+
+    def _epoch(self, data: Mapping[str, Any]) -> None:
+        special = {"probe": "training the head alone", "pretraining": "pre-training"}
+        name = special.get(data["trial"], f"{data['trial']} of {self._trials}")
+        self._set(f"{name}: loss {data['loss']:.4f}", data["epoch"], data["epochs"])
+
+    def _trial_done(self, data: Mapping[str, Any]) -> str:
+        if data["failure"] is not None:
+            return f"{data['trial']}: failed: {data['failure']}"
+        score = "" if data["score"] is None else f" score {data['score']['mean']:.4f},"
+        return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"

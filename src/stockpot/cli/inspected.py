@@ -104,7 +104,10 @@ def _forecast(forecast: Mapping[str, Any], models: int) -> None:
         rows.append([*cells, *([] if budget is None else ["yes" if row["fits"] else "no"])])
     table(headings, rows)
     say()
-    say(f"Peak memory is for weights in fp32; not included: {forecast['not_included']}.")
+    where = (
+        "on the GPU, directions in bf16" if forecast["device"] == "cuda" else "on the CPU, weights in fp32"
+    )
+    say(f"Peak memory is {where}; not included: {forecast['not_included']}.")
     largest = forecast["largest_block"]
     if largest is not None:
         block = largest["crossfit"]

@@ -103,21 +103,27 @@ def build_task(recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = 
 
     loaded = build_model(recipe, pretrained)
     data = _splits(recipe, loaded, ("fit", "report"), listen)
-    section = recipe.data
-    metric = section.metric if isinstance(section.metric, str) else _code(recipe, section.metric)
     return Task(
         loaded.model,
         data["fit"],
         data.get("report"),
-        loss=None if section.loss is None else _code(recipe, section.loss),
-        metric=metric,
-        device=_device(recipe.model.device),
-        autocast=_dtype(recipe.model.autocast),
-        batch_size=section.batch_size,
+        **build_judge(recipe),
         statistics=recipe.model.statistics,
-        memory_limit=section.memory_limit,
+        memory_limit=recipe.data.memory_limit,
         listen=listen,
     )
+
+
+def build_judge(recipe: Recipe) -> dict[str, Any]:
+    """How the model is run and scored, as keyword arguments that `Task` and `finetune` share."""
+    section = recipe.data
+    return {
+        "loss": None if section.loss is None else _code(recipe, section.loss),
+        "metric": section.metric if isinstance(section.metric, str) else _code(recipe, section.metric),
+        "device": _device(recipe.model.device),
+        "autocast": _dtype(recipe.model.autocast),
+        "batch_size": section.batch_size,
+    }
 
 
 def build_train_data(recipe: Recipe, loaded: LoadedModel | None = None, listen: Listener = ignore) -> Data:

@@ -1,9 +1,8 @@
 """What a method will need before anything is spent: memory and reading, by arithmetic alone.
 
-The engine keeps vectors of P mixed parameters in fp32 (fp64 for fp64 pools). Learning with b models loaded and F folds
-holds b directions, one soup per fold, the mean, the live weights, their gradient, and one to spare: b + 4 + F.
-Not included, because only a trial run could tell: activations of a forward and backward pass, the data itself, and
-what PyTorch takes for being loaded.
+Memory follows the engine's own plan (`engine/budget.py`): b directions of P mixed parameters, one soup per fold, the
+mean, the model and its gradient. Not included, because only a trial run could tell: activations of a forward and
+backward pass, the data itself, and what PyTorch takes for being loaded.
 """
 
 from __future__ import annotations
@@ -11,47 +10,76 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
+from stockpot.engine.budget import Need, parts
 from stockpot.methods.settings import LEARNED, METHODS, PAPER_BLOCK
 
 NOT_INCLUDED = "activations, the data, and PyTorch itself"
-_PLAIN = {"best": 3, "uniform": 3, "ensemble": 3, "greedy": 5}  # vectors held
+_VECTORS = {"best": 3, "uniform": 3, "ensemble": 3, "greedy": 5}  # of P, for methods that do not learn
 
 
 @dataclass(frozen=True)
 class Forecast:
     method: str
-    block: int | None  # models loaded at a time; None: the method loads one after the other
-    memory: int  # bytes
+    block: int | None  # models loaded at a time; None: the method reads one after the other
+    memory: int  # bytes of the device that does the work
     reading: int  # bytes read from the checkpoints; the system's file cache may serve repeated ones
     fits: bool | None  # within the budget, if one was given
 
 
-def forecasts(
-    *, models: int, parameters: int, ingredient_bytes: int, width: int = 4, budget: int | None = None
-) -> list[Forecast]:
-    """Every method; those that learn block by block with several block sizes. `width`: bytes of a parameter."""
+@dataclass(frozen=True)
+class Size:
+    """The pool, as far as arithmetic is concerned."""
+
+    models: int  # K
+    parameters: int  # P, mixed ones
+    ingredient: int  # bytes of one checkpoint
+    double: bool = False  # mixed in fp64
+    gpu: bool = False  # directions rounded to bf16; means and idle folds wait on the host
+
+    @property
+    def width(self) -> int:
+        return 8 if self.double else 4
+
+
+def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
+    """Every method; those that learn block by block with several block sizes."""
     out = []
-    for method, switches in METHODS.items():
-        folds = int(switches.get("folds", 1))
-        for block in _blocks(method, models):
-            vectors = _PLAIN[method] if block is None else block + 4 + folds
-            memory = vectors * parameters * width
-            out.append(
-                Forecast(
-                    method,
-                    block,
-                    memory,
-                    _models_read(method, models, folds) * ingredient_bytes,
-                    None if budget is None else memory <= budget,
-                )
+    for method in METHODS:
+        for block in _blocks(method, size.models):
+            memory = (
+                _VECTORS[method] * size.parameters * size.width
+                if block is None
+                else learning_memory(size, method, block)
             )
+            reading = _models_read(method, size.models) * size.ingredient
+            out.append(Forecast(method, block, memory, reading, None if budget is None else memory <= budget))
     return out
 
 
-def largest_block(*, models: int, parameters: int, budget: int, folds: int, width: int = 4) -> int:
+def learning_memory(size: Size, method: str, block: int) -> int:
+    folds = _folds(method)
+    gradients = size.parameters * size.width
+    need = Need(
+        models=size.models,
+        parameters=size.parameters,
+        model_width=size.width,
+        held_models=1 if size.gpu else 3 + folds,
+        step=gradients,
+        gradients=gradients,
+    )
+    dtype = (
+        torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
+    )
+    taken = parts(need, block, dtype, 1, False)
+    return sum(taken.values()) - taken["step"]  # `step` would be the gradients a second time
+
+
+def largest_block(size: Size, method: str, budget: int) -> int:
     """The largest b that fits; 0 when none does."""
-    vector = max(1, parameters * width)
-    return max(0, min(models, budget // vector - 4 - folds))
+    fitting = [b for b in range(1, size.models + 1) if learning_memory(size, method, b) <= budget]
+    return fitting[-1] if fitting else 0
 
 
 def _blocks(method: str, models: int) -> Iterable[int | None]:
@@ -62,7 +90,11 @@ def _blocks(method: str, models: int) -> Iterable[int | None]:
     return sorted({min(size, models) for size in (1, 4, PAPER_BLOCK, models)})
 
 
-def _models_read(method: str, models: int, folds: int) -> int:
+def _folds(method: str) -> int:
+    return int(METHODS[method].get("folds", 1))
+
+
+def _models_read(method: str, models: int) -> int:
     """How many times a checkpoint is read, with the soup built once to be scored and once to be reported."""
     scoring, building = models, 2 * models
     return {
@@ -71,5 +103,5 @@ def _models_read(method: str, models: int, folds: int) -> int:
         "greedy": scoring + models + building,
         "ensemble": 2 * models,
         # The mean, the block, the soup; the guard scores every ingredient and cooks greedy once per fold.
-        "crossfit": 2 * models + building + scoring + models + folds * models,
+        "crossfit": 2 * models + building + scoring + models + _folds(method) * models,
     }.get(method, 2 * models + building)

@@ -11,10 +11,9 @@ import torch
 from stockpot.errors import LayoutError, PoolError
 from stockpot.events import Listener, ignore
 from stockpot.layout import Layout, mixing_dtype
-from stockpot.methods.settings import METHODS
 from stockpot.pool import Pool
 from stockpot.run.distances import distances
-from stockpot.run.forecast import NOT_INCLUDED, forecasts, largest_block
+from stockpot.run.forecast import NOT_INCLUDED, Size, forecasts, largest_block
 from stockpot.run.ingredients import trial_settings
 from stockpot.run.scores import number
 
@@ -74,29 +73,23 @@ def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
     # Tied tensors lie in the flat vector once.
     first_of = {name: names[0] for names in layout.tied for name in names}
     mixed = [name for name in layout.group_of if first_of.get(name, name) == name]
-    parameters = sum(pool.specs[name].numel for name in mixed)
-    double = any(mixing_dtype(pool.specs[name].dtype) == torch.float64 for name in mixed)
-    width = 8 if double else 4
-    K = len(pool)
-    rows = forecasts(
-        models=K, parameters=parameters, ingredient_bytes=pool.nbytes, width=width, budget=budget
+    size = Size(
+        models=len(pool),
+        parameters=sum(pool.specs[name].numel for name in mixed),
+        ingredient=pool.nbytes,
+        double=any(mixing_dtype(pool.specs[name].dtype) == torch.float64 for name in mixed),
+        gpu=torch.cuda.is_available(),
     )
     value: dict[str, Any] = {
         "budget": budget,
-        "mixed_parameters": parameters,
+        "device": "cuda" if size.gpu else "cpu",
+        "mixed_parameters": size.parameters,
         "not_included": NOT_INCLUDED,
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
         "largest_block": None,
     }
     if budget is not None:
         value["largest_block"] = {
-            method: largest_block(
-                models=K,
-                parameters=parameters,
-                budget=budget,
-                folds=int(METHODS[method].get("folds", 1)),
-                width=width,
-            )
-            for method in ("mehl", "mehl+", "crossfit")
+            name: largest_block(size, name, budget) for name in ("mehl", "mehl+", "crossfit")
         }
     return value
