@@ -15,6 +15,7 @@ from stockpot import METHODS, Result, Soup, Task, cook
 from stockpot.methods.blocks import schedule
 from stockpot.methods.classic import Classic
 from stockpot.methods.settings import LEARNED, settings_for
+from stockpot.soup.weights import from_offsets
 from zoo import fine_tunes, flat, layout_of, learning, mlp, normed, samples, write, zoo
 
 SOUPS = sorted(set(METHODS) - {"ensemble"})
@@ -234,3 +235,16 @@ def test_every_model_is_visited_once_per_pass(models: int, size: int, passes: in
         visited = [k for block in blocks[number * per_pass : (number + 1) * per_pass] for k in block]
         assert sorted(visited) == list(range(models))
     assert schedule(models, size, blocks=len(blocks) - 1, seed=seed) == blocks[:-1] or len(blocks) == 1
+
+
+def test_coefficients_persist_between_visits_unless_they_are_reset(tmp_path: Path) -> None:
+    """Without reset a second visit goes on from the first one's coefficients; with it, the soup keeps what the first
+    visit did and the second adds its own."""
+    pool, task = zoo(tmp_path, 4)
+    for reset in (False, True):
+        with learning(pool, task, "hl+", **brief(passes=2, reset=reset)) as learner:
+            learner.run()
+        first, second = (learner._visits[f"{t}.0"] for t in (0, 1))
+        assert (first - second).abs().max() > 1e-3
+        offsets = first + second if reset else second
+        assert torch.allclose(learner.tracks[0].W, from_offsets(offsets), atol=1e-6)
