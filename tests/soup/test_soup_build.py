@@ -29,14 +29,16 @@ def random(generator: torch.Generator, shape: list[int], dtype: torch.dtype) -> 
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@given(pools)
+@given(pools, st.booleans())
 @settings(max_examples=150)
-def test_a_tensor_of_a_soup_is_the_weighted_sum(case: tuple[int, list[int], torch.dtype, int]) -> None:
+def test_a_tensor_of_a_soup_is_the_weighted_sum(
+    case: tuple[int, list[int], torch.dtype, int], extrapolate: bool
+) -> None:
     K, shape, dtype, seed = case
     generator = torch.Generator().manual_seed(seed)
     parts = [random(generator, shape, dtype) for _ in range(K)]
     w = torch.randn(K, generator=generator, dtype=torch.float64)
-    w += (1 - w.sum()) / K
+    w = w + (1 - w.sum()) / K if extrapolate else torch.softmax(w, dim=0)
     wanted = sum(
         (float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double()
     )
