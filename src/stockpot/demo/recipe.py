@@ -1,0 +1,40 @@
+"""The demo as a recipe, so that its reader can change it and run it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stockpot import atomic
+from stockpot.recipe import Recipe, load_recipe
+
+STEPS = 100  # per block; the paper's 1000 would take minutes and change little here
+
+TEXT = """\
+# What `stockpot demo` ran. Change something and try: stockpot compare {file} --out another-run
+pool:
+  path: pool                            # the fine-tuned checkpoints
+
+model:
+  python: stockpot.demo.vit:DigitViT    # any function or class that gives an nn.Module
+
+data:
+  python: stockpot.demo.digits:digits   # called with train, fit and report
+  options: {{seed: {seed}}}
+
+method:
+  name: crossfit                        # what `stockpot cook` would use; `compare` runs all
+  steps: {steps}
+
+output:
+  dir: run
+  seed: {seed}
+"""
+
+
+def write_recipe(folder: Path, seed: int) -> tuple[Path, Recipe]:
+    """recipe.yaml in the demo's folder; one that the reader has changed is used as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        atomic.write_bytes(path, TEXT.format(file=path.name, seed=seed, steps=STEPS).encode())
+    return path, load_recipe(path)
