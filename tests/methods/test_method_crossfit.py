@@ -105,13 +105,14 @@ def test_the_guard_prefers_what_scores_higher_on_held_out_data(tmp_path: Path) -
 
 
 def test_the_guards_own_soups_are_chosen_without_the_samples_they_are_scored_on(tmp_path: Path) -> None:
-    pool, task = write(tmp_path, fine_tunes(mlp, 5, spread=0.5)), Task(mlp(), samples())
+    pool, task = write(tmp_path, fine_tunes(mlp, 8, seed=3)), Task(mlp(), samples())
     decision = guard(cook(pool, task, "crossfit", **BRIEF))
     own = Kitchen(pool, task).individual_values()
     best = torch.empty(len(task.fit), dtype=torch.float64)
     for inside, outside in task.fit.folds(3, 0):
         best[outside] = own[own[:, inside].mean(dim=1).argmax(), outside]
     assert decision["held_out"]["best"] == float(best.mean())
+    assert best.mean() != own.mean(dim=1).max()  # choosing on all samples would have looked different
     Soup.uniform(pool).load_into(task.model)
     assert decision["held_out"]["uniform"] == task.score().mean
     assert decision["winner"] == max(decision["held_out"], key=lambda name: decision["held_out"][name])
