@@ -85,6 +85,15 @@ def test_every_trial_starts_from_the_probed_head(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_trials_learn_batch_statistics_and_the_probe_does_not(tmp_path: Path) -> None:
+    model = start(normed)
+    search(tmp_path, model=model)
+    probed = read_file(tmp_path / "search" / "start.safetensors")[0]
+    assert torch.equal(probed["1.running_mean"], weights_of(model)["1.running_mean"])
+    for state in contents(tmp_path).values():
+        assert not torch.equal(state["1.running_mean"], probed["1.running_mean"])
+
+
 def test_without_a_probe_the_head_is_as_given(tmp_path: Path) -> None:
     model = start()
     search(tmp_path, dataclasses.replace(PLAN, probe=None), model)
