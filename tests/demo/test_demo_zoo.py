@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot.demo import DigitViT, digits, make_zoo, pretrain, zoo
-from stockpot.demo.digits import SIZES
+from stockpot.demo import DigitViT, make_zoo, pretrain, zoo
+from stockpot.demo.digits import SIZES, digits
 from stockpot.errors import DataError
 from stockpot.events import Event
 from stockpot.finetune.weights import read_file
