@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import machine
@@ -89,12 +90,10 @@ def main() -> None:
         bytes_ = {"project": rows.nbytes + gradient.nbytes, "mix": rows.nbytes + fixed.nbytes + out.nbytes}
         times: dict[str, list[tuple[float, object]]] = {"project": [], "mix": []}
         for shape in candidates:
-            times["project"].append(
-                (median_ms(lambda: kernels.project(rows, gradient, tiles, scale, shape)), shape)
-            )
-            times["mix"].append(
-                (median_ms(lambda: kernels.mix(rows, fixed, c, out, tiles, scale, shape)), shape)
-            )
+            one = partial(kernels.project, rows, gradient, tiles, scale, shape)
+            times["project"].append((median_ms(one), shape))
+            two = partial(kernels.mix, rows, fixed, c, out, tiles, scale, shape)
+            times["mix"].append((median_ms(two), shape))
         row = {"dtype": str(dtype).removeprefix("torch."), "b": b, "relative_error": errors}
         for name, found in times.items():
             ms, shape = min(found, key=lambda x: x[0])
@@ -107,7 +106,7 @@ def main() -> None:
                 ][:6]
         print(json.dumps(row), flush=True)
         results.append(row)
-        del rows, scale
+        del rows, scale, one, two
     result = {
         "what": __doc__.splitlines()[0],
         "machine": machine.describe("triton"),

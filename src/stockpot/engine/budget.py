@@ -16,7 +16,8 @@ from stockpot.engine.tiles import TILE
 
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-_PIECES = 4 * 4 * 2**23  # the loader's buffers
+MARGIN = 1.04  # what a forecast may be off without breaking the budget
+_PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class Need:
     parameters: int  # P
     model_width: int  # bytes of a parameter in the model
     held_models: int  # vectors of P in fp32 beside the directions: the fixed part, and one per extra fold
-    step: int  # bytes one forward and backward pass takes on top of the weights, gradients included, whole batch
-    gradients: int  # bytes of that which are gradients
+    batch: int  # samples of a step
+    step: int  # bytes a forward and backward pass takes on top of the weights whatever its batch, gradients included
+    sample: float  # bytes it takes for each sample
     data: int = 0  # bytes of data kept on the device
     kept: int = 0  # bytes of weights and buffers that are not mixed
 
@@ -64,20 +66,19 @@ def parts(
 ) -> dict[str, int]:
     P = need.parameters
     width = torch.tensor([], dtype=dtype).element_size()
-    activations = -(-(need.step - need.gradients) // accumulate)
+    activations = int(need.sample * -(-need.batch // accumulate))
+    gradients = P * need.model_width
     out = {
         "directions": block_size * P * width,
         "soup": need.held_models * P * 4,
         "model": P * need.model_width + need.kept,
-        "gradients": 0 if low_memory else P * need.model_width,
-        "step": activations // 3 if low_memory else activations + need.gradients,
+        "gradients": 0 if low_memory else gradients,
+        "step": max(0, need.step - gradients) + activations // 3 if low_memory else need.step + activations,
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
     }
     if dtype == torch.int8:
         out["directions"] += 4 * block_size * -(-P // TILE)
-    if accumulate > 1 and not low_memory:
-        out["step"] = activations + need.gradients  # gradients of one piece wait for the next
     return out
 
 
@@ -99,13 +100,15 @@ def choose(
     """
 
     def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
-        return Plan(
-            b, dtype, pieces, low, b < need.models, parts(need, b, dtype, pieces, low), budget, reason
-        )
+        whole = parts(need, b, dtype, pieces, low)
+        return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason)
+
+    asked = budget
 
     best = plan(wanted_block, dtypes[0], accumulate, low_memory, "fits")
     if budget is None:
         return replace(best, reason="no limit known")
+    budget = int(budget / MARGIN)
     if best.total <= budget:
         return best
     for dtype in dtypes[1:]:

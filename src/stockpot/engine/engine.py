@@ -30,6 +30,8 @@ class EngineChoices(Choices, Protocol):
     @property
     def low_memory(self) -> bool: ...
     @property
+    def compile(self) -> bool: ...
+    @property
     def graphs(self) -> bool: ...
 
 
@@ -58,6 +60,8 @@ class Engine:
         self._path_said = ""
         self.plan = self._choose(data, block_size, fixed_block, tracks)
         self.loader = self._loader()
+        if choices.compile:
+            self._stack.enter_context(live.task.compiled())  # after the trial passes: they have other shapes
         if self.plan.low_memory:
             self._stack.enter_context(recomputing(live.task.model))
         listen(
@@ -68,14 +72,14 @@ class Engine:
 
     def _choose(self, data: Data, block_size: int, fixed_block: bool, tracks: int) -> budget.Plan:
         live, c = self.live, self.choices
+        width = live.flat.element_size()
         if c.directions != "auto":
             dtypes = [budget.DTYPES[c.directions]]
         else:
             dtypes = (
                 [torch.bfloat16, torch.int8] if self._cuda and live.dtype == torch.float32 else [live.dtype]
             )
-        width = live.flat.element_size()
-        step, kept = (0, 0) if not self._cuda else self._measure(data)
+        step, sample, kept = self._measure(data) if self._cuda else (2 * width * live.plan.size, 0.0, 0)
         resident = self._resident_bytes(data)
         need = budget.Need(
             models=len(live.pool),
@@ -84,8 +88,9 @@ class Engine:
             held_models=1
             if self._cuda
             else 3 + tracks,  # on CUDA the mean and the idle folds wait on the host
+            batch=min(c.batch_size, len(data)),
             step=step,
-            gradients=live.plan.size * width,
+            sample=sample,
             data=resident,
             kept=kept,
         )
@@ -110,10 +115,10 @@ class Engine:
             return 0
         return data.nbytes if data.nbytes < free // 8 else 0
 
-    def _measure(self, data: Data) -> tuple[int, int]:
-        """Peak bytes of one forward and backward pass of the whole batch, and bytes of what is not mixed.
+    def _measure(self, data: Data) -> tuple[int, float, int]:
+        """Peak bytes of a forward and backward pass, as a constant and per sample, and bytes of what is not mixed.
 
-        Measured on a part of the batch and scaled, so that it cannot run out of memory itself.
+        Measured on parts of a batch, so that it cannot run out of memory itself.
         """
         live, task = self.live, self.live.task
         model = task.model
@@ -136,9 +141,9 @@ class Engine:
             del batch
         torch.cuda.empty_cache()
         if len(sizes) == 1:
-            return peaks[0], kept
+            return peaks[0], 0.0, kept
         slope = (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
-        return int(peaks[1] + slope * (size - sizes[1])), kept
+        return int(peaks[0] - slope * sizes[0]), slope, kept
 
     def _loader(self) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32:

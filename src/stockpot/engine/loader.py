@@ -19,7 +19,7 @@ from stockpot.engine.rounding import encode_plain
 from stockpot.engine.tiles import Tiles
 from stockpot.events import Listener, ignore, progress
 
-PIECE = 1 << 23  # parameters moved at once: 32 MiB as fp32
+PIECE = 1 << 21  # parameters moved at once: 8 MiB as fp32
 
 
 class Loader:

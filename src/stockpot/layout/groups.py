@@ -20,7 +20,12 @@ def by_block(name: str) -> str:
     `layer1.0.conv1.weight` -> `layer1`. A tensor outside any numbered part stays with its module.
     """
     parts = name.split(".")
+    # A root such as `wav2vec2` or `gpt2` has a number but is no block when numbered layers stand below it.
+    below = [part.isdigit() for part in parts[1:-1]]
+    skip_root = not parts[0].isdigit() and any(below) and not below[0]
     for position, part in enumerate(parts[:-1]):
+        if position == 0 and skip_root:
+            continue
         if _NUMBERED.fullmatch(part):
             return ".".join(parts[: position + 1])
     return by_module(name)

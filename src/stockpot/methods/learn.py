@@ -82,6 +82,7 @@ class Learner:
         self._partial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._saved_at = time.monotonic()
         self._arranged = settings  # with what the memory plan decided
+        self._limit = models  # models loaded at a time; lower after running out of memory
         self._prefetched: set[int] = set()
 
     def run(self) -> None:
@@ -96,7 +97,7 @@ class Learner:
     def _attempt(self) -> None:
         s = self._arranged
         self.live.drop_theta()
-        size = max(map(len, self.blocks[self._finished() :]), default=1)
+        size = min(self._limit, max(map(len, self.blocks)))
         fixed = not isinstance(self.settings.block_size, str)
         self.engine = Engine(
             self.live, s, self.tracks[0].data,
@@ -109,15 +110,23 @@ class Learner:
         self._cut(plan.block_size)
         try:
             self._start()
+            done = self._finished()
             for t, block in enumerate(self.blocks):
-                directions = None
-                for track in self.tracks:
-                    if directions is None or s.centre == "soup":
-                        directions = None  # free the old block before loading the next one
-                        directions = self._load(block, track, t)
-                    self._visit(t, block, directions, track)
+                # A finished block that is too large by now is replayed in parts.
+                size = len(block) if t >= done else max(1, min(len(block), plan.block_size))
+                for at in range(0, len(block), size):
+                    self._visits_of(t, block[at : at + size], at)
         finally:
             self.engine.close()
+
+    def _visits_of(self, t: int, block: list[int], at: int) -> None:
+        """Every track on one block, or on the part of it that begins at place `at`."""
+        directions = None
+        for track in self.tracks:
+            if directions is None or self.settings.centre == "soup":
+                directions = None  # free the old block before loading the next one
+                directions = self._load(block, track, t)
+            self._visit(t, block, directions, track, at)
 
     # Less memory: the finished blocks are replayed from their coefficients, the rest is learned differently.
 
@@ -135,11 +144,12 @@ class Learner:
 
     def _step_down(self, error: BaseException) -> None:
         now, plan = self._arranged, self.engine.plan
-        if plan.block_size > 1:
+        if plan.block_size > 1 and self.settings.centre == "mean":
             self._visits = {k: v for k, v in self._visits.items() if int(k.split(".")[0]) < self._finished()}
             self._partial = None
-            self._cut(-(-plan.block_size // 2))
-            change = f"{-(-plan.block_size // 2)} models at a time instead of {plan.block_size}"
+            self._limit = -(-plan.block_size // 2)
+            self._cut(self._limit)
+            change = f"{self._limit} models at a time instead of {plan.block_size}"
         elif now.directions in ("fp32", "bf16") and self.live.device.type == "cuda":
             self._arranged = dataclasses.replace(now, directions="int8")
             change = "models kept as int8"
@@ -185,7 +195,7 @@ class Learner:
 
     # One block on one track.
 
-    def _visit(self, t: int, block: list[int], directions: Directions, track: Track) -> None:
+    def _visit(self, t: int, block: list[int], directions: Directions, track: Track, at: int) -> None:
         live, s = self.live, self.settings
         if s.reset:
             track.raw[block] = 0.0
@@ -198,7 +208,7 @@ class Learner:
             directions.mix(theta, -old, out=theta)  # theta_fix, in place
         key = f"{t}.{track.number}"
         if key in self._visits:
-            after, values = self._visits[key], self._visit_values[key]
+            after, values = self._visits[key][at : at + len(block)], self._visit_values[key]
             track.temperature = values["temperature"]
             track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
         else:
@@ -281,14 +291,14 @@ class Learner:
         assert track.held_out is not None
         task, data = self.live.task, track.held_out
         descent.mix()
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self.live.device)
         with torch.no_grad():
             # Pieces of equal size: a last batch of two samples would spoil batch statistics.
             for piece in torch.arange(len(data)).tensor_split(-(-len(data) // task.batch_size)):
                 mine = parallel.share(piece)
                 if len(mine):
                     batch = task.to_device(data.batch(mine))
-                    total += task.loss(batch, temperature=descent.temperature).double().cpu() * len(mine)
+                    total += task.loss(batch, temperature=descent.temperature).double() * len(mine)
         parallel.add_up([total])
         loss = float(total) / len(data)
         self._tell("held_out", block=t, fold=track.number, step=step, loss=_finite(loss))

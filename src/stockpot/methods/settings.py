@@ -54,6 +54,7 @@ class Settings:
     )
     memory: int | None = None  # bytes of the device that learning may take; None: what is free
     low_memory: bool = False  # project and free gradients one by one, recompute activations
+    compile: bool = False  # torch.compile the model while learning: pays for long runs on a GPU
     graphs: bool = True  # capture the inner step as a CUDA graph where the model allows
     greedy_ties: bool = False  # greedy adds an ingredient that leaves the score equal
     seed: int = 0

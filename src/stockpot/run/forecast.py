@@ -66,8 +66,9 @@ def learning_memory(size: Size, method: str, block: int) -> int:
         parameters=size.parameters,
         model_width=size.width,
         held_models=1 if size.gpu else 3 + folds,
+        batch=1,
         step=gradients,
-        gradients=gradients,
+        sample=0.0,
     )
     dtype = (
         torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32

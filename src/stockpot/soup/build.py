@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -33,31 +37,53 @@ def tensors(
     columns = W.T.tolist()  # (G, K)
     heavy = heaviest(W)
     overall = W.mean(dim=1).tolist()  # (K,)
-    first_of = {name: names[0] for names in layout.tied for name in names}
-    done: dict[str, Tensor] = {}
-    total = sum(spec.nbytes for spec in pool.specs.values())
-    written = 0
-    for name, spec in pool.specs.items():
-        target = dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype
-        reason = layout.kept.get(name)
-        first = first_of.get(name, name)
+    models = range(len(pool))
+
+    def value(name: str) -> Tensor:
+        reason, spec = layout.kept.get(name), pool.specs[name]
         if statistics is not None and name in statistics:
-            value = statistics[name]
-        elif reason in (FROZEN, EXCLUDED):
-            value = pool.tensor(layout.donor, name)
-        elif reason == INTEGER or (
+            return statistics[name]
+        if reason in (FROZEN, EXCLUDED):
+            return pool.tensor(layout.donor, name)
+        if reason == INTEGER or (
             reason == STATISTIC and (copy_statistics or not spec.dtype.is_floating_point)
         ):
-            value = pool.tensor(heavy, name)
-        elif reason == STATISTIC:
-            value = mix_statistic([pool.tensor(k, name) for k in range(len(pool))], overall)
-        elif first in done:
-            value = done[first].clone()  # tied: mixed once; cloned because files do not share storage
-        else:
-            weights = columns[layout.group_of[name]]
-            value = mix_tensor([pool.tensor(k, name) for k in range(len(pool))], weights, free=free)
-            if name in first_of:
-                done[first] = value
-        written += spec.nbytes
-        progress(listen, "building the soup", written, total)
-        yield name, value.to(target)
+            return pool.tensor(heavy, name)
+        parts = [pool.tensor(k, name) for k in models]
+        if reason == STATISTIC:
+            return mix_statistic(parts, overall)
+        return mix_tensor(parts, columns[layout.group_of[name]], free=free)
+
+    first_of = {name: names[0] for names in layout.tied for name in names if name in layout.group_of}
+    tied: dict[str, Tensor] = {}  # mixed once under the first name
+    total = sum(spec.nbytes for spec in pool.specs.values())
+    written = 0
+    names = [name for name in pool.specs if first_of.get(name, name) == name]
+    with closing(_ahead(value, names)) as values:
+        for name, spec in pool.specs.items():
+            first = first_of.get(name, name)
+            if first != name:
+                made = tied[first].clone()  # files do not share storage
+            else:
+                made = next(values)
+                if name in first_of:
+                    tied[name] = made
+            written += spec.nbytes
+            progress(listen, "building the soup", written, total)
+            yield name, made.to(dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype)
+
+
+def _ahead(function: Callable[[str], Tensor], names: Iterable[str]) -> Generator[Tensor, None, None]:
+    """The function of each name, in order, a few of them computed ahead on other threads."""
+    threads = min(8, os.cpu_count() or 1)
+    waiting: deque[Future[Tensor]] = deque()
+    pool = ThreadPoolExecutor(threads, "stockpot-mix")
+    try:
+        for name in names:
+            waiting.append(pool.submit(function, name))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

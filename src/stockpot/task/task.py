@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,16 @@ class Task:
         with stats.modes_restored(self.model), torch.no_grad():
             self.model.eval()
             yield
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Call the model through torch.compile; its parameters and modes stay the model's own."""
+        before = self._judge.model
+        self._judge.model = cast(nn.Module, torch.compile(before, dynamic=False))
+        try:
+            yield
+        finally:
+            self._judge.model = before
 
     # Judging one batch --------------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ class Method(Section):
     low_memory: bool | None = Field(
         None, description="Free gradients one by one and recompute activations: slower, least memory."
     )
+    compile: bool | None = Field(None, description="torch.compile the model while learning.")
     graphs: bool | None = Field(None, description="Capture the step as a CUDA graph where possible.")
     greedy_ties: bool | None = Field(None, description="Greedy adds a model that leaves the score equal.")
     seed: int | None = Field(None, ge=0, description="Order of data and models. Default: `output.seed`.")

@@ -1,0 +1,201 @@
+"""Whole jobs on a GPU: 72 ViT-B/32 checkpoints on disk (25 GB), 26,000 images in host memory, files read included.
+
+    python benchmarks/gpu_job.py [--parts mehl,hl,classic,growth,large] [--out FILE]
+
+`mehl` and `hl` are `stockpot.cook` from opened files to scored soup. `classic` is Learned-Soup+ as published: models in
+host memory, autograd through all of them; its step is measured at three K. `growth` holds b and varies K. `large` is
+ViT-L/16 with b = 8 within 24 GiB, arranged by the memory plan, against no limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import peers
+import torch
+
+import stockpot
+from stockpot.engine.memory import anonymous_bytes
+from stockpot.events import Event
+from zoo import Normalised, make_files
+
+GIB = 2**30
+
+
+class Log:
+    """What the run said, with times."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, Event]] = []
+        self.began = time.perf_counter()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind != "progress":
+            self.events.append((time.perf_counter() - self.began, event))
+
+    def first(self, kind: str) -> float | None:
+        return next((round(t, 2) for t, e in self.events if e.kind == kind), None)
+
+    def text(self, kind: str, key: str) -> list[Any]:
+        return [e.data[key] for _, e in self.events if e.kind == kind]
+
+    def step_ms(self) -> float:
+        """Median time of a step, from bursts of steps between reports."""
+        times = [t for t, e in self.events if e.kind == "step"]
+        marks = [t for i, t in enumerate(times) if i == 0 or t - times[i - 1] > 1e-3]
+        rates = []
+        for i, (a, b) in enumerate(itertools.pairwise(marks)):  # the burst that ended at b took b - a
+            end = marks[i + 2] if i + 2 < len(marks) else float("inf")
+            rates.append((b - a) / sum(1 for t in times if b <= t < end))
+        return round(1000 * statistics.median(rates), 3) if rates else float("nan")
+
+
+def job(files: list[Path], data: Any, model_name: str, method: str, **settings: Any) -> dict[str, Any]:
+    from stockpot.methods import learn
+
+    torch.cuda.empty_cache()
+    log = Log()
+    model = Normalised(model_name).cuda().bfloat16()
+    before = anonymous_bytes()
+    began = time.perf_counter()
+    pool = stockpot.Pool.open(files)
+    task = stockpot.Task(model, data)
+    waited: list[float] = []
+    close = learn.Engine.close
+
+    def closing(engine: Any) -> None:
+        waited.append(engine.loader.waited)
+        close(engine)
+
+    learn.Engine.close = closing  # type: ignore[method-assign]
+    try:
+        result = stockpot.cook(pool, task, method, listen=log, **settings)
+    finally:
+        learn.Engine.close = close  # type: ignore[method-assign]
+    seconds = time.perf_counter() - began
+    forecast = log.text("plan", "forecast")[0]
+    return {
+        "method": method,
+        "settings": {k: str(v) for k, v in settings.items()},
+        "seconds": round(seconds, 2),
+        "learning_began_at": log.first("step"),
+        "learning_ended_at": round(max(t for t, e in log.events if e.kind == "step"), 2),
+        "step_ms": log.step_ms(),
+        "steps": len(log.text("step", "loss")),
+        "plan": log.text("plan", "text")[0],
+        "path": log.text("engine", "path"),
+        "waited_for_blocks_s": round(sum(waited), 2),
+        "waited_share": round(sum(waited) / seconds, 4),
+        "peak_gpu_gib": round(result.peak_device / GIB, 3),
+        "forecast_gib": round(forecast / GIB, 3),
+        "peak_host_anonymous_gib": round(result.peak_host / GIB, 3),
+        "host_before_gib": round(before / GIB, 3),
+        "columns_sum_to_one": bool((result.soup.W.sum(0) - 1).abs().max() < 1e-9) if result.soup else None,
+    }
+
+
+def classic(files: list[Path], x: Any, y: Any, counts: list[int], steps: int = 5) -> list[dict[str, Any]]:
+    from safetensors.torch import load_file
+
+    rows = []
+    for k in counts:
+        model = Normalised("vit_b_32").cuda().eval()
+        names = [n for n, _ in model.named_parameters()]
+        began = time.perf_counter()
+        models = [[state[n] for n in names] for state in (load_file(f) for f in files[:k])]
+        loading = time.perf_counter() - began
+        soup = peers.ClassicLearnedSoup(model, models)
+        times, peak = [], 0
+        for _ in range(steps + 1):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            soup.step(x, y)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+            peak = max(peak, anonymous_bytes())
+        row = {"K": k, "step_s": round(statistics.median(times[1:]), 3), "loading_s": round(loading, 2)}
+        row["host_after_step_gib"] = round(peak / GIB, 2)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+        del soup, models, model
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", default="mehl,hl,classic,growth,large")
+    parser.add_argument("--images", type=int, default=26_000)
+    parser.add_argument("--models", type=int, default=72)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-zoo"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_job.json")
+    args = parser.parse_args()
+    parts = args.parts.split(",")
+    torch.manual_seed(0)
+    result: dict[str, Any] = {
+        "what": __doc__.splitlines()[0],
+        "machine": machine.describe("triton", "torchvision"),
+    }
+    files = make_files(args.folder, "vit_b_32", args.models)
+    images = torch.randint(0, 256, (args.images, 3, 224, 224), dtype=torch.uint8)
+    labels = torch.randint(0, 1000, (args.images,))
+    data = (images, labels)
+
+    def keep(name: str, value: Any) -> None:
+        result[name] = value
+        print(name, json.dumps(value), flush=True)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+    if "mehl" in parts:
+        keep("mehl", job(files, data, "vit_b_32", "mehl+", steps=1000, directions="int8", memory=5 * GIB))
+    if "hl" in parts:
+        keep("hl", job(files, data, "vit_b_32", "hl+", steps=1000, directions="int8"))
+    if "growth" in parts:
+        small = (images[:2048], labels[:2048])
+        keep(
+            "growth",
+            [
+                {
+                    "K": k,
+                    **job(
+                        files[:k],
+                        small,
+                        "vit_b_32",
+                        "mehl+",
+                        steps=150,
+                        block_size=8,
+                        blocks=2 if k > 8 else 1,
+                    ),
+                }
+                for k in (8, 24, 72)
+            ],
+        )
+    if "classic" in parts:
+        x, y = images[:128].cuda(), labels[:128].cuda()
+        keep("classic", classic(files, x, y, [8, 24, 72]))
+    if "large" in parts:
+        for file in files:
+            file.unlink()  # the disk holds one zoo at a time
+        large = make_files(args.folder, "vit_l_16", 8)
+        few = (images[:1024], labels[:1024])
+        keep("large_unlimited", job(large, few, "vit_l_16", "mehl+", steps=150, block_size=8))
+        keep("large_24gib", job(large, few, "vit_l_16", "mehl+", steps=150, block_size=8, memory=24 * GIB))
+        keep("large_8gib", job(large, few, "vit_l_16", "mehl+", steps=100, block_size="auto", memory=8 * GIB))
+        ratio = result["large_24gib"]["step_ms"] / result["large_unlimited"]["step_ms"]
+        keep("large_ratio", round(ratio, 3))
+    if "classic" in result and "hl" in result:
+        scaled = 1000 * result["classic"][-1]["step_s"] + result["classic"][-1]["loading_s"]
+        keep("hl_speedup_to_classic", round(scaled / result["hl"]["seconds"], 1))
+
+
+if __name__ == "__main__":
+    main()
