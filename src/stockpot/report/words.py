@@ -7,6 +7,10 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_CONTROL = [chr(i) for i in (*range(32), *range(0x7F, 0xA0)) if chr(i) not in "\n\t"]
+_DIRECTION = [chr(i) for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
+_UNFIT = frozenset([*_CONTROL, *_DIRECTION, "\ufffe", "\uffff"])
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -94,13 +98,11 @@ def plural(number: int, word: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what XML and UTF-8 cannot carry: control characters and lone surrogates become a replacement mark."""
-    return "".join(
-        "\ufffd"
-        if (unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t") or c in "\ufffe\uffff"
-        else c
-        for c in text
-    )
+    """Control characters, lone surrogates and changes of writing direction become a replacement mark.
+
+    XML and UTF-8 cannot carry the former; the latter make a name look like another one.
+    """
+    return "".join("\ufffd" if c in _UNFIT or unicodedata.category(c) == "Cs" else c for c in text)
 
 
 def columns(text: str) -> int:
@@ -109,12 +111,21 @@ def columns(text: str) -> int:
 
 
 def middle(text: str, limit: int) -> str:
-    """The text with its middle left out, at most `limit` letters long."""
+    """The text with its middle left out, at most `limit` letters wide."""
     text = " ".join(text.split())
-    while columns(text) > limit and len(text) > 2:
-        cut = max(1, min(len(text) - 2, len(text) - limit + 1, columns(text) - limit + 1))
-        start = (len(text) - cut + 1) // 2
-        text = text[:start].rstrip("…") + "…" + text[start + cut :].lstrip("…")
+    if columns(text) <= limit:
+        return text
+    head = _beginning(text, limit // 2)
+    return f"{head}…{_beginning(text[::-1], limit - 1 - columns(head))[::-1]}"
+
+
+def _beginning(text: str, limit: int) -> str:
+    """As many letters as fit."""
+    width = 0
+    for i, letter in enumerate(text):
+        width += columns(letter)
+        if width > limit:
+            return text[:i]
     return text
 
 

@@ -71,7 +71,8 @@ def picture(slug: str, alt: str, caption: str, paint: Callable[[int], Figure]) -
     matplotlib = _matplotlib()
     # From the defaults: a matplotlibrc of the user must not change the report.
     defaults = {k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith("backend")}
-    with matplotlib.rc_context({**defaults, **_STYLE}), warnings.catch_warnings():
+    cycle = {"axes.prop_cycle": matplotlib.cycler(color=[COLOURS["fg"]])}
+    with matplotlib.rc_context({**defaults, **_STYLE, **cycle}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters the measuring font lacks; the browser has its own fonts
         wide = _svg(paint(WIDE), f"{slug}-w", alt)
         narrow = _svg(paint(NARROW), f"{slug}-n", alt)

@@ -1,0 +1,105 @@
+"""Claims about what charts compute before they draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stockpot.report.charts.canvas import LEVELS
+from stockpot.report.charts.coefficients import _binned, block_name, outside
+from stockpot.report.charts.curves import _block_ends, _lines, _smooth
+from stockpot.report.charts.distances import chain
+from stockpot.report.charts.distribution import _edges
+from stockpot.report.charts.heatmap import _runs, levels, nice
+from stockpot.report.charts.svg import inline
+
+
+def test_extrapolated_means_below_zero_or_above_one() -> None:
+    W = np.array([[-0.1, 0.0, 1.0], [1.1, -1e-15, 1 + 1e-15]])
+    assert outside(W).tolist() == [[True, False, False], [True, False, False]]
+
+
+def test_no_negative_weight_is_drawn_as_zero() -> None:
+    found = levels(np.array([[-1e-6, 0.0, 1e-6, 0.5, 9.0, -9.0, np.nan]]), limit=1.0)
+    assert found.tolist() == [[-1, 0, 0, 3, LEVELS, -LEVELS, 0]]
+
+
+def test_a_shared_column_keeps_the_largest_weight_of_either_sign() -> None:
+    W = np.array([[0.1, -0.5, 0.2, 0.3], [0.0, 0.2, 1.2, -0.1]])
+    values, marked, starts = _binned(W, outside(W), 2)
+    assert values.tolist() == [[-0.5, 0.3], [0.2, 1.2]]
+    assert marked.tolist() == [[True, False], [False, True]]
+    assert starts == [0, 2]
+
+
+def test_cells_of_one_colour_cover_exactly_their_mask() -> None:
+    mask = np.random.default_rng(0).uniform(size=(7, 11)) < 0.5
+    drawn = np.zeros_like(mask)
+    for x, y, w, h in _runs(mask):
+        assert not drawn[int(y) : int(y + h), int(x) : int(x + w)].any()
+        drawn[int(y) : int(y + h), int(x) : int(x + w)] = True
+    assert (drawn == mask).all()
+
+
+@pytest.mark.parametrize(("value", "end"), [(0.21, 0.3), (0.3, 0.3), (7.2, 8), (0, 1), (float("nan"), 1)])
+def test_colour_scales_end_on_round_numbers(value: float, end: float) -> None:
+    assert nice(value) == pytest.approx(end)
+
+
+def test_bars_never_mix_weights_from_inside_and_outside() -> None:
+    for low, high in ((-0.3, 0.5), (-1.7, 2.9), (0.0, 0.04)):
+        edges = _edges(low, high)
+        assert edges[0] <= low
+        assert edges[-1] >= high
+        assert np.abs(edges).min() < 1e-12
+        if high > 1:
+            assert np.abs(edges - 1).min() < 1e-12
+
+
+def test_neighbours_stand_side_by_side_and_the_outlier_last() -> None:
+    places = np.array([0.0, 50.0, 1.0, 2.1, 3.3])
+    order = chain(np.abs(places[:, None] - places[None]))
+    assert order[-1] == 1
+    assert order[0] == 3  # the most central one
+
+
+def test_parts_of_the_model_have_readable_names() -> None:
+    assert block_name("encoder.layer.3.attention.query.weight") == "layer.3"
+    assert block_name("head.weight") == "head"
+    assert block_name("0.weight") == "part 0"
+
+
+def test_steps_go_on_from_block_to_block() -> None:
+    parts = [
+        {"fold": 0, "block": 1, "x": [1, 2], "loss": [0.5, None]},
+        {"fold": 0, "block": 0, "x": [1, 2, 3], "loss": [3.0, 2.0, 1.0]},
+    ]
+    ends = _block_ends(parts)
+    assert ends == [0.0, 3.0, 5.0]
+    (line,) = _lines(parts, ends)
+    assert line.x.tolist() == [1, 2, 3, 4, 5]
+    assert line.loss[:4].tolist() == [3.0, 2.0, 1.0, 0.5]
+    assert np.isnan(line.loss[4])
+
+
+def test_the_moving_average_keeps_gaps_and_level() -> None:
+    loss = np.full(60, 2.0)
+    loss[20:25] = np.nan
+    smooth = _smooth(loss)
+    assert np.isnan(smooth[20:25]).all()
+    assert smooth[np.isfinite(smooth)] == pytest.approx(2.0)
+
+
+def test_an_inlined_svg_has_its_own_ids_and_leaves_text_alone() -> None:
+    source = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9">'
+        "<style>*{color:red}</style><g id='unused'/><defs><path id='m' d='M 0.123456 0'/></defs>"
+        "<g id='keep'><use xlink:href='#m' style='fill: #111111'/></g>"
+        "<text style=\"font-family: 'DejaVu Sans'; fill: #111111\">#111111 id='m' &lt;b&gt;</text></svg>"
+    )
+    text = inline(source, "a", 'it "is"', {"#111111": "var(--fg)"})
+    assert 'id="a-m" d="M 0.12 0"' in text
+    assert 'href="#a-m" style="fill: var(--fg)"' in text
+    assert "#111111 id='m' &lt;b&gt;</text>" in text
+    assert 'aria-label="it &quot;is&quot;"' in text
+    assert not any(word in text for word in ("xmlns", "DejaVu", "unused", "keep", "<style>"))

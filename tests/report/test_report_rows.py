@@ -1,0 +1,137 @@
+"""Claims: the table says what the record says, differences are paired, and scores on different data are not mixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from stockpot.errors import RunError
+from stockpot.report import HEADINGS, summary_rows
+from stockpot.task import Scores
+
+from .records import edit, write_record
+
+
+def test_rows_are_the_record_in_the_tables_order(complete: Path) -> None:
+    rows = summary_rows(complete)
+    results = json.loads((complete / "results.json").read_text())
+    assert [row.method for row in rows] == results["methods"]
+    assert [row.method for row in rows if row.recommended] == [results["recommended"]]
+    assert [row.method for row in rows if row.baseline] == ["best"]
+    assert [row.method for row in rows if not row.servable] == ["ensemble"]
+    for row in rows:
+        record = json.loads(
+            (complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text()
+        )
+        assert row.score is not None
+        assert (row.score.mean, row.score.low, row.score.n) == tuple(
+            record["report"][k] for k in ("mean", "low", "n")
+        )
+        assert (row.seconds, row.peak, row.models_used) == (
+            record["seconds"],
+            record["peak_host"],
+            record["models_used"],
+        )
+        assert len(row.cells()) == len(HEADINGS)
+
+
+def test_the_difference_is_paired_sample_by_sample(complete: Path) -> None:
+    row = summary_rows(complete)[-1]
+    mine, best = (
+        Scores(
+            torch.from_numpy(load_file(complete / "methods" / name / "weights.safetensors")["report_values"])
+        )
+        for name in (row.method, "best")
+    )
+    assert row.difference == mine.difference(best)
+    assert row.difference is not None
+    assert row.score is not None
+    mean, low, high = row.difference
+    assert high - low < row.score.high - row.score.low  # sharper than two separate intervals
+    assert row.cells()[3] == f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+
+
+def test_the_reference_has_no_difference_to_itself(complete: Path) -> None:
+    assert summary_rows(complete)[0].difference is None
+    assert summary_rows(complete)[0].cells()[3] == "–"
+
+
+def test_scores_known_per_batch_get_the_wider_interval_of_batches(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "uniform"])
+    plain = summary_rows(folder)[1].difference
+    for name in ("best", "uniform"):
+        path = folder / "methods" / name / "result.json"
+        report = json.loads(path.read_text())["report"]
+        edit(path, report={**report, "batches": [100, 100, 100]})
+    clustered = summary_rows(folder)[1].difference
+    assert plain is not None
+    assert clustered is not None
+    assert clustered[0] == plain[0]
+    assert clustered[1:] != plain[1:]
+
+
+def test_one_method_without_report_score_moves_all_to_the_fitting_data(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "uniform", "crossfit"])
+    edit(folder / "methods" / "uniform" / "result.json", report=None)
+    rows = summary_rows(folder)
+    assert {row.kind for row in rows} == {"fit"}
+    fit = json.loads((folder / "methods" / "best" / "result.json").read_text())["fit"]
+    assert rows[0].score is not None
+    assert rows[0].score.mean == fit["mean"]
+
+
+def test_a_single_soup_without_report_data_shows_its_held_out_score(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["crossfit"], report=False, kind="cook")
+    (row,) = summary_rows(folder)
+    assert row.kind == "held_out"
+    assert row.difference is None
+
+
+def test_device_memory_counts_where_there_is_a_device(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best"])
+    edit(folder / "methods" / "best" / "result.json", peak_device=3 * 2**30)
+    assert summary_rows(folder)[0].cells()[5] == "3.0 GiB"
+
+
+def test_a_real_record_reads(real: Path) -> None:
+    rows = summary_rows(real)
+    assert len(rows) == 7
+    assert all(row.kind == "report" and row.score is not None and row.score.n == 64 for row in rows)
+    assert all((row.difference is None) == (row.method == "best") for row in rows)
+
+
+def test_a_missing_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        summary_rows(tmp_path / "nowhere")
+    assert str(caught.value) == (
+        f"run directory {tmp_path / 'nowhere'}: expected a run with its run.json, found no such directory.\n"
+        "  Fix: give the directory that `stockpot cook`, `compare` or `demo` wrote."
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected", "found"),
+    [
+        ("run.json", '{"format": 2}', "expected format 1", "found format 2"),
+        ("run.json", "{", "expected readable JSON", "found Expecting property name"),
+        ("pool.json", "[]", "expected a JSON object", "found list"),
+        ("pool.json", '{"ingredients": [{"name": "a"}]}', "each of the 1 ingredients", "found shape (6, 1)"),
+        ("methods/best/weights.safetensors", "no", "expected a readable safetensors file", "found "),
+    ],
+)
+def test_damage_is_said_with_the_file(
+    tmp_path: Path, file: str, content: str, expected: str, found: str
+) -> None:
+    folder = write_record(tmp_path / "run", methods=["best"])
+    (folder / file).write_text(content)
+    with pytest.raises(RunError) as caught:
+        summary_rows(folder)
+    message = str(caught.value)
+    assert expected in message
+    assert found in message
+    assert "  Fix: " in message
+    assert Path(file).name in message
