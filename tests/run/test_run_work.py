@@ -15,7 +15,7 @@ from stockpot import cook
 from stockpot.errors import RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.settings import METHODS, Settings, settings_for
-from stockpot.pool import Pool
+from stockpot.pool import Pool, open_checkpoint
 from stockpot.run import Identity, Job, Outcome, RunDirectory, run_job
 from stockpot.run.records import read
 from stockpot.run.soups import rebuild_soup
@@ -188,6 +188,8 @@ def test_a_run_gives_what_the_library_gives(tmp_path: Path, build: Callable[[], 
     assert direct.soup is not None
     assert direct.report is not None
     assert same(load_file(outcome.soup / "model.safetensors"), direct.soup.state_dict())
+    opened = open_checkpoint(outcome.soup)  # also when statistics lie beside the weights
+    assert same({name: opened.tensor(name) for name in opened.specs}, direct.soup.state_dict())
     record = read(tmp_path / "run" / "methods" / "hl-plus")
     assert record is not None
     assert torch.equal(record.tensors["report_values"], direct.report.values)

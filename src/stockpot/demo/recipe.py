@@ -7,7 +7,8 @@ from pathlib import Path
 from stockpot import atomic
 from stockpot.recipe import Recipe, load_recipe
 
-STEPS = 100  # per block; the paper's 1000 would take minutes and change little here
+# The paper's 1000 steps of 128 samples would take minutes and change little here.
+STEPS, BATCH, RATE = 60, 64, 0.03
 
 TEXT = """\
 # What `stockpot demo` ran. Change something and try: stockpot compare {file} --out another-run
@@ -24,6 +25,8 @@ data:
 method:
   name: crossfit                        # what `stockpot cook` would use; `compare` runs all
   steps: {steps}
+  batch_size: {batch}
+  lr: {rate}
 
 output:
   dir: run
@@ -36,5 +39,7 @@ def write_recipe(folder: Path, seed: int) -> tuple[Path, Recipe]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "recipe.yaml"
     if not path.exists():
-        atomic.write_bytes(path, TEXT.format(file=path.name, seed=seed, steps=STEPS).encode())
+        atomic.write_bytes(
+            path, TEXT.format(file=path.name, seed=seed, steps=STEPS, batch=BATCH, rate=RATE).encode()
+        )
     return path, load_recipe(path)

@@ -46,7 +46,10 @@ def weights_of(directory: Path) -> Path | None:
         directory / name for name in sorted(present) if name.endswith(SUFFIXES) and name[0] != "."
     ]
     others = [path for path in tensor_files if not is_leftover(path) and path.name not in _NAMES]
-    if any(name.endswith(".index.json") for name in known) or (known and "config.json" in present):
+    # soup.json: a saved soup, which may have recalibrated statistics in a file of their own beside the weights.
+    if known and ("config.json" in present or "soup.json" in present):
+        return directory / known[0]
+    if any(name.endswith(".index.json") for name in known):
         return directory / known[0]
     if known and not others:  # otherwise a folder of checkpoints, one of which happens to have this name
         return directory / known[0]
