@@ -11,6 +11,7 @@ from stockpot.report.charts.curves import _block_ends, _lines, _smooth
 from stockpot.report.charts.distances import chain
 from stockpot.report.charts.distribution import _edges
 from stockpot.report.charts.heatmap import _runs, levels, nice
+from stockpot.report.charts.ingredients import _apart
 from stockpot.report.charts.svg import inline
 
 
@@ -103,3 +104,9 @@ def test_an_inlined_svg_has_its_own_ids_and_leaves_text_alone() -> None:
     assert "#111111 id='m' &lt;b&gt;</text>" in text
     assert 'aria-label="it &quot;is&quot;"' in text
     assert not any(word in text for word in ("xmlns", "DejaVu", "unused", "keep", "<style>"))
+
+
+def test_names_of_points_cover_no_other_point_or_name() -> None:
+    score, weight = np.array([0.0, 0.1, 0.9, 1.0, np.nan]), np.array([0.0, 0.01, 1.0, 0.99, 0.5])
+    assert _apart([0, 2, 3], score, weight, [0.2] * 5) == [(2, True)]
+    assert _apart([0, 2, 3], score, weight, [0.05] * 5) == [(0, False), (2, True), (3, True)]

@@ -197,9 +197,7 @@ def _greedy(run: Run) -> tuple[list[Decision], str]:
         Decision(
             str(step.get("ingredient", "")),
             bool(step.get("added")),
-            "no gain (stopped early)"
-            if step.get("score") is None
-            else run.metric.value(float(step["score"])),
+            "–" if step.get("score") is None else run.metric.value(float(step["score"])),
         )
         for step in steps
     ]
@@ -207,7 +205,7 @@ def _greedy(run: Run) -> tuple[list[Decision], str]:
     summary = (
         f"Greedy went through {words.plural(len(decisions), 'ingredient')} from the best to the worst, adding"
         f" each to the average of those before it, and kept {kept}: the others did not raise the score on the"
-        " fitting data."
+        " fitting data. A dash stands for a candidate that was given up early, because it could not win any more."
     )
     return decisions, summary
 

@@ -14,7 +14,7 @@ from stockpot.report.record import Method, Numbers, Run
 if TYPE_CHECKING:
     from stockpot.report.charts.canvas import Figure
 
-NAMED = 3
+NAMED = 4
 ENOUGH = 6  # points, to speak of a correlation
 
 
@@ -37,6 +37,7 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
 
     def paint(width: int) -> Figure:
         wide = width > 500
+        room = [(words.columns(name) * 6.2 + 10) / (width - 90) for name in short]
         fig = canvas.figure(width, 330 if wide else 290)
         axes = fig.add_subplot()
         negative = weight < 0
@@ -55,7 +56,7 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
         axes.axhline(0, color=COLOURS["muted"], linewidth=0.8)
         axes.axhline(1 / K, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (4, 3)))
         axes.margins(x=0.06, y=0.12)
-        for k, left in _apart(named, score, weight, room=0.35 if wide else 0.6):
+        for k, left in _apart(named, score, weight, room):
             axes.annotate(
                 short[k],
                 (score[k], weight[k]),
@@ -86,15 +87,26 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
     )
 
 
-def _apart(named: list[int], score: Numbers, weight: Numbers, room: float) -> list[tuple[int, bool]]:
-    """The points whose names fit beside each other, and whether the name goes to the left of its point."""
-    x = (score - np.nanmin(score)) / (np.ptp(score[np.isfinite(score)]) or 1.0)
+def _apart(named: list[int], score: Numbers, weight: Numbers, room: list[float]) -> list[tuple[int, bool]]:
+    """The points whose names cover nothing else, and whether the name goes to the left of its point.
+
+    `room` is how wide each name is, as a share of the axis. (K,)
+    """
+    x = (score - np.nanmin(score)) / (np.nanmax(score) - np.nanmin(score) or 1.0)  # (K,) from 0 to 1
     y = (weight - weight.min()) / (np.ptp(weight) or 1.0)
     placed: list[tuple[int, bool]] = []
+    taken: list[tuple[float, float, float]] = [
+        (x[k], x[k], y[k]) for k in range(len(x))
+    ]  # from, to, at which height
     for k in named:
-        clear = all(abs(y[k] - y[j]) > 0.06 or abs(x[k] - x[j]) > room for j, _ in placed)
-        if clear:
-            placed.append((k, bool(x[k] > 0.55)))
+        others = [span for j, span in enumerate(taken) if j != k]
+        for left in (True, False) if x[k] > 0.5 else (False, True):
+            start, end = (x[k] - room[k], x[k]) if left else (x[k], x[k] + room[k])
+            free = all(end < a or b < start or abs(y[k] - at) > 0.05 for a, b, at in others)
+            if free and start > -0.05 and end < 1.05:
+                placed.append((k, left))
+                taken.append((start, end, y[k]))
+                break
     return placed
 
 
