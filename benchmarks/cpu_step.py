@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+
 import machine
 import torch
 from safetensors.torch import save_file

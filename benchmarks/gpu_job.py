@@ -87,6 +87,7 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
         "seconds": round(seconds, 2),
         "learning_began_at": log.first("step"),
         "learning_ended_at": round(max(t for t, e in log.events if e.kind == "step"), 2),
+        "soup_built_at": log.first("built"),
         "step_ms": log.step_ms(),
         "steps": len(log.text("step", "loss")),
         "plan": log.text("plan", "text")[0],

@@ -98,7 +98,7 @@ def cooked(
     pool: Pool, task: Task, method: str = "mehl+", **settings: Any
 ) -> tuple[torch.Tensor, list[Event]]:
     told: list[Event] = []
-    options = {"steps": 60, "batch_size": 16, "block_size": 3, **settings}
+    options: dict[str, Any] = {"steps": 60, "batch_size": 16, "block_size": 3, **settings}
     result = cook(pool, task, method, listen=told.append, **options)
     assert result.soup is not None
     return result.soup.W, told
@@ -123,8 +123,9 @@ def test_the_graph_takes_the_steps_the_eager_path_takes(tmp_path: Path, settings
 @pytest.mark.parametrize("method", ["learned+", "hl", "mehl", "crossfit"])
 def test_gpu_and_cpu_agree(tmp_path: Path, method: str) -> None:
     pool, task = pool_and_task(tmp_path)
-    block = {} if method in ("learned+", "hl") else {"block_size": 3}
-    settings = {"steps": 60, "batch_size": 16, **block}
+    settings: dict[str, Any] = {"steps": 60, "batch_size": 16}
+    if method not in ("learned+", "hl"):
+        settings["block_size"] = 3
     on_gpu = cook(pool, task, method, directions="fp32", **settings)
     on_cpu = cook(pool, Task(mlp(), samples()), method, **settings)
     assert on_gpu.soup is not None

@@ -141,6 +141,7 @@ class Kitchen:
             about=about,
         )
         plain.load_into(self.task.model)
+        self.listen(Event("built", {"method": str(about.get("method"))}))
         statistics = None
         if one is None and self.task.has_statistics and self.task.statistics == "recalibrate":
             statistics = self.task.recalibrate(self.listen)

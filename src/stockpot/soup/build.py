@@ -75,7 +75,7 @@ def tensors(
 
 def _ahead(function: Callable[[str], Tensor], names: Iterable[str]) -> Generator[Tensor, None, None]:
     """The function of each name, in order, a few of them computed ahead on other threads."""
-    threads = min(8, os.cpu_count() or 1)
+    threads = min(4, os.cpu_count() or 1)  # more would wait for the interpreter
     waiting: deque[Future[Tensor]] = deque()
     pool = ThreadPoolExecutor(threads, "stockpot-mix")
     try:

@@ -41,26 +41,31 @@ def _interpolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], 
     for _, weight in others:
         total += weight
         shares.append(weight / total)
-    for start in range(0, base.numel(), CHUNK):
-        here = slice(start, start + CHUNK)
-        target = out[here].copy_(base[here])
-        for (part, _), share in zip(others, shares, strict=True):
-            torch.lerp(target, part[here].to(out.dtype), share, out=target)
+    pieces = zip(*(torch.split(x, CHUNK) for x in (out, base, *(part for part, _ in others))), strict=True)
+    for target, first, *rest in pieces:
+        target.copy_(first)
+        for piece, share in zip(rest, shares, strict=True):
+            torch.lerp(target, _as(piece, out.dtype), share, out=target)
 
 
 def _extrapolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], total: float) -> None:
     """x + sum_k w_k (x_k - x), for weights of any sign."""
     scratch = torch.empty(min(CHUNK, base.numel()), dtype=out.dtype)
-    for start in range(0, base.numel(), CHUNK):
-        here = slice(start, start + CHUNK)
-        centre = base[here].to(out.dtype)
-        target = out[here].copy_(centre)
+    weights = [weight for _, weight in others]
+    pieces = zip(*(torch.split(x, CHUNK) for x in (out, base, *(part for part, _ in others))), strict=True)
+    for target, first, *rest in pieces:
+        centre = _as(first, out.dtype)
+        target.copy_(centre)
         if total != 1.0:
             target.mul_(total)
         difference = scratch[: target.numel()]
-        for part, weight in others:
-            torch.sub(part[here].to(out.dtype), centre, out=difference)
+        for piece, weight in zip(rest, weights, strict=True):
+            torch.sub(_as(piece, out.dtype), centre, out=difference)
             target.add_(difference, alpha=weight)
+
+
+def _as(piece: Tensor, dtype: torch.dtype) -> Tensor:
+    return piece if piece.dtype == dtype else piece.to(dtype)
 
 
 def mix_statistic(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
