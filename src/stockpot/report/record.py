@@ -32,7 +32,7 @@ class Score:
     low: float
     high: float
     n: int
-    loss: float = math.nan
+    loss: float | None = None  # None where a model has none; never NaN, which JSON cannot say
 
     @staticmethod
     def read(value: Any) -> Score | None:
@@ -42,7 +42,7 @@ class Score:
             return None
         mean = float(value["mean"])
         low, high = (_number(value.get(end), mean) for end in ("low", "high"))
-        return Score(mean, low, high, int(value.get("n") or 0), _number(value.get("loss"), math.nan))
+        return Score(mean, low, high, int(value.get("n") or 0), value.get("loss"))
 
 
 @dataclass(frozen=True, eq=False)
