@@ -205,6 +205,11 @@ class Engine:
             )
         return self._feeds[id(data)]
 
+    def release(self) -> None:
+        """Let go of the block just learned, before the next one is loaded; a captured graph is used again."""
+        if not isinstance(self._descent, GraphDescent):
+            self._drop()
+
     def _drop(self) -> None:
         if self._descent is not None:
             self._descent.close()

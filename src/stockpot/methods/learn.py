@@ -125,6 +125,7 @@ class Learner:
         for track in self.tracks:
             if directions is None or self.settings.centre == "soup":
                 directions = None  # free the old block before loading the next one
+                self.engine.release()
                 directions = self._load(block, track, t)
             self._visit(t, block, directions, track, at)
 
