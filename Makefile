@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test clean
+.PHONY: help setup demo check test bench clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
+	@echo "make bench   CPU benchmarks, about two minutes"
 	@echo "make clean   remove the environment"
 
 setup: $(STAMP)
@@ -30,6 +31,10 @@ check: setup
 
 test: check
 	$(BIN)/python -m pytest
+
+bench: setup
+	$(BIN)/python benchmarks/cpu_step.py
+	$(BIN)/python benchmarks/build_uniform.py --repeat 1
 
 clean:
 	rm -rf $(VENV)

@@ -24,7 +24,7 @@ def describe(*packages: str) -> dict[str, Any]:
         "versions": versions,
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
     }
     if "torch" in sys.modules:
         import torch
@@ -39,3 +39,14 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def _command() -> str:
+    """The command without where its files went, which is nobody else's business."""
+    words, skip = [], False
+    for word in sys.argv[1:]:
+        if skip or word in ("--out", "--folder", "--peer"):
+            skip = not skip
+            continue
+        words.append(word)
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
