@@ -31,6 +31,7 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
     stockpot demo --out /tmp/soup --seed 1
     ```
     """
+    import os
     import sys
     import time
 
@@ -39,6 +40,7 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
     from stockpot.cli.shell import document, note, say, shown
     from stockpot.demo import make_zoo
     from stockpot.demo.recipe import write_recipe
+    from stockpot.demo.zoo import one_thread
     from stockpot.report import words
     from stockpot.run.recipe_job import run_compare
 
@@ -46,9 +48,9 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
     if overwrite:
         _clear(out)
     path, recipe = write_recipe(out, seed)
-    with drawing() as listen:
+    with drawing() as listen, one_thread():
         note("1 of 3: pre-training and fine-tuning twelve ingredients")
-        make_zoo(out, seed=seed, listen=listen)
+        make_zoo(out, seed=seed, parallel=min(2, os.cpu_count() or 1), listen=listen)
         note("2 of 3: cooking by every method")
         outcome = run_compare(
             recipe,

@@ -11,7 +11,7 @@ from stockpot.errors import DataError, describe
 from stockpot.task.order import generator
 
 Split = Literal["train", "fit", "report"]
-SIZES: dict[Split, int] = {"train": 400, "fit": 600, "report": 797}
+SIZES: dict[Split, int] = {"train": 250, "fit": 650, "report": 897}
 
 
 def digits(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from stockpot.task import Task
 
 TRIALS = 12
 SPACES: Mapping[str, Space] = {
-    "lr": {"min": 3e-4, "max": 4e-3, "scale": "log"},
+    "lr": {"min": 2e-3, "max": 8e-3, "scale": "log"},
     "weight_decay": {"min": 1e-4, "max": 0.3, "scale": "log"},
-    "epochs": {"min": 6, "max": 16},
+    "epochs": {"min": 8, "max": 20},
     "label_smoothing": [0.0, 0.05, 0.1, 0.2],
-    "augmentation": [0.0, 0.3, 0.6, 1.0],
+    "augmentation": [0.0, 0.2, 0.4, 0.6],
 }
 
 
@@ -42,9 +43,30 @@ class Zoo:
         return Task(DigitViT(), digits("fit", self.seed), digits("report", self.seed))
 
 
-def make_zoo(out: str | Path, *, seed: int = 0, trials: int = TRIALS, listen: Listener = ignore) -> Zoo:
-    """Pre-train once and fine-tune `trials` ingredients into `out/pool`; continues where a killed one was."""
-    folder = Path(out).absolute()
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of the demo are tiny. On a busy machine a second thread makes their work many times slower, not
+    faster, and without it the numbers do not depend on how many processors there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def make_zoo(
+    out: str | Path, *, seed: int = 0, trials: int = TRIALS, parallel: int = 1, listen: Listener = ignore
+) -> Zoo:
+    """Pre-train once and fine-tune `trials` ingredients into `out/pool`; continues where a killed one was.
+
+    The result does not depend on `parallel`, the number of processes; `finetune` says what a script needs for more.
+    """
+    with one_thread():
+        return _make_zoo(Path(out).absolute(), seed, trials, parallel, listen)
+
+
+def _make_zoo(folder: Path, seed: int, trials: int, parallel: int, listen: Listener) -> Zoo:
     folder.mkdir(parents=True, exist_ok=True)
     pretrained = folder / "pretrained.safetensors"
     model = DigitViT()
@@ -56,9 +78,8 @@ def make_zoo(out: str | Path, *, seed: int = 0, trials: int = TRIALS, listen: Li
         head="head",
         augmentation=Augmentation(),
     )
-    records = finetune(
-        model, digits("train", seed), digits("fit", seed), folder / "pool", plan, listen=listen
-    )
+    train, fit = digits("train", seed), digits("fit", seed)
+    records = finetune(model, train, fit, folder / "pool", plan, parallel=parallel, listen=listen)
     return Zoo(folder / "pool", pretrained, tuple(records), seed)
 
 

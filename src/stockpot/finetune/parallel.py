@@ -71,7 +71,8 @@ def _follow(workers: list[tuple[Any, Any]], listen: Listener) -> None:
                         "parallel trials",
                         expected="workers that live until the last trial",
                         found=f"one that died with exit code {process.exitcode}",
-                        fix="run again to continue; use a smaller parallel if memory was short",
+                        fix="run again to continue, with a smaller parallel if memory was short; a script's own work "
+                        'belongs under if __name__ == "__main__"',
                     )
                 ) from None
             if message is None:
