@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Stockpot
+from stockpot.events import Listener
 
 pytest.importorskip("sklearn")
 
@@ -20,9 +20,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     from stockpot.demo import pretrain, recipe, zoo
     from stockpot.demo.digits import SIZES
 
+    def small(out: Path, *, seed: int, parallel: int, listen: Listener) -> zoo.Zoo:
+        return zoo.make_zoo(
+            out, seed=seed, trials=3, listen=listen
+        )  # in this process, where the rest is patched too
+
     monkeypatch.setattr(pretrain, "EPOCHS", 1.0)
     monkeypatch.setattr(zoo, "SPACES", {**zoo.SPACES, "epochs": 1})
-    monkeypatch.setattr(demo, "make_zoo", functools.partial(zoo.make_zoo, trials=3))
+    monkeypatch.setattr(demo, "make_zoo", small)
     monkeypatch.setattr(recipe, "STEPS", 3)
     for split in SIZES:
         monkeypatch.setitem(SIZES, split, 80)

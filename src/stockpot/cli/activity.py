@@ -33,6 +33,8 @@ class Activity:
             "cooked": self._cooked,
             "failed": self._failed,
             "report": self._report,
+            "memory": self._memory,
+            "phase": self._phase,
             "finetune": self._finetune,
             "probe": self._probe,
             "epoch": self._epoch,
@@ -87,6 +89,12 @@ class Activity:
 
     def _report(self, data: Mapping[str, Any]) -> None:
         self._set(f"scoring {data['method']} on the report data")
+
+    def _memory(self, data: Mapping[str, Any]) -> str:
+        return f"{self._method}: {data['text']}"
+
+    def _phase(self, data: Mapping[str, Any]) -> str:
+        return str(data["text"])
 
     # Fine-tuning.
 

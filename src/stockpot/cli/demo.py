@@ -37,10 +37,11 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
 
     from stockpot.cli.drawing import drawing
     from stockpot.cli.ending import show, summary, written_report
-    from stockpot.cli.shell import document, note, say, shown
+    from stockpot.cli.shell import document, say, shown
     from stockpot.demo import make_zoo
     from stockpot.demo.recipe import write_recipe
     from stockpot.demo.zoo import one_thread
+    from stockpot.events import Event
     from stockpot.report import words
     from stockpot.run.recipe_job import run_compare
 
@@ -49,9 +50,9 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
         _clear(out)
     path, recipe = write_recipe(out, seed)
     with drawing() as listen, one_thread():
-        note("1 of 3: pre-training and fine-tuning twelve ingredients")
+        listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
         make_zoo(out, seed=seed, parallel=min(2, os.cpu_count() or 1), listen=listen)
-        note("2 of 3: cooking by every method")
+        listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
         outcome = run_compare(
             recipe,
             title="Digits, a demo",
@@ -60,7 +61,7 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
             command=["stockpot", *sys.argv[1:]],
             listen=listen,
         )
-        note("3 of 3: writing the report")
+        listen(Event("phase", {"text": "3 of 3: writing the report"}))
         report = written_report(outcome.path)
     if as_json:
         document(summary(outcome, report))

@@ -163,7 +163,11 @@ def _grow(
     """Decisions on the first n ingredients; the whole pool's are already there."""
     points = {}
     for n in growth.sizes(len(job.pool))[:-1]:
-        smaller = Kitchen(job.pool.subset(range(n)), job.task, listen=listen, **job.layout)
+        try:
+            smaller = Kitchen(job.pool.subset(range(n)), job.task, listen=listen, **job.layout)
+        except StockpotError as error:  # the first few are all alike, or the donor is not among them
+            listen(Event("failed", {"method": f"growth with {n} models", "error": str(error)}))
+            continue
         if kitchen.known is not None:
             smaller.remember(kitchen.known[:n], kitchen.individual_seconds * n / len(job.pool))
         for name in growth.methods(done):

@@ -1,0 +1,83 @@
+"""Progress tells what is going on: lines that stay, and the present; live on a terminal, plain elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stockpot.cli import drawing
+from stockpot.cli.activity import Activity
+from stockpot.events import Event
+
+
+def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
+    activity = Activity()
+    activity.hear(Event("start", {"methods": {"hl": 40}}))
+    assert activity.hear(Event("method", {"method": "hl"})) is None
+    for step in range(10):
+        activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "loss": 0.5}))
+    assert (activity.text, activity.done, activity.total) == ("hl: block 1, fold 2, loss 0.5000", 10, 40)
+    activity.hear(Event("progress", {"what": "averaging the ingredients", "done": 3, "total": 9}))
+    assert (activity.text, activity.done, activity.total) == ("hl: averaging the ingredients", 3, 9)
+    assert activity.hear(Event("cooked", {"method": "hl", "seconds": 2.0})) == "hl: cooked in 2.0 s"
+
+
+def test_failures_and_trials_become_lines() -> None:
+    activity = Activity()
+    assert activity.hear(Event("failed", {"method": "hl", "error": "too warm"})) == "hl: failed: too warm"
+    done = {"trial": "trial_001", "index": 1, "score": {"mean": 0.5}, "seconds": 3.0, "failure": None}
+    assert activity.hear(Event("trial_done", done)) == "trial_001: score 0.5000, 3.0 s"
+    lost = activity.hear(Event("trial_done", {**done, "failure": "loss is NaN at step 3"}))
+    assert lost == "trial_001: failed: loss is NaN at step 3"
+    assert activity.hear(Event("an event of the future", {})) is None
+
+
+def test_plain_lines_come_every_few_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with drawing.drawing() as listen:
+        for second in range(16):
+            now[0] = float(second)
+            listen(Event("progress", {"what": "hash", "done": second, "total": 20}))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["reading checkpoints (30 %)", "reading checkpoints (60 %)"]
+
+
+def test_a_terminal_gets_a_live_bar_and_colours(kitchen: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "stockpot.cli",
+        "cook",
+        str(kitchen / "recipe.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = seen.decode()
+    assert "\x1b[" in text
+    assert "\u2501" in text  # the bar
+    assert text.rstrip().endswith("from its record")
+    assert "\x1b[?25h" in text  # the cursor is back
