@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import connection, parent_process
 from typing import Any
 
@@ -33,7 +36,8 @@ def run_parallel(workshop: Workshop, numbers: list[int], parallel: int, listen: 
         for _ in range(count):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_work, args=(parcels, inbox, theirs, threads), daemon=True)
-            process.start()
+            with _deaf():
+                process.start()
             theirs.close()
             workers.append((process, ours))
         _follow(workers, listen)
@@ -42,6 +46,19 @@ def run_parallel(workshop: Workshop, numbers: list[int], parallel: int, listen: 
             process.terminate()
         for process, _ in workers:
             process.join()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here inherit that Ctrl-C is not for them: the parent hears it and ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _parcels(workshop: Workshop) -> list[tuple[bytes, list[torch.Tensor]]]:
