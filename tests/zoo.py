@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from stockpot.engine import Live
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.learn import Learner, Track
+from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.state import StateStore
+from stockpot.methods.track import Track
 from stockpot.pool import Pool
 from stockpot.task import Task
 

@@ -25,7 +25,7 @@ def test_the_splits_share_no_image_and_cover_the_data() -> None:
     rows = torch.cat([images.flatten(1) for images, _ in parts.values()])
     assert len(rows) == 1797
     # The data holds no image twice, so any sharing would show here.
-    assert len(rows.unique(dim=0)) == 1797
+    assert len({tuple(row) for row in rows.tolist()}) == 1797
     for images, labels in parts.values():
         assert images.shape[1:] == (1, 8, 8)
         assert (images.dtype, int(images.max())) == (torch.uint8, 255)
@@ -61,7 +61,7 @@ def test_clusters_hold_like_images_together() -> None:
     images, labels = digits("train")
     found = pretrain.cluster(images, 30, seed=0)
     assert torch.equal(found, pretrain.cluster(images, 30, seed=0))
-    pure = sum(int(labels[found == c].bincount().max()) for c in found.unique())
+    pure = sum(int(labels[found == c].bincount().max()) for c in range(30) if (found == c).any())
     assert pure > 0.8 * len(labels)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stockpot import Event, Result, Soup, Task, cook
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.learn import Learner, Track
+from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
+from stockpot.methods.track import Track
 from stockpot.pool import Pool
 from zoo import fine_tunes, mlp, samples, write, zoo
 

@@ -244,7 +244,7 @@ def test_coefficients_persist_between_visits_unless_they_are_reset(tmp_path: Pat
     for reset in (False, True):
         with learning(pool, task, "hl+", **brief(passes=2, reset=reset)) as learner:
             learner.run()
-        first, second = (learner._visits[f"{t}.0"] for t in (0, 1))
+        first, second = (learner.visits.done[f"{t}.0"] for t in (0, 1))
         assert (first - second).abs().max() > 1e-3
         offsets = first + second if reset else second
         assert torch.allclose(learner.tracks[0].W, from_offsets(offsets), atol=1e-6)

@@ -297,3 +297,11 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_a_size_that_is_none() -> None:
     with pytest.raises(SoupError, match="size 'big': expected a number of bytes such as 2000000"):
         files.parse_size("big")
+
+
+def test_the_soup_is_as_readable_as_any_file_of_the_user(tmp_path: Path) -> None:
+    pool = write(tmp_path / "pool", fine_tunes(mlp, 3))
+    folder = Soup.uniform(pool).save(tmp_path / "soup")
+    (tmp_path / "mine").touch()
+    usual = (tmp_path / "mine").stat().st_mode
+    assert {file.name: file.stat().st_mode for file in folder.iterdir() if file.stat().st_mode != usual} == {}

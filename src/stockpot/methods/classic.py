@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
-from stockpot.methods.learn import steps_for
 from stockpot.methods.settings import Settings
+from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.task import Task
 

@@ -16,9 +16,10 @@ from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.learn import Learner, Track
+from stockpot.methods.learn import Learner
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
+from stockpot.methods.track import Track
 from stockpot.soup import weights
 from stockpot.task import Scores
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -28,22 +26,9 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
 from stockpot.methods.settings import Settings, block_size_for
 from stockpot.methods.state import NoStore, StateStore
+from stockpot.methods.track import Track, steps_for
+from stockpot.methods.visits import Visits
 from stockpot.soup import weights
-from stockpot.task import Data
-
-
-@dataclass
-class Track:
-    """One set of coefficients and the data it learns from."""
-
-    number: int
-    data: Data
-    held_out: Data | None = None  # early stopping; None: keep the last coefficients
-    raw: Tensor = field(init=False)  # (K, G) what the optimiser moves
-    theta: Tensor = field(init=False)  # (P,) the track's soup
-    W: Tensor = field(init=False)  # (K, G) its mixing weights, float64
-    temperature: float | None = None
-    held_out_loss: float = float("inf")
 
 
 class Learner:
@@ -60,14 +45,12 @@ class Learner:
         self.settings = settings
         self.tracks = tracks
         self.listen = listen
-        self.store = store or NoStore()
-        self.history: list[Mapping[str, Any]] = []
         models = len(live.pool)
         self.simplex = settings.parametrisation == "simplex"
         digests = live.pool.digests(listen)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
         ranked = sorted(range(models), key=lambda k: digests[k])
-        self.blocks = [
+        blocks = [
             sorted(ranked[i] for i in block)
             for block in schedule(
                 models,
@@ -77,17 +60,22 @@ class Learner:
                 seed=settings.seed,
             )
         ]
-        self._visits: dict[str, Tensor] = {}  # raw coefficients before and after each finished visit
-        self._visit_values: dict[str, dict[str, float | None]] = {}
-        self._partial: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-        self._saved_at = time.monotonic()
-        self._arranged = settings  # with what the memory plan decided
+        self.visits = Visits(blocks, settings, store or NoStore())
         self._limit = models  # models loaded at a time; lower after running out of memory
         self._prefetched: set[int] = set()
 
+    @property
+    def blocks(self) -> list[list[int]]:
+        """Which models are loaded together, in the order they are."""
+        return self.visits.blocks
+
+    @property
+    def history(self) -> list[Mapping[str, Any]]:
+        return self.visits.history
+
     def run(self) -> None:
         """Learn every track; afterwards `track.W`, `track.theta` and `track.raw` hold the result."""
-        self._restore()
+        self.visits.restore()
         while True:
             try:
                 return self._attempt()
@@ -95,7 +83,7 @@ class Learner:
                 self._step_down(error)
 
     def _attempt(self) -> None:
-        s = self._arranged
+        s = self.visits.arranged
         self.live.drop_theta()
         size = min(self._limit, max(map(len, self.blocks)))
         fixed = not isinstance(self.settings.block_size, str)
@@ -104,13 +92,13 @@ class Learner:
             block_size=size, fixed_block=fixed, tracks=len(self.tracks), listen=self.listen,
         )  # fmt: skip
         plan = self.engine.plan
-        self._arranged = dataclasses.replace(
+        self.visits.arranged = dataclasses.replace(
             s, directions=cast(Any, NAMES[plan.dtype]), accumulate=plan.accumulate, low_memory=plan.low_memory
         )
-        self._cut(plan.block_size)
+        self.visits.cut(plan.block_size, self.tracks)
         try:
             self._start()
-            done = self._finished()
+            done = self.visits.finished(self.tracks)
             for t, block in enumerate(self.blocks):
                 # A finished block that is too large by now is replayed in parts.
                 size = len(block) if t >= done else max(1, min(len(block), plan.block_size))
@@ -131,31 +119,17 @@ class Learner:
 
     # Less memory: the finished blocks are replayed from their coefficients, the rest is learned differently.
 
-    def _finished(self) -> int:
-        """Blocks that every track has visited."""
-        t = 0
-        while all(f"{t}.{track.number}" in self._visits for track in self.tracks):
-            t += 1
-        return t
-
-    def _cut(self, size: int) -> None:
-        done = self._finished()
-        rest = [block[i : i + size] for block in self.blocks[done:] for i in range(0, len(block), size)]
-        self.blocks = self.blocks[:done] + rest
-
     def _step_down(self, error: BaseException) -> None:
-        now, plan = self._arranged, self.engine.plan
+        now, plan = self.visits.arranged, self.engine.plan
         if plan.block_size > 1 and self.settings.centre == "mean":
-            self._visits = {k: v for k, v in self._visits.items() if int(k.split(".")[0]) < self._finished()}
-            self._partial = None
             self._limit = -(-plan.block_size // 2)
-            self._cut(self._limit)
+            self.visits.cut(self._limit, self.tracks)
             change = f"{self._limit} models at a time instead of {plan.block_size}"
         elif now.directions in ("fp32", "bf16") and self.live.device.type == "cuda":
-            self._arranged = dataclasses.replace(now, directions="int8")
+            self.visits.arranged = dataclasses.replace(now, directions="int8")
             change = "models kept as int8"
         elif not now.low_memory:
-            self._arranged = dataclasses.replace(now, low_memory=True)
+            self.visits.arranged = dataclasses.replace(now, low_memory=True)
             change = "gradients and activations in low-memory mode"
         else:
             raise error
@@ -208,19 +182,11 @@ class Learner:
         if bool((old != 0).any()):
             directions.mix(theta, -old, out=theta)  # theta_fix, in place
         key = f"{t}.{track.number}"
-        if key in self._visits:
-            after, values = self._visits[key][at : at + len(block)], self._visit_values[key]
-            track.temperature = values["temperature"]
-            track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
+        if key in self.visits.done:
+            after = self.visits.recall(key, track)[at : at + len(block)]
         else:
             after = self._descend(t, directions, track, before)
-            self._visits[key] = after
-            self._visit_values[key] = {
-                "temperature": track.temperature,
-                "held_out": _finite(track.held_out_loss),
-            }
-            self._partial = None
-            self._save()
+            self.visits.add(key, after, track.temperature, _finite(track.held_out_loss))
         new = coefficients(after.to(live.device), self.simplex)
         directions.mix(theta, new, out=theta)
         if theta is not track.theta:
@@ -245,7 +211,7 @@ class Learner:
         descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
         self._prefetch(t)
         begin, best = 0, (track.held_out_loss, raw, track.temperature)
-        if self._partial is not None:
+        if self.visits.partial is not None:
             begin, best = self._continue(descent)
         every = max(1, steps // s.evaluations)
         good = (raw, track.temperature)
@@ -277,9 +243,9 @@ class Learner:
                     loss = self._held_out(descent, track, t, j)
                     if loss < best[0]:
                         best = (loss, descent.raw.detach().cpu().clone(), _value(descent.temperature))
-                if time.monotonic() - self._saved_at > self.store.interval:
+                if self.visits.due():
                     self._keep(descent, j, best)
-                    self._save()
+                    self.visits.save()
         if track.held_out is None:
             best = (float("inf"), descent.raw.detach().cpu().clone(), _value(descent.temperature))
             if not (bool(best[1].isfinite().all()) and math.isfinite(best[2] or 0.0)):
@@ -331,64 +297,21 @@ class Learner:
         self.history.append({"kind": kind, **data})
         self.listen(Event(kind, data))
 
-    # State: finished visits are replayed from their coefficients, so a state is kilobytes for any model.
-
     def _keep(self, descent: Descent, step: int, best: tuple[float, Tensor, float | None]) -> None:
         tensors, values = descent.state()
         tensors["best"] = best[1]
-        self._partial = (
+        self.visits.partial = (
             tensors,
             {**values, "step": step, "best_loss": _finite(best[0]), "best_temperature": best[2]},
         )
 
     def _continue(self, descent: Descent) -> tuple[int, tuple[float, Tensor, float | None]]:
-        assert self._partial is not None
-        tensors, values = self._partial
+        assert self.visits.partial is not None
+        tensors, values = self.visits.partial
         descent.restore(tensors, values)
         loss = float("inf") if values["best_loss"] is None else values["best_loss"]
-        self._partial = None
+        self.visits.partial = None
         return values["step"], (loss, tensors["best"], values["best_temperature"])
-
-    def _save(self) -> None:
-        tensors = {f"visit.{key}": tensor for key, tensor in self._visits.items()}
-        arranged = self._arranged
-        values: dict[str, Any] = {
-            "visits": self._visit_values,
-            "history": self.history,
-            "blocks": self.blocks,
-            "arranged": [arranged.directions, arranged.accumulate, arranged.low_memory],
-            "partial": None,
-        }
-        if self._partial is not None:
-            tensors.update({f"partial.{name}": tensor for name, tensor in self._partial[0].items()})
-            values["partial"] = self._partial[1]
-        self.store.save(tensors, values)
-        self._saved_at = time.monotonic()
-
-    def _restore(self) -> None:
-        saved = self.store.load()
-        if saved is None:
-            return
-        tensors, values = saved
-        self._visits = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}
-        self._visit_values = values["visits"]
-        self.history = list(values["history"])
-        self.blocks = values["blocks"]
-        directions, accumulate, low_memory = values["arranged"]
-        self._arranged = dataclasses.replace(
-            self.settings, directions=directions, accumulate=accumulate, low_memory=low_memory
-        )
-        if values["partial"] is not None:
-            partial = {n.removeprefix("partial."): x for n, x in tensors.items() if n.startswith("partial.")}
-            self._partial = (partial, values["partial"])
-
-
-def steps_for(settings: Settings, samples: int) -> int:
-    """J, given or as epochs of the data."""
-    if settings.steps is not None:
-        return settings.steps
-    assert settings.epochs is not None
-    return max(1, round(settings.epochs * samples / min(settings.batch_size, samples)))
 
 
 def _value(temperature: Tensor | None) -> float | None:

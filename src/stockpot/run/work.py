@@ -17,9 +17,9 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
 from stockpot.methods.cooking import prepare, reported
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.learn import steps_for
 from stockpot.methods.result import Result
 from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
 from stockpot.run.directory import RESULTS, RunDirectory, refused

@@ -53,7 +53,10 @@ def write_weights(
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
     try:
+        path.touch()  # with the user's own permissions; the library would make it private
+        mode = path.stat().st_mode
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)
     except OSError as error:
         raise SoupError(
             describe(

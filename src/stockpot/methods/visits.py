@@ -1,0 +1,100 @@
+"""What has been learned so far, block by block: enough to replay it, and to continue where a killed run was.
+
+A finished visit is its raw coefficients; the soup follows from them and the checkpoints by the same operations in the
+same order. So a state is kilobytes for any model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from stockpot.methods.settings import Settings
+from stockpot.methods.state import StateStore
+from stockpot.methods.track import Track
+
+Partial = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+class Visits:
+    """`done["t.n"]` holds the raw coefficients (b, G) that block t ended with on track n."""
+
+    def __init__(self, blocks: list[list[int]], settings: Settings, store: StateStore) -> None:
+        self.blocks = blocks
+        self.arranged = settings  # with what the memory plan decided
+        self.history: list[Mapping[str, Any]] = []
+        self.done: dict[str, Tensor] = {}
+        self.partial: Partial | None = None  # of the visit under way
+        self._values: dict[str, dict[str, float | None]] = {}
+        self._settings = settings
+        self._store = store
+        self._saved_at = time.monotonic()
+
+    def add(self, key: str, raw: Tensor, temperature: float | None, held_out: float | None) -> None:
+        self.done[key] = raw
+        self._values[key] = {"temperature": temperature, "held_out": held_out}
+        self.partial = None
+        self.save()
+
+    def recall(self, key: str, track: Track) -> Tensor:
+        """The coefficients a finished visit ended with; the track gets what else it had then."""
+        values = self._values[key]
+        track.temperature = values["temperature"]
+        track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
+        return self.done[key]
+
+    def finished(self, tracks: list[Track]) -> int:
+        """Blocks that every track has visited."""
+        t = 0
+        while all(f"{t}.{track.number}" in self.done for track in tracks):
+            t += 1
+        return t
+
+    def cut(self, size: int, tracks: list[Track]) -> None:
+        """Blocks of at most `size` models from here on; visits that not every track has made are forgotten."""
+        t = self.finished(tracks)
+        rest = [block[i : i + size] for block in self.blocks[t:] for i in range(0, len(block), size)]
+        if rest != self.blocks[t:]:
+            self.blocks = self.blocks[:t] + rest
+            self.done = {key: raw for key, raw in self.done.items() if int(key.split(".")[0]) < t}
+            self.partial = None
+
+    def due(self) -> bool:
+        return time.monotonic() - self._saved_at > self._store.interval
+
+    def save(self) -> None:
+        tensors = {f"visit.{key}": tensor for key, tensor in self.done.items()}
+        arranged = self.arranged
+        values: dict[str, Any] = {
+            "visits": self._values,
+            "history": self.history,
+            "blocks": self.blocks,
+            "arranged": [arranged.directions, arranged.accumulate, arranged.low_memory],
+            "partial": None,
+        }
+        if self.partial is not None:
+            tensors.update({f"partial.{name}": tensor for name, tensor in self.partial[0].items()})
+            values["partial"] = self.partial[1]
+        self._store.save(tensors, values)
+        self._saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        saved = self._store.load()
+        if saved is None:
+            return
+        tensors, values = saved
+        self.done = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}
+        self._values = values["visits"]
+        self.history = list(values["history"])
+        self.blocks = values["blocks"]
+        directions, accumulate, low_memory = values["arranged"]
+        self.arranged = dataclasses.replace(
+            self._settings, directions=directions, accumulate=accumulate, low_memory=low_memory
+        )
+        if values["partial"] is not None:
+            partial = {n.removeprefix("partial."): x for n, x in tensors.items() if n.startswith("partial.")}
+            self.partial = (partial, values["partial"])
