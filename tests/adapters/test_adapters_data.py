@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stockpot.adapters.data import Share
+from stockpot.adapters.data import Share, arrays
 from stockpot.adapters.data.labels import encode
 from stockpot.adapters.data.pictures import decode, prepare
 from stockpot.adapters.data.splits import cut, stratified_order
@@ -168,3 +168,10 @@ def test_normalising_leaves_everything_else_alone() -> None:
     assert args[0] is floats
     assert kwargs["labels"] is labels
     assert kwargs["flag"] is True
+
+
+def test_a_part_that_is_no_file_of_the_folder_is_named(tmp_path: Path) -> None:
+    for name in ("val", "test"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((2, 3)), y=np.zeros(2))
+    with pytest.raises(DataError, match=r"part 'tset' of .*found test\.npz, val\.npz"):
+        arrays.read(tmp_path, "tset")

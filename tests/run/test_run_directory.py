@@ -46,6 +46,19 @@ def test_another_recipe_is_refused_and_the_difference_shown(tmp_path: Path) -> N
     assert "--overwrite" in text
 
 
+def test_a_run_that_failed_before_its_first_result_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match="a typo"), RunDirectory.create(run, FIRST):
+        raise ValueError("a typo in the recipe")
+    (run / "mine.txt").write_text("keep me")
+    with RunDirectory.create(run, OTHER) as directory:
+        assert directory.run["title"] == "other"
+        directory.method("best").mkdir(parents=True)
+    assert (run / "mine.txt").read_text() == "keep me"
+    with pytest.raises(RunError, match="found another run"):  # there is work in it now
+        make(run, FIRST)
+
+
 def test_overwrite_replaces_the_run_and_nothing_else(tmp_path: Path) -> None:
     run = tmp_path / "run"
     make(run)

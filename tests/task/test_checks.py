@@ -243,7 +243,9 @@ def test_a_head_of_another_size() -> None:
 def test_prefixes_are_recognised() -> None:
     model = linear()
     task = Task(model, (X, Y))
-    with pytest.raises(TaskError, match=r'Fix: open the pool with rename=\{"module.net.": ""\}'):
+    with pytest.raises(
+        TaskError, match=r"rename=\{'module.net.': ''\} \(in a recipe, pool.rename: \{module.net.: ''\}\)"
+    ):
         task.check_names({f"module.net.{name}": spec for name, spec in specs(model).items()})
     task = Task(Encoder(), {"inputs": X, "labels": Y})
     with pytest.raises(TaskError, match=r'Fix: open the pool with rename=lambda name: "net." \+ name'):

@@ -78,7 +78,7 @@ class Pool:
         differing: list[str] = []
         if opened:
             specs, differing = common_specs(opened, mixed_dtypes)
-        if len(paths) < 2 and not problems:
+        if len(paths) < 2 and not problems and not unreadable:
             problems.append(_too_few(paths))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))

@@ -66,13 +66,14 @@ class RunDirectory:
         lock = Lock(path)
         lock.acquire()
         try:
-            if overwrite:
+            ours = overwrite or _nothing_cooked(path)
+            if ours:
                 _clear(path)
             if (path / RUN).exists():
                 run = _read(path)
                 _same(path, run, identity)
             else:
-                if not overwrite:
+                if not ours:
                     _refuse_foreign(path)
                 run = {
                     "format": FORMAT,
@@ -210,6 +211,14 @@ def _same(path: Path, run: Mapping[str, Any], identity: Identity) -> None:
         changed += differences(earlier or {}, identity.recipe) or ["the recipe"]
     if changed:
         raise refused(path, "a new directory, or the same run to continue", "another run", changed)
+
+
+def _nothing_cooked(path: Path) -> bool:
+    """A run that failed before its first result (a wrong name, a wrong path): it keeps nobody from starting again."""
+    if not (path / RUN).exists() or _read(path).get("status") not in ("running", "interrupted"):
+        return False
+    kept = (METHODS, GROWTH, RESULTS, "ingredients.safetensors")
+    return not any((path / name).exists() for name in kept)
 
 
 def refused(path: Path, expected: str, found: str, differing: Sequence[str]) -> RunError:

@@ -151,7 +151,7 @@ def _fix(lacks: list[str], extra: list[str], shapes: bool) -> str:
         for cut in range(1, len(parts)):
             if ".".join(parts[cut:]) in known:
                 prefix = ".".join(parts[:cut]) + "."
-                return f'open the pool with rename={{"{prefix}": ""}}'
+                return f"open the pool with rename={{'{prefix}': ''}} (in a recipe, pool.rename: {{{prefix}: ''}})"
         longer = next((name for name in extra if name.endswith(f".{first}")), None)
         if longer is not None:
             prefix = longer.removesuffix(first)

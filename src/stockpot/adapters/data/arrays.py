@@ -19,6 +19,15 @@ def read(path: Path, part: str | None) -> Table:
         for place in (path / part, *(path / f"{part}{suffix}" for suffix in _FILES)):
             if place.exists():
                 return Table(str(place), _load(place))
+        if len(known := _files(path)) > 1 and not any(path.glob("*.npy")):
+            raise DataError(
+                describe(
+                    f"part {part!r} of {path}",
+                    expected=f"a file such as {part}.npz",
+                    found=", ".join(known),
+                    fix="name one of them as the split, such as fit: val",
+                )
+            )
     columns = _load(path)
     return Table(str(path), columns if part is None else _named(columns, part, path))
 
@@ -43,12 +52,16 @@ def _named(columns: dict[str, Column], part: str, path: Path) -> dict[str, Colum
     return chosen
 
 
+def _files(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.suffix in _FILES)
+
+
 def _load(path: Path) -> dict[str, Column]:
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if files:
             return {file.stem: _checked(file, file.stem, np.load(file, allow_pickle=False)) for file in files}
-        known = sorted(f.name for f in path.iterdir() if f.suffix in _FILES)
+        known = _files(path)
         if len(known) == 1:
             return _load(path / known[0])
         raise DataError(
