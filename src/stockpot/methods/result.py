@@ -41,6 +41,6 @@ class Result:
         lines = [
             f"{self.method}: {100 * self.score.mean:.2f} % on {where} data"
             f" (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {self.score.n}),"
-            f" {self.models_used} models, {self.seconds:.1f} s"
+            f" {self.models_used} model{'s' if self.models_used != 1 else ''}, {self.seconds:.1f} s"
         ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stockpot.engine.threads import threads_for
 from stockpot.errors import MethodError, StockpotError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
@@ -59,7 +60,12 @@ class Outcome:
 
 def run_job(directory: RunDirectory, job: Job, listen: Listener = ignore) -> Outcome:
     """Do what is left to do, and leave a complete record."""
+    parameters = sum(spec.numel for spec in job.pool.specs.values())
+    with threads_for(parameters, job.task.device):
+        return _run_job(directory, job, listen)
 
+
+def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
     def tell(event: Event) -> None:
         directory.journal(event)
         listen(event)
