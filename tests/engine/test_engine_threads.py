@@ -13,9 +13,8 @@ def test_threads(parameters: int, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with pytest.raises(KeyError), threads_for(parameters, torch.device("cpu")):
+        with threads_for(parameters, torch.device("cpu")):
             assert torch.get_num_threads() == threads
-            raise KeyError
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
