@@ -10,7 +10,10 @@ from stockpot.cli.failures import resumable
 from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe
 
 Growth = Annotated[
-    bool, typer.Option("--growth", help="Also cook with the first 2, 4, 8, ... ingredients. Takes longer.")
+    bool,
+    typer.Option(
+        "--growth", help="Also cook with the first half, quarter and eighth of the ingredients. Takes longer."
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Accuracy against the number of ingredients: the first 2, 4, 8, ... of the pool, cooked like the whole."""
+"""Accuracy against the number of ingredients: the first half of the pool, a quarter, ..., cooked like the whole."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ METHODS = ("uniform", "greedy", "crossfit")
 
 
 def sizes(models: int) -> list[int]:
-    """2, 4, 8, ... and the whole pool."""
-    out = []
-    n = 2
-    while n < models:
-        out.append(n)
-        n *= 2
-    return [*out, models]
+    """At most four: the whole pool, its first half, quarter and eighth, as long as there are two to mix."""
+    out = [models]
+    while out[0] // 2 >= 2 and len(out) < 4:
+        out.insert(0, out[0] // 2)
+    return out
 
 
 def methods(asked: Iterable[str]) -> list[str]:
