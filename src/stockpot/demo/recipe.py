@@ -8,7 +8,7 @@ from stockpot import atomic
 from stockpot.recipe import Recipe, load_recipe
 
 # The paper's 1000 steps of 128 samples would take minutes and change little here.
-STEPS, BATCH, RATE = 60, 64, 0.06
+STEPS, BATCH, RATE = 48, 64, 0.06
 
 TEXT = """\
 # What `stockpot demo` ran. Change something and try: stockpot compare {file} --out another-run
