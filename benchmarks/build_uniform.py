@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 
 OURS = """
 import sys, stockpot
-stockpot.Soup.uniform(stockpot.Pool.open(sys.argv[1])).save(sys.argv[2], overwrite=True)
+soup = stockpot.Soup.uniform(stockpot.Pool.open(sys.argv[1]))
+getattr(soup, sys.argv[3])(sys.argv[2], overwrite=True)
 """
 
 
@@ -103,7 +104,12 @@ def main() -> None:
         + "".join(f"  - model: {file}\n    parameters:\n      weight: 1.0\n" for file in files)
     )
     ours, theirs = args.folder / "ours", args.folder / "theirs"
-    commands = {"stockpot": [sys.executable, "-c", OURS, str(args.folder / "models"), str(ours)]}
+    models = str(args.folder / "models")
+    # `export` writes weights, as the peer does; `save` also writes the record with a SHA-256 of every ingredient.
+    commands = {
+        "stockpot": [sys.executable, "-c", OURS, models, str(ours), "export"],
+        "stockpot_with_digests": [sys.executable, "-c", OURS, models, str(ours), "save"],
+    }
     if args.peer:
         commands["mergekit"] = [args.peer, str(config), str(theirs), "--quiet"]
     for file in files:  # both sides start with the files in the page cache
@@ -132,7 +138,9 @@ def main() -> None:
     }
     if args.peer:
         sides = result["sides"]
-        result["ratio"] = round(sides["stockpot"]["median_seconds"] / sides["mergekit"]["median_seconds"], 3)
+        peer = sides["mergekit"]["median_seconds"]
+        result["ratio"] = round(sides["stockpot"]["median_seconds"] / peer, 3)
+        result["ratio_with_digests"] = round(sides["stockpot_with_digests"]["median_seconds"] / peer, 3)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

@@ -305,3 +305,11 @@ def test_the_soup_is_as_readable_as_any_file_of_the_user(tmp_path: Path) -> None
     (tmp_path / "mine").touch()
     usual = (tmp_path / "mine").stat().st_mode
     assert {file.name: file.stat().st_mode for file in folder.iterdir() if file.stat().st_mode != usual} == {}
+
+
+def test_an_export_is_the_saved_weights_and_nothing_else(tmp_path: Path) -> None:
+    soup = some_soup(write(tmp_path / "pool", fine_tunes(mlp, 3)))
+    saved, exported = soup.save(tmp_path / "saved"), soup.export(tmp_path / "exported")
+    assert contents(exported) == {"model.safetensors": (saved / "model.safetensors").read_bytes()}
+    with pytest.raises(SoupError, match="expected a new directory"):
+        soup.export(tmp_path / "exported")

@@ -75,13 +75,33 @@ class Soup:
             known = beside.submit(self.pool.digests, listen)  # hashing and mixing read the same pages
             write_weights(folder, self._tensors(dtype, listen), shard)
             digests = known.result()
-            source = self.pool.checkpoints[self.layout.donor].path
-            if source.is_dir():
-                copy_companions(source, folder)
+            self._copy_companions(folder)
             if self.statistics is not None:
                 save_file({k: v.contiguous() for k, v in self.statistics.items()}, folder / record.STATISTICS)
             atomic.write_json(folder / record.RECORD, record.encode(self, digests, dtype, shard))
         return path
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        max_shard: int | str = MAX_SHARD,
+        overwrite: bool = False,
+        listen: Listener = ignore,
+    ) -> Path:
+        """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
+        path = Path(path)
+        shard = parse_size(max_shard)
+        with atomic.directory(path, overwrite=overwrite) as folder:
+            write_weights(folder, self._tensors(dtype, listen), shard)
+            self._copy_companions(folder)
+        return path
+
+    def _copy_companions(self, folder: Path) -> None:
+        source = self.pool.checkpoints[self.layout.donor].path
+        if source.is_dir():
+            copy_companions(source, folder)
 
     @classmethod
     def load(
