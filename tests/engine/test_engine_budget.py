@@ -67,6 +67,7 @@ def test_first_precision_then_the_batch_then_models_then_gradients() -> None:
         return found.block_size, found.dtype, found.accumulate, found.low_memory
 
     assert at(total(18, torch.int8, 1)) == (18, torch.int8, 1, False)
+    assert at(total(18, torch.int8, 2)) == (18, torch.int8, 2, False)
     assert at(total(18, torch.int8, 4)) == (18, torch.int8, 4, False)
     assert at(total(9, torch.int8, 16)) == (9, torch.int8, 16, False)
     assert at(total(1, torch.int8, 16, True)) == (1, torch.int8, 16, True)
