@@ -34,11 +34,16 @@ class Log:
 
     def __init__(self) -> None:
         self.events: list[tuple[float, Event]] = []
+        self.phases: dict[str, list[float]] = {}  # what progress was told about, from first to last
         self.began = time.perf_counter()
 
     def __call__(self, event: Event) -> None:
+        now = time.perf_counter() - self.began
         if event.kind != "progress":
-            self.events.append((time.perf_counter() - self.began, event))
+            self.events.append((now, event))
+            return
+        span = self.phases.setdefault(str(event.data["what"]), [now, now])
+        span[1] = now
 
     def first(self, kind: str) -> float | None:
         return next((round(t, 2) for t, e in self.events if e.kind == kind), None)
@@ -88,6 +93,7 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
         "learning_began_at": log.first("step"),
         "learning_ended_at": round(max(t for t, e in log.events if e.kind == "step"), 2),
         "soup_built_at": log.first("built"),
+        "phases": {name: [round(t, 2) for t in span] for name, span in log.phases.items()},
         "step_ms": log.step_ms(),
         "steps": len(log.text("step", "loss")),
         "plan": log.text("plan", "text")[0],

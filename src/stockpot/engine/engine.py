@@ -54,7 +54,7 @@ class Engine:
         self.listen = listen
         self._stack = ExitStack()
         self._cuda = live.device.type == "cuda"
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[tuple[int, int], Feed] = {}
         self._descent: Descent | None = None
         self._eager = not choices.graphs or not self._cuda or parallel.active()
         self._path_said = ""
@@ -195,15 +195,13 @@ class Engine:
         return self._descent
 
     def _feed(self, data: Data) -> Feed:
-        if id(data) not in self._feeds:
-            self._feeds[id(data)] = Feed(
-                data,
-                self.live.device,
-                self.choices.batch_size,
-                self.plan.accumulate,
-                self.plan.parts["data"] > 0,
-            )
-        return self._feeds[id(data)]
+        """One for all folds of the same samples: they are on the device once, and one graph serves them."""
+        size = min(self.choices.batch_size, len(data))
+        key = (id(data.columns), size)
+        if key not in self._feeds:
+            resident = self.plan.parts["data"] > 0
+            self._feeds[key] = Feed(data, self.live.device, size, self.plan.accumulate, resident)
+        return self._feeds[key]
 
     def release(self) -> None:
         """Let go of the block just learned, before the next one is loaded; a captured graph is used again."""
@@ -222,6 +220,8 @@ class Engine:
 
     def close(self) -> None:
         self._drop()
+        for feed in self._feeds.values():
+            feed.close()
         self._feeds.clear()
         self.loader.close()
         self._stack.close()

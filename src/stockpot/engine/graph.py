@@ -77,10 +77,10 @@ class GraphDescent(Descent):
                         value.zero_()
         self.done = 0
 
-    def run(self, data: Data, batches: list[Tensor]) -> list[float]:  # noqa: ARG002 - the feed has it
+    def run(self, data: Data, batches: list[Tensor]) -> list[float]:
         self._counter.fill_(self.done)
         for indices in batches:
-            self.feed.put(indices)
+            self.feed.put(data.rows(indices))
             self._graph.replay()
         losses = self._losses[self.done : self.done + len(batches)].tolist()
         for i, loss in enumerate(losses):

@@ -22,6 +22,8 @@ from stockpot.pool.checkpoint import Checkpoint
 from stockpot.pool.meter import Meter
 from stockpot.pool.spec import TensorSpec, dtype_name
 
+THREADS = 16
+
 Hashes = dict[str, str]  # tensor name -> SHA-256 of its bytes, in hexadecimal
 
 
@@ -59,7 +61,7 @@ def hash_all(checkpoints: Sequence[Checkpoint], known: Sequence[Hashes], listen:
     if not todo:
         return
     meter = Meter(listen, "hash", total)
-    workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="stockpot-hash")
+    workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="stockpot-hash")
     try:
         jobs = {workers.submit(_hash, checkpoint, name): (hashes, name) for checkpoint, hashes, name in todo}
         for job in as_completed(jobs):

@@ -17,6 +17,8 @@ from stockpot.pool import Pool
 from stockpot.soup.mix import mix_statistic, mix_tensor
 from stockpot.soup.weights import heaviest
 
+THREADS = 4  # more would wait for the interpreter
+
 
 def tensors(
     pool: Pool,
@@ -75,7 +77,7 @@ def tensors(
 
 def _ahead(function: Callable[[str], Tensor], names: Iterable[str]) -> Generator[Tensor, None, None]:
     """The function of each name, in order, a few of them computed ahead on other threads."""
-    threads = min(4, os.cpu_count() or 1)  # more would wait for the interpreter
+    threads = min(THREADS, os.cpu_count() or 1)
     waiting: deque[Future[Tensor]] = deque()
     pool = ThreadPoolExecutor(threads, "stockpot-mix")
     try:
