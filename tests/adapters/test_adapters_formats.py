@@ -279,7 +279,7 @@ def test_an_image_folder_is_sorted_and_labelled_by_folder(tmp_path: Path) -> Non
         PIL.new("RGB", (4, 4)).save(tmp_path / name)
     (tmp_path / "b" / "notes.txt").write_text("no image")
     table = image_folder.read(tmp_path, None)
-    assert [f.name for f in table.columns["image"]] == ["x.jpg", "1.png", "2.png"]
+    assert [Path(f).name for f in table.columns["image"]] == ["x.jpg", "1.png", "2.png"]
     assert table.columns["label"] == ["a", "b", "b"]
     assert "no images in sub-folders" in refusal(image_folder.read, tmp_path, "b")
     assert "nothing there" in refusal(image_folder.read, tmp_path, "c")

@@ -239,7 +239,7 @@ def test_a_resolved_recipe_loads_again_from_anywhere_as_the_same(tmp_path: Path)
 
 def test_a_resolved_recipe_states_defaults() -> None:
     resolved = made().resolved()
-    assert resolved["data"]["fit"] == {"of": None, "fraction": 0.5, "count": None}
+    assert resolved["data"]["fit"] == {"of": None, "fraction": 0.5, "count": None, "rows": None}
     assert resolved["data"]["report"]["fraction"] == 0.5
     assert resolved["method"]["name"] == "crossfit"
     assert resolved["method"]["steps"] == 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, TaskError, describe
@@ -97,19 +98,21 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     return loaded
 
 
-def build_task(recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = False) -> Task:
-    """Model, metric and data, ready to be cooked with."""
+def build_task(
+    recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = False, report: bool = True
+) -> Task:
+    """Model, metric and data, ready to be cooked with; without `report`, its samples are not even read."""
     from stockpot.task import Task
 
     loaded = build_model(recipe, pretrained)
-    data = _splits(recipe, loaded, ("fit", "report"), listen)
+    data = _splits(recipe, loaded, ("fit", "report") if report else ("fit",), listen)
     return Task(
         loaded.model,
         data["fit"],
         data.get("report"),
         **build_judge(recipe),
         statistics=recipe.model.statistics,
-        memory_limit=recipe.data.memory_limit,
+        memory_limit=_memory_limit(recipe),
         listen=listen,
     )
 
@@ -134,7 +137,7 @@ def build_train_data(recipe: Recipe, loaded: LoadedModel | None = None, listen: 
         raise RecipeError("data.train: required by finetune: a fraction, a number of samples or a named part")
     loaded = loaded if loaded is not None else build_model(recipe)
     source = _splits(recipe, loaded, ("train",), listen)["train"]
-    return Data.of(source, name="train data", memory_limit=recipe.data.memory_limit, listen=listen)
+    return Data.of(source, name="train data", memory_limit=_memory_limit(recipe), listen=listen)
 
 
 def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener) -> dict[str, Any]:
@@ -155,7 +158,9 @@ def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen
             )
         return made
     shares = {
-        name: _share(s) for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None
+        name: _share(recipe, s)
+        for name in ("train", "fit", "report")
+        if (s := getattr(section, name)) is not None
     }
     source = DataSource(
         section.kind,
@@ -166,8 +171,14 @@ def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen
         section.classes,
         section.preprocessing.max_length,
         section.memory_limit,
+        None if section.cache is None else recipe.path(section.cache),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
+
+
+def _memory_limit(recipe: Recipe) -> int:
+    """Decoded images in a cache are mapped from their files: the system reads and drops them as it likes."""
+    return recipe.data.memory_limit if recipe.data.cache is None else sys.maxsize
 
 
 def _image(recipe: Recipe, loaded: LoadedModel) -> ImageInput:
@@ -176,10 +187,11 @@ def _image(recipe: Recipe, loaded: LoadedModel) -> ImageInput:
     return (loaded.image or ImageInput()).override(recipe.data.preprocessing.model_dump())
 
 
-def _share(split: Split) -> Any:
+def _share(recipe: Recipe, split: Split) -> Any:
     from stockpot.adapters.data import Share
 
-    return Share(split.of, split.fraction, split.count)
+    rows = None if split.rows is None else recipe.path(split.rows)
+    return Share(split.of, split.fraction, split.count, rows)
 
 
 def _code(recipe: Recipe, reference: PythonCode) -> Any:

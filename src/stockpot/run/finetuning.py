@@ -18,7 +18,7 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
         raise RecipeError(
             "finetune: required by `stockpot finetune`, but not there; an empty section will do"
         )
-    task = build_task(recipe, listen, pretrained=True)
+    task = build_task(recipe, listen, pretrained=True, report=False)
     folder = _model_folder(recipe)
     return finetune(
         task.model,

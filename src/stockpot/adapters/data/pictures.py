@@ -9,19 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from stockpot.adapters.data.columns import Column
+from stockpot.adapters.data.decoded import digest, kept
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, ignore, progress
 
 _MODES = {1: "L", 3: "RGB"}
+_AT_ONCE = 32  # images a thread decodes before it tells
 
 
 def decode(
-    column: Column, wanted: ImageInput, folder: Path, limit: int, name: str, listen: Listener = ignore
-) -> np.ndarray[Any, Any]:
+    column: Column,
+    wanted: ImageInput,
+    folder: Path,
+    limit: int,
+    name: str,
+    listen: Listener = ignore,
+    cache: Path | None = None,
+) -> Tensor:
     """uint8 images, or float32 ones where the column already holds floating-point images."""
     if isinstance(column, np.ndarray):
         images = _channels_first(column, name)
@@ -36,7 +46,7 @@ def decode(
                         fix="store uint8 images, which are resized, or set data.preprocessing.size",
                     )
                 )
-            return images.astype(np.float32)
+            return torch.from_numpy(images.astype(np.float32))
         if images.dtype != np.uint8:
             raise DataError(
                 describe(
@@ -48,47 +58,66 @@ def decode(
             )
         images = _with_channels(images, wanted.channels)
         if fits:
-            return np.ascontiguousarray(images)
+            return torch.from_numpy(np.ascontiguousarray(images))
         items: Any = images
     else:
         items = column
-    return _decode_all(items, wanted, folder, limit, name, listen)
-
-
-def _decode_all(
-    items: Any, wanted: ImageInput, folder: Path, limit: int, name: str, listen: Listener
-) -> np.ndarray[Any, Any]:
     need("PIL")
     first = prepare(items[0], wanted, folder)  # (C, H, W)
-    needed = first.nbytes * len(items)
+    shape = (len(items), *first.shape)
+
+    def fill(images: np.ndarray[Any, Any]) -> None:
+        _fill(images, items, wanted, folder, name, listen)
+
+    if cache is not None:
+        how = f"{wanted.size} {wanted.resize} {wanted.interpolation} {wanted.channels}"
+        return kept(cache, f"{name}-{digest(items, folder, how)[:16]}", shape, fill)
+    _check_limit(first.nbytes, len(items), limit, name)
+    images = np.empty(shape, np.uint8)
+    fill(images)
+    return torch.from_numpy(images)  # the same memory
+
+
+def _check_limit(nbytes: int, count: int, limit: int, name: str) -> None:
+    needed = nbytes * count
     if needed > limit:
         raise DataError(
             describe(
                 f"{name} data",
                 expected=f"images within data.memory_limit ({limit:,} bytes)",
-                found=f"{len(items):,} images of {first.nbytes:,} bytes, {needed:,} in all",
-                fix="raise data.memory_limit or take fewer samples",
+                found=f"{count:,} images of {nbytes:,} bytes, {needed:,} in all",
+                fix="raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache",
             )
         )
-    images = np.empty((len(items), *first.shape), np.uint8)
 
-    def one(row: int) -> None:
-        image = prepare(items[row], wanted, folder)
-        if image.shape != first.shape:
-            raise DataError(
-                describe(
-                    f"{name} data, image {row}",
-                    expected=f"shape {first.shape} as the first image",
-                    found=str(image.shape),
-                    fix="set data.preprocessing.size, so that all images are resized",
+
+def _fill(
+    images: np.ndarray[Any, Any], items: Any, wanted: ImageInput, folder: Path, name: str, listen: Listener
+) -> None:
+    """All images into `images`, on every core: image libraries let go of the interpreter while they decode."""
+
+    def some(start: int) -> int:
+        stop = min(start + _AT_ONCE, len(items))
+        for row in range(start, stop):
+            image = prepare(items[row], wanted, folder)
+            if image.shape != images.shape[1:]:
+                raise DataError(
+                    describe(
+                        f"{name} data, image {row}",
+                        expected=f"shape {images.shape[1:]} as the first image",
+                        found=str(image.shape),
+                        fix="set data.preprocessing.size, so that all images are resized",
+                    )
                 )
-            )
-        images[row] = image
+            images[row] = image
+        return stop
 
-    with ThreadPoolExecutor(os.cpu_count()) as workers:
-        for done, _ in enumerate(workers.map(one, range(len(items))), start=1):
+    workers = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for done in workers.map(some, range(0, len(items), _AT_ONCE)):
             progress(listen, f"decoding {name} images", done, len(items), unit="images")
-    return images
+    finally:
+        workers.shutdown(cancel_futures=True)  # after a bad image the rest need not be looked at
 
 
 def prepare(item: Any, wanted: ImageInput, folder: Path) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from stockpot.adapters.data import arrays, arrow, cifar, idx, image_folder, tables
 from stockpot.adapters.data.columns import Table, pick
 from stockpot.adapters.data.labels import encode, label_name
+from stockpot.adapters.data.rows import read_rows
 from stockpot.adapters.data.splits import Share, cut
 from stockpot.adapters.data.tensors import Columns, Making, tensors
 from stockpot.adapters.inputs import ImageInput, LoadedModel
@@ -38,6 +39,7 @@ class DataSource:
     classes: tuple[str, ...] | None = None
     max_length: int | None = None
     memory_limit: int = 8 * 2**30
+    cache: Path | None = None  # folder for decoded images
 
 
 def read_splits(
@@ -66,11 +68,18 @@ def read_splits(
     made: dict[str, Any] = {}
     for part, table in parts.items():
         shares = {name: share for name, share in source.shares.items() if share.part == part}
-        rows = cut(len(table), labels.get(part), shares, source.seed, table.where)
+        listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
+        rows = cut(len(table), labels.get(part), shares, source.seed, table.where, listed)
         for name in (n for n in wanted if n in rows):
             picked = labels[part][rows[name]] if part in labels else None
             making = Making(
-                model, image, source.max_length, _image_folder(source.path, part), source.memory_limit, listen
+                model,
+                image,
+                source.max_length,
+                _image_folder(source.path, part),
+                source.memory_limit,
+                listen,
+                source.cache,
             )
             made[name] = tensors(_only(table, columns, rows[name]), columns, picked, name, making)
     return made

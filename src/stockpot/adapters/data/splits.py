@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,21 +18,62 @@ ORDER = ("report", "fit", "train")
 
 @dataclass(frozen=True)
 class Share:
-    """One split: which part of the source, and how much of it (all, a fraction, or a number of samples)."""
+    """One split: which part of the source, and how much of it.
+
+    The samples listed in the file `rows`; or all, a fraction or a number of what such lists leave of the part.
+    """
 
     part: str | None = None
     fraction: float | None = None
     count: int | None = None
+    rows: Path | None = None
 
     @property
     def whole(self) -> bool:
-        return self.fraction is None and self.count is None
+        return self.fraction is None and self.count is None and self.rows is None
 
 
 def cut(
+    size: int,
+    labels: np.ndarray[Any, Any] | None,
+    shares: Mapping[str, Share],
+    seed: int,
+    where: str,
+    listed: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Disjoint, sorted row numbers for every share of one part; those of `listed` are decided already."""
+    listed = listed or {}
+    shares = {name: share for name, share in shares.items() if name not in listed}
+    if not shares:
+        left = np.empty(0, np.int64)
+    elif listed:
+        left = np.setdiff1d(np.arange(size), np.concatenate(list(listed.values())))
+    else:
+        left = np.arange(size)
+    _disjoint(listed, where)
+    chosen = _shares(len(left), None if labels is None else labels[left], shares, seed, where)
+    return {**listed, **{name: left[rows] for name, rows in chosen.items()}}
+
+
+def _disjoint(listed: Mapping[str, np.ndarray[Any, Any]], where: str) -> None:
+    for one, two in itertools.combinations(listed, 2):
+        common = np.intersect1d(listed[one], listed[two])
+        if len(common):
+            raise DataError(
+                describe(
+                    f"splits of {where}",
+                    expected=f"different samples in data.{one} and data.{two}",
+                    found=f"{len(common):,} listed for both, the first is number {common[0]:,}",
+                    fix="take them out of one of the two files",
+                )
+            )
+
+
+def _shares(
     size: int, labels: np.ndarray[Any, Any] | None, shares: Mapping[str, Share], seed: int, where: str
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Disjoint, sorted row numbers for every share of one part."""
+    if len(shares) == 1 and next(iter(shares.values())).whole and size:
+        return {next(iter(shares)): np.arange(size)}
     order = stratified_order(size, labels, seed)
     rows: dict[str, np.ndarray[Any, Any]] = {}
     start, exact = 0, 0.0
@@ -73,7 +116,8 @@ def stratified_order(size: int, labels: np.ndarray[Any, Any] | None, seed: int) 
     if labels is None:
         return shuffled
     place = np.empty(size)
+    seen = labels[shuffled]
     for label in np.unique(labels):
-        members = shuffled[labels[shuffled] == label]
+        members = shuffled[seen == label]
         place[members] = (np.arange(len(members)) + 0.5) / len(members)
     return shuffled[np.argsort(place[shuffled], kind="stable")]

@@ -67,6 +67,7 @@ class Making:
     folder: Path
     memory_limit: int
     listen: Listener
+    cache: Path | None = None
 
 
 def tensors(
@@ -106,15 +107,14 @@ def _inputs(table: Table, columns: Columns, name: str, making: Making) -> Tensor
 
 def _pictures(table: Table, column: str, name: str, making: Making) -> Tensor | dict[str, Tensor]:
     wanted = making.image
-    images = torch.from_numpy(
-        decode(
-            table.column(column, "data.image"),
-            wanted,
-            making.folder,
-            making.memory_limit,
-            name,
-            making.listen,
-        )
+    images = decode(
+        table.column(column, "data.image"),
+        wanted,
+        making.folder,
+        making.memory_limit,
+        name,
+        making.listen,
+        making.cache,
     )
     for key in ("mean", "std"):
         given = len(getattr(wanted, key))

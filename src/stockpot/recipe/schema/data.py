@@ -94,7 +94,9 @@ class Data(Section):
     arrays: str | None = Field(
         None,
         description="`.npz` or `.safetensors` file, a folder of `.npy` files, or the folder such files are in. "
-        "A part named `test` may also be arrays called `x_test`, `y_test`.",
+        "Arrays without a named part: `x` (or the only other array) and `y`, `label`, `labels` or `target`. "
+        "A part named `test` is a file `test.npz`, or the arrays `x_test` and `y_test` (also `test_x`, `test_y`); "
+        "so are `x_train`, `y_train` of a part named `train`.",
     )
     idx: str | None = Field(
         None, description="Folder of idx files (MNIST family, plain or .gz); parts `train` and `test`."
@@ -145,6 +147,11 @@ class Data(Section):
     memory_limit: Bytes = Field(
         8 * 2**30, description="Decoded data that may be kept in memory, such as `8GiB`."
     )
+    cache: str | None = Field(
+        None,
+        description="Folder for decoded images: they are kept there in files, mapped instead of held in memory "
+        "(so that `memory_limit` does not count them), and found again by later commands. Default: none.",
+    )
     metric: Metric = Field(
         "accuracy", description="`accuracy`, `loss`, or `{python: module:function}`; higher is better."
     )
@@ -193,7 +200,8 @@ def _disjoint(splits: dict[str, Split]) -> None:
     """Two splits may share a part only in fractions or counts that leave room for each other."""
     by_part: dict[str | None, dict[str, Split]] = {}
     for name, split in splits.items():
-        by_part.setdefault(split.of, {})[name] = split
+        if split.rows is None:
+            by_part.setdefault(split.of, {})[name] = split
     for part, sharing in by_part.items():
         whole = [name for name, s in sharing.items() if s.fraction is None and s.count is None]
         where = "the data" if part is None else f"part {part!r}"

@@ -71,6 +71,7 @@ class Recipe(Section):
         """SHA-256 of what decides the result: neither where the files lie nor where the output goes."""
         content = self.resolved()
         del content["base"]
+        del content["data"]["cache"]
         content["output"] = {"seed": self.output.seed}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -18,11 +18,17 @@ class Split(Section):
     )
     fraction: float | None = Field(None, gt=0, le=1, description="Share of the part, stratified by label.")
     count: int | None = Field(None, ge=1, description="Number of samples, stratified by label.")
+    rows: str | None = Field(
+        None,
+        description="File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file "
+        "with a number or an image path per line. Other splits of the same part share what is left.",
+    )
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
-        if self.fraction is not None and self.count is not None:
-            raise ValueError("expected fraction or count, found both")
+        given = [name for name in ("fraction", "count", "rows") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"expected one of fraction, count and rows, found {' and '.join(given)}")
         return self
 
 
@@ -52,6 +58,7 @@ ShortSplit = Annotated[
                         "of": {"type": ["string", "null"]},
                         "fraction": {"type": ["number", "null"]},
                         "count": {"type": ["integer", "null"]},
+                        "rows": {"type": ["string", "null"]},
                     },
                     "additionalProperties": False,
                 },
