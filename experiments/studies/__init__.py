@@ -1,0 +1,1 @@
+"""What the experiments' commands share: plans of runs, their records gathered, tables and figures made of them."""

@@ -1,0 +1,271 @@
+"""The studies: which runs of `stockpot compare` answer which question of the paper and of ours.
+
+A run is the zoo's recipe with a few values replaced. What `main` already has is not run again: a study over
+learning rates leaves out the rate that `main` learned with, and the tables take that point from there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stockpot.errors import RunError, describe
+from stockpot.methods.track import steps_for
+from studies import steps
+from studies.zoo import Zoo
+
+DEFAULT, PAPER = "crossfit", "mehl+"  # ours with no setting changed, and the paper's best
+SEEDS = (0, 1, 2)
+MAIN = "main-0"
+RATES = (0.005, 0.01, 0.02, 0.05)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run. `after`: a run that must have finished, because its scores rank the ingredients."""
+
+    name: str
+    methods: tuple[str, ...] = ()  # empty: the recipe's
+    values: tuple[tuple[str, object], ...] = ()  # recipe keys and what replaces them
+    after: str | None = None
+    without_best: int = 0  # ingredients left out, best first
+    first: int | None = None  # only so many ingredients, in search order
+
+    @property
+    def study(self) -> str:
+        return self.name.split("-")[0]
+
+    @property
+    def stated(self) -> list[str]:
+        """As `--set` takes them, without the list of ingredients."""
+        pairs = [f"{key}={json.dumps(value)}" for key, value in self.values]
+        return [*pairs, *([f"method.methods={json.dumps(list(self.methods))}"] if self.methods else [])]
+
+    def overrides(self, zoo: Zoo) -> list[str]:
+        if self.without_best:
+            return [*self.stated, f"pool.path={json.dumps(_without_best(zoo, self.without_best))}"]
+        if self.first is not None:
+            return [*self.stated, f"pool.path={json.dumps(list(zoo.checkpoints[: self.first]))}"]
+        return self.stated
+
+    def models(self, zoo: Zoo) -> int:
+        return self.first if self.first is not None else zoo.models - self.without_best
+
+
+def main(zoo: Zoo) -> list[Planned]:
+    """Tables 1 and 2: every method."""
+    del zoo
+    return [Planned(f"main-{seed}", (), (("output.seed", seed),)) for seed in SEEDS]
+
+
+def rates(zoo: Zoo) -> list[Planned]:
+    """Sensitivity to the learning rate: ours, and the paper's beside it."""
+    return [
+        Planned(f"rates-{_word(method)}-{rate}", (method,), _values(0, lr=rate))
+        for method in (DEFAULT, PAPER)
+        for rate in RATES
+        if rate != zoo.settings(method).lr
+    ]
+
+
+def steps_per_block(zoo: Zoo) -> list[Planned]:
+    """Sensitivity to the number of steps: a quarter, half and double of what the method itself takes."""
+    wanted = {method: _own_steps(zoo, method) for method in (DEFAULT, PAPER)}
+    return [
+        _steps_run(zoo, "steps", method, max(1, round(part * own)))
+        for method, own in wanted.items()
+        for part in (1 / 4, 1 / 2, 2)
+    ]
+
+
+def presets(zoo: Zoo) -> list[Planned]:
+    """What the authors' released code does instead of the paper's text, which is in `main`."""
+    del zoo
+    return [
+        Planned(f"presets-authors-{seed}", ("hl+", PAPER), _values(seed, preset="authors")) for seed in SEEDS
+    ]
+
+
+def removed(zoo: Zoo) -> list[Planned]:
+    """Table 3: the best 2, 22 and 42 of 72 left out, or as many in proportion."""
+    counts = sorted({max(1, round(zoo.models * part / 72)) for part in (2, 22, 42)})
+    return [
+        Planned(f"removed-{n}", ("best", "uniform", "greedy", PAPER, DEFAULT), _values(0), MAIN, n)
+        for n in counts
+        if zoo.models - n >= 2
+    ]
+
+
+def cost(zoo: Zoo) -> list[Planned]:
+    """Accuracy against what fine-tuning cost: the first n ingredients in search order."""
+    counts = sorted({max(2, round(zoo.models * part)) for part in (1 / 8, 1 / 4, 1 / 2, 3 / 4)})
+    methods = ("best", "uniform", "greedy", PAPER, DEFAULT)
+    return [Planned(f"cost-{n}", methods, _values(0), first=n) for n in counts if n < zoo.models]
+
+
+def blocks(zoo: Zoo) -> list[Planned]:
+    """The paper's b; b = K is `hl+` of `main`."""
+    wanted = [b for b in (4, 9, 18, 36) if b < zoo.models]
+    own = zoo.settings(PAPER).block_size
+    own = min(18, zoo.models) if own == "auto" else own
+    return [Planned(f"blocks-{b}", (PAPER,), _values(0, block_size=b)) for b in wanted if b != own]
+
+
+def visits(zoo: Zoo) -> list[Planned]:
+    """The paper's T; one pass over the models is in `main`."""
+    own = steps.visits(zoo.settings(PAPER), zoo.models)
+    return [
+        Planned(f"visits-{t}", (PAPER,), _values(0, blocks=t))
+        for t in sorted({1, 2, 4, 8, 2 * own})
+        if t != own
+    ]
+
+
+def inner(zoo: Zoo) -> list[Planned]:
+    """The paper's J, three and four times as many; `main` and `steps` have the rest."""
+    own = _own_steps(zoo, PAPER)
+    return [_steps_run(zoo, "inner", PAPER, times * own) for times in (3, 4)]
+
+
+def decentralise(zoo: Zoo) -> list[Planned]:
+    """Appendix D: free weights of the models themselves instead of directions from the mean."""
+    del zoo
+    return [
+        Planned(f"decentralise-off-{seed}", (PAPER,), _values(seed, decentralise=False)) for seed in SEEDS
+    ]
+
+
+def statistics(zoo: Zoo) -> list[Planned]:
+    """Networks with BatchNorm: averaged and copied statistics; measured again is in `main`."""
+    if zoo.batch_norm is False:
+        return []
+    methods = ("uniform", "greedy", PAPER, DEFAULT)
+    return [
+        Planned(f"statistics-{kind}", methods, (("output.seed", 0), ("model.statistics", kind)))
+        for kind in ("average", "copy")
+    ]
+
+
+# In the order in which they are worth their time.
+STUDIES: dict[str, Callable[[Zoo], list[Planned]]] = {
+    "main": main,
+    "rates": rates,
+    "steps": steps_per_block,
+    "presets": presets,
+    "removed": removed,
+    "cost": cost,
+    "decentralise": decentralise,
+    "statistics": statistics,
+    "blocks": blocks,
+    "visits": visits,
+    "inner": inner,
+}
+
+
+def plan(zoo: Zoo, only: Iterable[str] | None = None) -> list[Planned]:
+    """All runs, or those of the studies and runs that are named."""
+    wanted = None if only is None else list(only)
+    every = [run for make in STUDIES.values() for run in make(zoo)]
+    if wanted is None:
+        return every
+    known = {*STUDIES, *(run.name for run in every)}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise RunError(
+            describe(
+                f"--only {' '.join(unknown)}",
+                expected=f"studies or their runs: {', '.join(STUDIES)}",
+                found="unknown names",
+                fix="see the names with --dry-run",
+            )
+        )
+    return [run for run in every if run.name in wanted or run.study in wanted]
+
+
+def attempt(zoo: Zoo, name: str, pairs: Sequence[str]) -> Planned:
+    """A run to try something out: on the dev split, our default alone unless it says otherwise."""
+    given = dict(pair.partition("=")[::2] for pair in pairs)
+    broken = [pair for pair in pairs if "=" not in pair]
+    if broken:
+        raise RunError(
+            describe(
+                f"--try {name}",
+                expected="KEY=VALUE, such as method.lr=0.02",
+                found=" ".join(broken),
+                fix="write the key as in a recipe",
+            )
+        )
+    values: dict[str, object] = {}
+    for pair in zoo.dev:
+        key, _, text = pair.partition("=")
+        values[key] = _plain(text)
+    values |= {key: _plain(text) for key, text in given.items()}
+    if not any(key.startswith("data.") for key in values):
+        raise RunError(
+            describe(
+                f"--try {name}",
+                expected="a dev split to report on, because what is tried out must not see the test data",
+                found=f"a zoo without a {zoo.recipe_file.with_name('dev.txt').name}, and no data.* value",
+                fix="give one, such as data.report=dev",
+            )
+        )
+    methods = () if "method.methods" in values else (DEFAULT,)
+    return Planned(f"try-{name}", methods, tuple(values.items()))
+
+
+def _plain(text: str) -> object:
+    from stockpot.recipe.yaml_text import parse
+
+    return parse(text, text)
+
+
+def _values(seed: int, **settings: object) -> tuple[tuple[str, object], ...]:
+    return (("output.seed", seed), *((f"method.{key}", value) for key, value in settings.items()))
+
+
+def _steps_run(zoo: Zoo, study: str, method: str, count: int) -> Planned:
+    # A recipe that counts in epochs must be told not to.
+    extra = {"epochs": None} if zoo.settings(method).steps is None else {}
+    return Planned(f"{study}-{_word(method)}-{count}", (method,), _values(0, steps=count, **extra))
+
+
+def _own_steps(zoo: Zoo, method: str) -> int:
+    settings = zoo.settings(method)
+    if settings.steps is None and zoo.samples is None:
+        raise RunError(
+            describe(
+                f"data.fit of {zoo.name}",
+                expected="a number of samples, because the recipe counts steps in epochs",
+                found="a share or a named part",
+                fix="state steps, or the number of samples",
+            )
+        )
+    return steps_for(settings, steps.inside(settings, zoo.samples or 0))
+
+
+def _word(method: str) -> str:
+    return method.replace("+", "-plus")
+
+
+def _without_best(zoo: Zoo, count: int) -> list[str]:
+    file = zoo.runs / MAIN / "pool.json"
+    ingredients = json.loads(file.read_text("utf-8"))["ingredients"] if file.is_file() else []
+    if not ingredients or any(one["fit"] is None for one in ingredients):
+        raise RunError(
+            describe(
+                f"the ranking of the ingredients of {zoo.name}",
+                expected=f"{_shown(file, zoo)} with a score for each",
+                found="none yet",
+                fix=f"run {MAIN} first",
+            )
+        )
+    ranking = sorted(range(len(ingredients)), key=lambda k: (-ingredients[k]["fit"]["mean"], k))
+    gone = set(ranking[:count])
+    by_name = {Path(path).name: path for path in zoo.checkpoints}
+    return [by_name[Path(one["path"]).name] for k, one in enumerate(ingredients) if k not in gone]
+
+
+def _shown(path: Path, zoo: Zoo) -> str:
+    return path.relative_to(zoo.home).as_posix()

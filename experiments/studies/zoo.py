@@ -1,0 +1,100 @@
+"""One zoo as a study sees it: its recipe, and the pool if it has been made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stockpot.errors import PoolError, RunError, describe
+from stockpot.recipe import load_recipe
+from stockpot.recipe.build import build_settings
+
+if TYPE_CHECKING:
+    from stockpot.methods.settings import Settings
+    from stockpot.recipe import Recipe
+
+# How a zoo's recipe is made to report on its dev split: what is tried out must not look at the test data.
+DEV = "dev.txt"
+
+
+@dataclass(frozen=True)
+class Zoo:
+    name: str
+    home: Path  # the folder that holds the zoos
+    common: tuple[str, ...]  # KEY=VALUE for every run
+    checkpoints: tuple[str, ...]  # in search order, relative to the recipe; empty before `stockpot finetune`
+    models: int  # K
+    batch_norm: bool | None  # None: not known yet
+
+    @staticmethod
+    def open(home: Path, name: str, common: Sequence[str] = ()) -> Zoo:
+        folder = home / name
+        if not (folder / "recipe.yaml").is_file():
+            known = sorted(path.parent.name for path in home.glob("*/recipe.yaml"))
+            raise RunError(
+                describe(
+                    f"zoo {name!r}",
+                    expected=f"one of {', '.join(known) or 'none'}",
+                    found="no such folder with a recipe.yaml",
+                    fix="choose one of these",
+                )
+            )
+        recipe = load_recipe(folder / "recipe.yaml", common)
+        checkpoints, batch_norm = _pool(recipe)
+        models = len(checkpoints)
+        if not models and recipe.finetune is not None:
+            models = recipe.finetune.trials
+        return Zoo(name, home, tuple(common), checkpoints, models, batch_norm)
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.home / self.name / "recipe.yaml"
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "runs" / self.name
+
+    @property
+    def dev(self) -> tuple[str, ...]:
+        """KEY=VALUE that put the dev split in place of the test data; empty where the zoo does not say."""
+        file = self.home / self.name / DEV
+        if not file.is_file():
+            return ()
+        lines = (line.strip() for line in file.read_text("utf-8").splitlines())
+        return tuple(line for line in lines if line and not line.startswith("#"))
+
+    def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
+        return load_recipe(self.recipe_file, [*self.common, *overrides])
+
+    def settings(self, method: str, overrides: Sequence[str] = ()) -> Settings:
+        return build_settings(self.recipe(overrides), method)
+
+    @property
+    def samples(self) -> int | None:
+        """Of the fitting data, where the recipe says how many."""
+        fit = self.recipe().data.fit
+        return None if fit is None else fit.count
+
+
+def _pool(recipe: Recipe) -> tuple[tuple[str, ...], bool | None]:
+    from stockpot.pool import Pool
+
+    given = recipe.pool.path
+    if given is None:
+        assert recipe.finetune is not None  # the schema has seen to it
+        given = (recipe.finetune.dir,)
+    section = recipe.pool
+    try:
+        pool = Pool.open(
+            *(str(recipe.path(path)) for path in given),
+            key=section.key,
+            rename=section.rename,
+            mixed_dtypes=section.mixed_dtypes,
+        )
+    except PoolError:
+        return (), None  # not made yet; a run of a broken pool says what is wrong with it
+    paths = tuple(Path(os.path.relpath(one.path, recipe.folder)).as_posix() for one in pool.checkpoints)
+    return paths, any(name.endswith("running_mean") for name in pool.specs)

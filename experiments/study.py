@@ -1,0 +1,101 @@
+"""Run the studies of a zoo: `python experiments/study.py ZOO [--only NAME ...] [--jobs N] [--dry-run]`.
+
+Every run is `stockpot compare experiments/ZOO/recipe.yaml --set ... --out experiments/runs/ZOO/NAME`. Called again, it
+goes on where it was; finished runs are skipped. Logs lie beside the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from stockpot.errors import StockpotError
+from stockpot.recipe.build import build_settings
+from studies import steps
+from studies.plans import STUDIES, Planned, attempt, plan
+from studies.running import finished, run_all
+from studies.zoo import Zoo
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        zoo = Zoo.open(options.home.resolve(), options.zoo, options.set)
+        if options.tries:
+            runs = [attempt(zoo, name, pairs) for name, *pairs in options.tries]
+        else:
+            runs = plan(zoo, options.only)
+        if options.dry_run:
+            _show(zoo, runs)
+            return 0
+        todo = [run for run in runs if not finished(zoo, run)]
+    except StockpotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if len(todo) < len(runs):
+        print(f"{len(runs) - len(todo)} of {len(runs)} runs finished earlier")
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    try:
+        failed = run_all(
+            zoo, todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds
+        )
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    if failed:
+        print(f"not finished: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> Any:
+    here = Path(__file__).parent
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("zoo", help="folder in experiments/")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"studies ({', '.join(STUDIES)}) or runs")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would run, and how many steps it takes"
+    )
+    parser.add_argument("--python", default=sys.executable, metavar="CMD", help="runs `CMD -m stockpot`")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="stop after so long; continue another time"
+    )
+    parser.add_argument(
+        "--try", dest="tries", nargs="+", action="append", default=[], metavar="NAME [KEY=VALUE ...]",
+        help="a run of our default on the dev split with these values; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos")
+    return parser.parse_args(arguments)
+
+
+def _show(zoo: Zoo, runs: list[Planned]) -> None:
+    total, left = 0, 0
+    for run in runs:
+        recipe = zoo.recipe(run.stated)
+        counts = [
+            steps.planned(method, build_settings(recipe, method), run.models(zoo), zoo.samples)
+            for method in recipe.method.methods
+        ]
+        known = sum(count or 0 for count in counts)
+        state = "finished" if finished(zoo, run) else "to do"
+        total += known
+        left += known if state == "to do" else 0
+        more = "+" if None in counts else " "  # counted in epochs of data whose size the recipe does not say
+        values = " ".join(f"{key}={value}" for key, value in run.values)
+        print(f"{run.name:26} {state:9} {known:>9,}{more} steps  K = {run.models(zoo):<3} {values}")
+    print(f"{len(runs)} runs, {total:,} steps in all, {left:,} to do")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
