@@ -24,7 +24,7 @@ def digest(items: Iterable[Any], folder: Path, how: str) -> str:
     """Of what the pixels depend on. Files count by name, size and time, so that reading them is not necessary."""
     total = hashlib.sha256(how.encode())
     for item in items:
-        source = item.get("bytes") or item.get("path") if isinstance(item, dict) else item
+        source: Any = item.get("bytes") or item.get("path") if isinstance(item, dict) else item
         if isinstance(source, np.ndarray):
             total.update(str(source.shape).encode() + np.ascontiguousarray(source).tobytes())
         elif isinstance(source, bytes):
