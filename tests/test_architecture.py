@@ -27,7 +27,10 @@ ROOMS = (
     "soup",
     "layout",
     "pool",
+    "disk",
     "atomic",
+    "signals",
+    "small_files",
     "events",
     "errors",
 )

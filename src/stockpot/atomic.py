@@ -1,12 +1,14 @@
 """Writes that happen whole or not at all.
 
-Everything is written to a temporary sibling, flushed to the disk, and renamed into place; a killed process leaves
-either the old content or the new one, plus at most a stray temporary name that the next write removes.
+Everything is written to a temporary sibling, flushed to the disk, and renamed into place; then the directory is flushed,
+so that the new name outlives a power cut. A killed process leaves either the old content or the new one, plus at most a
+stray temporary name, which the next write of the same path or `sweep` removes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -14,28 +16,53 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stockpot.errors import SoupError, describe
+from stockpot.errors import SoupError, WriteError, describe
 
-_TEMPORARY = ".{name}.writing"
-_REPLACED = ".{name}.replaced"
+_WRITING, _REPLACED = ".writing", ".replaced"
+_TEMPORARY = f".{{name}}{_WRITING}"
+_ASIDE = f".{{name}}{_REPLACED}"
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(_TEMPORARY.format(name=path.name))
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def file(path: Path) -> Iterator[Path]:
+    """Yield a place for a library to write one file to; it becomes `path` when the block ends without an error.
+
+    The place is in a directory of its own, so that whatever else the library puts there goes away with it.
+    """
+    folder = path.with_name(_TEMPORARY.format(name=path.name))
+    shutil.rmtree(folder, ignore_errors=True)
+    with writing(path):
+        folder.mkdir()
+        # What the library makes may be private; the file is to be as readable as any other of the user.
+        mode = folder.stat().st_mode & 0o666
+        try:
+            yield folder / path.name
+            (folder / path.name).chmod(mode)
+            _sync(folder / path.name)
+            (folder / path.name).replace(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        sync_directory(path.parent)
 
 
 @contextlib.contextmanager
@@ -52,25 +79,86 @@ def directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 fix="choose another path, or pass overwrite=True",
             )
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(_TEMPORARY.format(name=path.name))
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    make_directory(path.parent)
+    with writing(path):
+        temporary.mkdir()
+        try:
+            yield temporary
+            for entry in temporary.rglob("*"):
+                _sync(entry)
+            _sync(temporary)
+            _swap(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make it and what it lies in, each flushed into its parent: files flushed into it later are not lost with it."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_directory(path.parent)
+    with writing(path):
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed processes left half-written directly in a directory. Only for one that nobody else writes to."""
+    for entry in list(path.iterdir()) if path.is_dir() else []:
+        if not entry.name.startswith("."):
+            continue
+        if entry.name.endswith(_REPLACED):
+            _recover(entry.with_name(entry.name[1 : -len(_REPLACED)]))
+        if entry.name.endswith((_WRITING, _REPLACED)) and entry.exists():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    entry.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission in our words; errors about files elsewhere are left alone."""
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            _sync(file)
-        _sync(temporary)
-        _swap(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        yield
+    except OSError as error:
+        elsewhere = error.filename is not None and not _near(error.filename, path)
+        if elsewhere or error.errno in (None, errno.EPIPE):
+            raise
+        raise _refusal(path, error.strerror or str(error), error.errno) from error
+    except Exception as error:
+        # safetensors has an error of its own; known by its name, so that this file needs no library.
+        if type(error).__name__ == "SafetensorError" and "(os error " in str(error):
+            raise _refusal(path, str(error), None) from error
         raise
-    sync_directory(path.parent)
+
+
+def _near(filename: str | bytes, path: Path) -> bool:
+    return Path(os.fsdecode(filename)).absolute().is_relative_to(path.parent.absolute())
+
+
+def _refusal(path: Path, found: str, number: int | None) -> WriteError:
+    denied = number in (errno.EACCES, errno.EPERM, errno.EROFS)
+    first = "make it writable" if denied else "free some space"
+    return WriteError(
+        describe(
+            str(path),
+            expected="room and permission to write",
+            found=found,
+            fix=f"{first} or choose another place; what was there before is unchanged",
+        )
+    )
 
 
 def _recover(path: Path) -> None:
     # A process killed between the two renames of `_swap` left the old content under its other name.
-    old = path.with_name(_REPLACED.format(name=path.name))
+    old = path.with_name(_ASIDE.format(name=path.name))
     if old.is_dir() and not path.exists():
         old.rename(path)
 
@@ -78,7 +166,7 @@ def _recover(path: Path) -> None:
 def _swap(new: Path, path: Path) -> None:
     # A directory cannot be renamed over a full one, so the old one steps aside first; it is put back if the
     # second rename fails, and removed only after the new one stands.
-    old = path.with_name(_REPLACED.format(name=path.name))
+    old = path.with_name(_ASIDE.format(name=path.name))
     shutil.rmtree(old, ignore_errors=True)
     if path.is_dir():
         path.rename(old)
@@ -90,6 +178,7 @@ def _swap(new: Path, path: Path) -> None:
         if old.exists():
             old.rename(path)
         raise
+    sync_directory(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -3,7 +3,8 @@
     StockpotError
     ├── PoolError            the checkpoints cannot be used together
     │   ├── CheckpointError  one checkpoint cannot be read
-    │   └── MismatchError    checkpoints differ where they must agree
+    │   ├── MismatchError    checkpoints differ where they must agree
+    │   └── ChangedError     checkpoints were changed while they were in use
     ├── LayoutError          no valid assignment of tensors to coefficient groups
     ├── TaskError            the model, loss, metric or their fit to the pool
     │   └── DataError        fitting or report data that cannot be used
@@ -12,7 +13,8 @@
     ├── SoupError            a soup cannot be built, saved or loaded
     │   └── DigestError      ingredients are not the ones the soup was made of
     ├── RecipeError          a recipe that cannot be understood
-    └── RunError             a run directory that cannot be used
+    ├── RunError             a run directory that cannot be used
+    └── WriteError           no room or no permission to write; what was there before is unchanged
 
 Messages name the object, what was expected, what was found, and the likely fix (see `describe`).
 """
@@ -36,6 +38,10 @@ class CheckpointError(PoolError):
 
 class MismatchError(PoolError):
     """Checkpoints differ where they must agree."""
+
+
+class ChangedError(PoolError):
+    """Checkpoints were changed while they were in use."""
 
 
 class LayoutError(StockpotError):
@@ -76,6 +82,10 @@ class RecipeError(StockpotError):
 
 class RunError(StockpotError):
     """A run directory that cannot be used."""
+
+
+class WriteError(StockpotError):
+    """No room or no permission to write. What was there before is unchanged."""
 
 
 def describe(subject: str, *, expected: str, found: str, fix: str) -> str:

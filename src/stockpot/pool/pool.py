@@ -20,6 +20,7 @@ from stockpot.pool.files import shown
 from stockpot.pool.finite import verify_finite
 from stockpot.pool.naming import Rename, check_rename
 from stockpot.pool.spec import TensorSpec
+from stockpot.pool.unchanged import Stamp, stamps, verify_unchanged
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -45,6 +46,8 @@ class Pool:
         self.opened_with = dict(opened_with)
         self._hashes = tuple(hashes)
         self._facts: PoolFacts | None = None
+        # As the files were when they were opened.
+        self._stamps: Mapping[Path, Stamp | None] = stamps(f for c in checkpoints for f in c.files)
 
     @classmethod
     def open(
@@ -118,17 +121,23 @@ class Pool:
                     "Pool.subset", expected="at least one ingredient", found="none", fix="give some indices"
                 )
             )
-        return Pool(
+        smaller = Pool(
             [self.names[k] for k in chosen],
             [self.checkpoints[k] for k in chosen],
             self.specs,
             [self._hashes[k] for k in chosen],
             self.opened_with,
         )
+        smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
+        return smaller
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Read everything once; raise if there is a NaN or infinite weight, naming every file and tensor."""
         verify_finite(self.checkpoints, listen)
+
+    def verify_unchanged(self) -> None:
+        """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
+        verify_unchanged(self._stamps)
 
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from safetensors import SafetensorError
+
 from stockpot import atomic
 from stockpot._version import __version__
-from stockpot.errors import RunError, describe
+from stockpot.disk import LOCK, Lock
+from stockpot.errors import RunError, WriteError, describe
 from stockpot.recipe.yaml_text import dump, parse
 from stockpot.run.differences import differences
 from stockpot.run.journal import Journal
-from stockpot.run.lock import LOCK, Lock
 
 FORMAT = 1
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
 METHODS, GROWTH, TENSORBOARD = "methods", "growth", "tensorboard"
+_CLEARING = ".clearing"  # there while an earlier run is being removed
 # Everything a run writes; only these are ever removed.
 _OWN = (
     RUN, RECIPE, POOL, RESULTS, EVENTS, METHODS, GROWTH, TENSORBOARD,
@@ -50,6 +54,8 @@ class RunDirectory:
         self.run = run
         self._lock = lock
         self._journal: Journal | None = None
+        self._replace = False
+        self._recipe: dict[str, Any] | None = None  # to be written
 
     @classmethod
     def create(
@@ -61,40 +67,50 @@ class RunDirectory:
         environment: Mapping[str, Any] | None = None,
     ) -> RunDirectory:
         """A new run, or the same one again to be continued; anything else in the way is refused."""
+        directory = cls.claim(path, identity, overwrite=overwrite)
+        try:
+            directory.begin(environment)
+        except BaseException:
+            directory.release()
+            raise
+        return directory
+
+    @classmethod
+    def claim(cls, path: str | Path, identity: Identity, *, overwrite: bool = False) -> RunDirectory:
+        """The first half of `create`: locked and found usable, but what is there is still untouched."""
         path = Path(path)
         _make(path)
         lock = Lock(path)
         lock.acquire()
         try:
-            ours = overwrite or _nothing_cooked(path)
-            if ours:
-                _clear(path)
-            if (path / RUN).exists():
+            if (path / _CLEARING).exists():
+                _clear(path)  # a process was killed in the middle of it
+            replace = overwrite or _nothing_cooked(path)
+            run = None
+            if not replace and (path / RUN).exists():
                 run = _read(path)
                 _same(path, run, identity)
-            else:
-                if not ours:
-                    _refuse_foreign(path)
-                run = {
-                    "format": FORMAT,
-                    "kind": identity.kind,
-                    "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                    "stockpot": __version__,
-                    "command": list(identity.command),
-                    "seed": identity.seed,
-                    "recipe_digest": identity.recipe_digest,
-                    "status": "running",
-                    "title": identity.title,
-                    "metric": identity.metric,
-                    "environment": dict(environment or {}),
-                }
-                atomic.write_bytes(path / RECIPE, dump(dict(identity.recipe)).encode())
-            directory = cls(path, run, lock)
-            directory.set_status("running")
+            elif not replace:
+                _refuse_foreign(path)
+            directory = cls(path, run if run is not None else _described(identity), lock)
+            directory._replace = replace
+            directory._recipe = dict(identity.recipe) if run is None else None
             return directory
         except BaseException:
             lock.release()
             raise
+
+    def begin(self, environment: Mapping[str, Any] | None = None) -> None:
+        """The second half: an earlier run that was to be replaced is gone now, and this one is under way."""
+        if self._replace:
+            _clear(self.path)
+        _sweep(self.path)
+        if environment is not None:
+            self.run["environment"] = dict(environment)
+        # Before the recipe: a directory in which only this was written can be recognised as ours.
+        self.set_status("running")
+        if self._recipe is not None:
+            atomic.write_bytes(self.path / RECIPE, dump(self._recipe).encode())
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -107,9 +123,15 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and self.run["status"] == "running":
-            self.set_status("interrupted")
+            with contextlib.suppress(WriteError):  # the error under way says more
+                self.set_status("interrupted")
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the directory without a word about how the run ended."""
         if self._journal is not None:
-            self._journal.close()
+            with contextlib.suppress(WriteError):
+                self._journal.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -121,8 +143,7 @@ class RunDirectory:
         return self._journal
 
     def set_status(self, status: str) -> None:
-        self.run["status"] = status
-        atomic.write_json(self.path / RUN, self.run)
+        self.note(status=status)
 
     def note(self, **facts: Any) -> None:
         """Add facts to run.json."""
@@ -148,11 +169,18 @@ def slug(method: str) -> str:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, OSError) as error:
+    with readable(path):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A file of the record that somebody damaged or removed, in our words."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         raise RunError(
             describe(
                 str(path),
@@ -163,15 +191,32 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
+def _described(identity: Identity) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": identity.kind,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "stockpot": __version__,
+        "command": list(identity.command),
+        "seed": identity.seed,
+        "recipe_digest": identity.recipe_digest,
+        "status": "claimed",  # never written: there is no file before it runs
+        "title": identity.title,
+        "metric": identity.metric,
+        "environment": {},
+    }
+
+
 def _make(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        atomic.make_directory(path)
+    except WriteError as error:
+        cause = error.__cause__
         raise RunError(
             describe(
                 f"output directory {path}",
                 expected="a place to write to",
-                found=error.strerror or str(error),
+                found=(cause.strerror if isinstance(cause, OSError) else None) or str(cause),
                 fix="choose another directory with output.dir",
             )
         ) from error
@@ -203,9 +248,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _same(path: Path, run: Mapping[str, Any], identity: Identity) -> None:
     changed = []
-    if run["kind"] != identity.kind:
-        changed.append(f"kind: {run['kind']} -> {identity.kind}")
-    if run["recipe_digest"] != identity.recipe_digest:
+    if run.get("kind") != identity.kind:
+        changed.append(f"kind: {run.get('kind')} -> {identity.kind}")
+    if run.get("recipe_digest") != identity.recipe_digest:
         file = path / RECIPE
         earlier = parse(file.read_text(encoding="utf-8"), str(file)) if file.exists() else {}
         changed += differences(earlier or {}, identity.recipe) or ["the recipe"]
@@ -233,7 +278,8 @@ def refused(path: Path, expected: str, found: str, differing: Sequence[str]) -> 
 
 
 def _refuse_foreign(path: Path) -> None:
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
+    # Of ours there may be a lock, and the first file that a killed process was about to write.
+    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, f".{RUN}.writing"))
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         (path / LOCK).unlink(missing_ok=True)
@@ -248,10 +294,19 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove a run's own files; whatever else is there stays."""
+    """Remove a run's own files; whatever else is there stays. Begun, it is finished, also by another process."""
+    atomic.write_bytes(path / _CLEARING, b"")
     for name in _OWN:
         entry = path / name
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink(missing_ok=True)
+    atomic.sync_directory(path)
+    (path / _CLEARING).unlink()
+
+
+def _sweep(path: Path) -> None:
+    """What killed processes left half-written."""
+    for folder in (path, *path.glob(f"{METHODS}/*/"), *path.glob(f"{GROWTH}/*/")):
+        atomic.sweep(folder)

@@ -16,7 +16,7 @@ from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
 from stockpot.pool import Pool
-from stockpot.run.directory import POOL, RunDirectory, read_json, refused
+from stockpot.run.directory import POOL, RunDirectory, read_json, readable, refused
 from stockpot.run.distances import distances
 from stockpot.run.scores import decode, encode, number
 
@@ -85,7 +85,7 @@ def restore_scores(directory: RunDirectory, kitchen: Kitchen) -> None:
     path = directory.path / SCORES
     if not path.exists():
         return
-    with safe_open(path, framework="pt") as file:
+    with readable(path), safe_open(path, framework="pt") as file:
         values = file.get_tensor("values")  # (K, N)
         kept = json.loads(file.metadata()["values"])
     kitchen.remember(
@@ -101,8 +101,9 @@ def keep_scores(directory: RunDirectory, kitchen: Kitchen) -> None:
     encoded = [encode(score) for score in kitchen.known]
     kept = {"scores": encoded, "seconds": kitchen.individual_seconds}
     values = torch.stack([score.values for score in kitchen.known])
-    atomic.write_bytes(path, save({"values": values}, metadata={"values": json.dumps(kept)}))
     pool = read_json(directory.path / POOL)
     for entry, score in zip(pool["ingredients"], encoded, strict=True):
         entry["fit"] = score
     directory.write_json(POOL, pool)
+    # Last: once it is there, nobody looks at the other file again.
+    atomic.write_bytes(path, save({"values": values}, metadata={"values": json.dumps(kept)}))

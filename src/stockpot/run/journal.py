@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from stockpot import atomic
 from stockpot.events import Event
 
 FLUSH_EVERY = 1.0  # seconds a line may stay in this process
@@ -18,21 +19,25 @@ class Journal:
     """A listener. Progress is for drawing and is not kept; everything else is."""
 
     def __init__(self, path: Path) -> None:
-        _drop_torn_line(path)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        with atomic.writing(path):
+            _drop_torn_line(path)
+            self._file: TextIO = path.open("a", encoding="utf-8")
         self._flushed = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         if event.kind == "progress":
             return
         line = {"time": round(time.time(), 3), "kind": event.kind, **_plain(event.data)}
-        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        if time.monotonic() - self._flushed > FLUSH_EVERY:
-            self._file.flush()
-            self._flushed = time.monotonic()
+        with atomic.writing(self._path):
+            self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            if time.monotonic() - self._flushed > FLUSH_EVERY:
+                self._file.flush()
+                self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._file.close()
+        with atomic.writing(self._path):
+            self._file.close()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +52,7 @@ def _drop_torn_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        content = file.read()
+        content = file.read().partition(b"\0")[0]  # a power cut may leave zeros where lines were on their way
         file.truncate(content.rfind(b"\n") + 1)
 
 

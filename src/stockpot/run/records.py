@@ -21,7 +21,7 @@ from stockpot.methods.settings import Settings
 from stockpot.pool import Pool
 from stockpot.run import scores as score_json
 from stockpot.run.curves import curves
-from stockpot.run.directory import read_json
+from stockpot.run.directory import read_json, readable
 from stockpot.soup import Soup
 from stockpot.soup import record as soup_record
 from stockpot.task import Scores
@@ -53,13 +53,16 @@ class MethodRecord:
 
 def read(folder: Path) -> MethodRecord | None:
     value = read_json(folder / RESULT)
-    return None if value is None else MethodRecord(folder, value, load_file(folder / WEIGHTS))
+    if value is None:
+        return None
+    with readable(folder / WEIGHTS):
+        return MethodRecord(folder, value, load_file(folder / WEIGHTS))
 
 
 def write(folder: Path, result: Result, max_shard: int) -> MethodRecord:
     """The decisions of a method, before the report data is touched."""
     assert result.fit is not None
-    folder.mkdir(parents=True, exist_ok=True)
+    atomic.make_directory(folder)
     tensors = {"fit_values": result.fit.values}
     groups: list[str] = []
     if result.soup is not None:

@@ -48,7 +48,7 @@ class DiskStore:
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         kept = {"values": json.dumps(values), "seconds": repr(self.seconds)}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.make_directory(self._path.parent)
         atomic.write_bytes(self._path, save({k: v.contiguous() for k, v in tensors.items()}, metadata=kept))
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stockpot import atomic
 from stockpot.errors import SoupError, describe
 
 MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
@@ -52,20 +53,11 @@ def write_weights(
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
-    try:
+    with atomic.writing(path):
         path.touch()  # with the user's own permissions; the library would make it private
         mode = path.stat().st_mode
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(mode)
-    except OSError as error:
-        raise SoupError(
-            describe(
-                str(path.parent),
-                expected="room and permission to write the soup",
-                found=str(error),
-                fix="free some space or choose another path; nothing was left behind",
-            )
-        ) from error
     return list(tensors)
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stockpot import atomic
+from stockpot.disk import require_space
 from stockpot.errors import SoupError, describe
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
@@ -68,6 +69,7 @@ class Soup:
         path = Path(path)
         shard = parse_size(max_shard)
         listen = one_at_a_time(listen)
+        self._check_room(path, dtype)
         with (
             atomic.directory(path, overwrite=overwrite) as folder,
             ThreadPoolExecutor(1, "stockpot-digests") as beside,
@@ -78,6 +80,7 @@ class Soup:
             self._copy_companions(folder)
             if self.statistics is not None:
                 save_file({k: v.contiguous() for k, v in self.statistics.items()}, folder / record.STATISTICS)
+            self.pool.verify_unchanged()
             atomic.write_json(folder / record.RECORD, record.encode(self, digests, dtype, shard))
         return path
 
@@ -93,10 +96,21 @@ class Soup:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
         path = Path(path)
         shard = parse_size(max_shard)
+        self._check_room(path, dtype)
         with atomic.directory(path, overwrite=overwrite) as folder:
             write_weights(folder, self._tensors(dtype, listen), shard)
             self._copy_companions(folder)
+            self.pool.verify_unchanged()
         return path
+
+    def _check_room(self, path: Path, dtype: torch.dtype | None) -> None:
+        specs = self.pool.specs.values()
+        width = None if dtype is None else dtype.itemsize
+        floats = sum(
+            spec.numel * (width or spec.dtype.itemsize) for spec in specs if spec.dtype.is_floating_point
+        )
+        rest = sum(spec.nbytes for spec in specs if not spec.dtype.is_floating_point)
+        require_space(path, floats + rest, "the soup")
 
     def _copy_companions(self, folder: Path) -> None:
         source = self.pool.checkpoints[self.layout.donor].path
