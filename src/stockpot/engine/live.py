@@ -143,19 +143,14 @@ class Live:
         """Ingredient k as a flat vector. out: (P,)"""
         return self.read_range(k, 0, self.plan.size, out)
 
-    def read_range(self, k: int, lo: int, hi: int, out: Tensor, chunk: int | None = None) -> Tensor:
-        """Ingredient k between two places of the flat vector, at most `chunk` parameters at a time. out: (hi - lo,)"""
+    def read_range(self, k: int, lo: int, hi: int, out: Tensor) -> Tensor:
+        """Ingredient k between two places of the flat vector. out: (hi - lo,)"""
         end = lo  # everything before this is written
         for slot in self.plan.overlapping(lo, hi):
             start, stop = max(slot.start, lo), min(slot.stop, hi)
             out[end - lo : start - lo].zero_()
             part = self.pool.tensor(k, slot.names[0]).reshape(-1)[start - slot.start : stop - slot.start]
-            target = out[start - lo : stop - lo]
-            if chunk is None:
-                target.copy_(part)
-            else:
-                for here, there in zip(torch.split(target, chunk), torch.split(part, chunk), strict=True):
-                    here.copy_(there)
+            out[start - lo : stop - lo].copy_(part)
             end = stop
         out[end - lo : hi - lo].zero_()
         return out

@@ -1,22 +1,20 @@
 """From memory-mapped checkpoints to the block of directions on the device.
 
-`Loader` reads straight into the block. `StreamingLoader`, for CUDA, moves the files through a few pinned buffers piece
-by piece (see `reader`), subtracts the centre and rounds on the device, and can prepare the next block in host memory
-(as it will lie on the device, so int8 takes a quarter of the files) while the current one is learned.
+`Loader` reads straight into the block. `StreamingLoader`, for CUDA, moves the files through two pinned buffers piece by
+piece, subtracts the centre and rounds on the device, and can prepare the next block in host memory (as it will lie on
+the device, so int8 takes a quarter of the files) while the current one is learned.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
-from stockpot.engine.reader import Reader
 from stockpot.engine.rounding import encode_plain
 from stockpot.engine.tiles import Tiles
 from stockpot.events import Listener, ignore, progress
@@ -76,7 +74,10 @@ class StreamingLoader(Loader):
         self._pieces = _pieces(self._tiles)
         widest = max(hi - lo for lo, hi, _, _ in self._pieces)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._reader = Reader(live, widest, self._stream)
+        self._pinned = [torch.empty(widest, pin_memory=True) for _ in range(2)]
+        self._arrived = [torch.empty(widest, device=device) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._turn = 0
         self._centre_piece = torch.empty(widest, device=device)
         self._row_piece = torch.empty(widest, dtype=dtype, device=device)
         # One buffer for all blocks: graphs that were captured with it stay valid.
@@ -95,12 +96,11 @@ class StreamingLoader(Loader):
             self.live.plan.size, pin_memory=True
         )  # on the host: pieces of it go along with the models
         total = self._centre_piece
-        wanted = ((k, lo, hi) for lo, hi, _, _ in self._pieces for k in models)
-        with torch.cuda.stream(self._stream), closing(self._reader.pieces(wanted)) as pieces:
+        with torch.cuda.stream(self._stream):
             for lo, hi, _, _ in self._pieces:
                 here = total[: hi - lo]
-                for i in range(len(models)):
-                    piece = next(pieces)
+                for i, k in enumerate(models):
+                    piece = self._upload(k, lo, hi)
                     if i == 0:
                         here.copy_(piece)
                     else:
@@ -171,17 +171,16 @@ class StreamingLoader(Loader):
         assert self._tiles is not None
         near = rows.is_cuda
         fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
-        wanted = ((k, lo, hi) for lo, hi, _, _ in self._pieces for k in block)
-        with torch.cuda.stream(self._stream), closing(self._reader.pieces(wanted)) as pieces:
+        with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces:
                 middle = None
                 if centre is not None:
                     middle = self._centre_piece[: hi - lo]
                     middle.copy_(centre[lo:hi], non_blocking=True)
-                for i in range(len(block)):
+                for i, k in enumerate(block):
                     target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
                     kernels.encode(
-                        next(pieces), middle, target, fresh, self._tiles,
+                        self._upload(k, lo, hi), middle, target, fresh, self._tiles,
                         first=first, count=count, offset=lo, models=len(block), k=i,
                     )  # fmt: skip
                     if not near:
@@ -189,6 +188,17 @@ class StreamingLoader(Loader):
             if scale is not None and fresh is not None and not near:
                 scale.copy_(fresh, non_blocking=True)
             self._stream.synchronize()
+
+    def _upload(self, k: int, lo: int, hi: int) -> Tensor:
+        """A piece of ingredient k on the device; call on the loader's stream."""
+        turn = self._turn
+        self._turn = 1 - turn
+        self._copied[turn].synchronize()  # the pinned buffer is free again
+        pinned = self.live.read_range(k, lo, hi, self._pinned[turn][: hi - lo])
+        arrived = self._arrived[turn][: hi - lo]
+        arrived.copy_(pinned, non_blocking=True)
+        self._copied[turn].record(self._stream)
+        return arrived
 
 
 def _pieces(tiles: Tiles) -> list[tuple[int, int, int, int]]:

@@ -12,6 +12,7 @@ from stockpot.layout import mixing_dtype
 # The running sum stays in the nearest cache while K ingredients stream past it, and torch runs an operation of this
 # size on one thread: no barrier twice per ingredient.
 CHUNK = 1 << 15
+GAIN = 4.0  # positive weights may add up to this; what negative ones take back multiplies the rounding before them
 
 
 def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, free: bool = False) -> Tensor:
@@ -27,15 +28,18 @@ def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, free: bool 
     base = parts[anchor].reshape(-1)
     dtype = mixing_dtype(base.dtype)
     out = torch.empty(base.shape, dtype=dtype)
-    if all(weight > 0 for _, weight in others) and weights[anchor] > 0 and not free:
-        _interpolate(out, base, others, weights[anchor])
+    gain = sum(weight for weight in weights if weight > 0)
+    if not free and weights[anchor] > 0 and gain <= GAIN:
+        # The negative ones last: so no partial sum of the weights comes near zero.
+        ordered = sorted(others, key=lambda other: other[1] < 0)
+        _running_mean(out, base, ordered, weights[anchor])
     else:
         _extrapolate(out, base, others, sum(weights) if free else 1.0)
     return out.view(parts[anchor].shape)
 
 
-def _interpolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], weight: float) -> None:
-    """A running weighted mean: one fused operation per part, safe because partial sums of the weights only grow."""
+def _running_mean(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], weight: float) -> None:
+    """The weighted mean of the parts so far, part after part: one fused operation for each."""
     shares = []
     total = weight
     for _, weight in others:
