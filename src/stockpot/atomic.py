@@ -1,8 +1,8 @@
 """Writes that happen whole or not at all.
 
-Everything is written to a temporary sibling, flushed to the disk, and renamed into place; then the directory is flushed,
-so that the new name outlives a power cut. A killed process leaves either the old content or the new one, plus at most a
-stray temporary name, which the next write of the same path or `sweep` removes.
+Everything is written to a temporary sibling, flushed to the disk, and renamed into place; then the directory is flushed
+too, so that the new name outlives a power cut. A killed process leaves either the old content or the new one, plus at
+most a stray temporary name, which the next write of the same path or `sweep` removes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def make_directory(path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what killed processes left half-written directly in a directory. Only for one that nobody else writes to."""
+    """Remove what killed processes left half-written in a directory, which nobody else may be writing to."""
     for entry in list(path.iterdir()) if path.is_dir() else []:
         if not entry.name.startswith("."):
             continue

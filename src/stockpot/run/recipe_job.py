@@ -11,6 +11,7 @@ from stockpot.recipe import Recipe
 from stockpot.recipe.build import build_pool, build_settings, build_task, layout_options
 from stockpot.run.directory import Identity, RunDirectory
 from stockpot.run.environment import environment
+from stockpot.run.room import require_room
 from stockpot.run.verdict import BASELINE
 from stockpot.run.work import Job, Outcome, run_job
 
@@ -75,19 +76,19 @@ def _run(
     identity = Identity(
         kind, title, recipe.output.seed, metric, recipe.resolved(), recipe.digest(), tuple(command)
     )
-    with RunDirectory.create(path, identity, overwrite=overwrite or recipe.output.overwrite) as directory:
-        pool = build_pool(recipe, listen)
-        task = build_task(recipe, listen)
-        directory.note(environment=environment(str(task.device)))
+    # Claimed, not begun: what is there stays until all that the run needs is known to be in order.
+    with RunDirectory.claim(path, identity, overwrite=overwrite or recipe.output.overwrite) as directory:
         job = Job(
-            pool=pool,
-            task=task,
+            pool=build_pool(recipe, listen),
+            task=build_task(recipe, listen),
             settings={name: build_settings(recipe, name) for name in names},
             layout=layout_options(recipe),
             growth=growth,
             wanted=wanted,
             max_shard=recipe.output.max_shard_size,
         )
+        require_room(path, job)
+        directory.begin(environment(str(job.task.device)))
         if recipe.output.tensorboard:
             from stockpot.run.scalars import Scalars
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.engine.threads import threads_for
-from stockpot.errors import MethodError, StockpotError
+from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
 from stockpot.methods.cooking import prepare, reported
@@ -24,13 +24,17 @@ from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
 from stockpot.run.directory import RESULTS, RunDirectory, refused
-from stockpot.run.fingerprint import fingerprint
 from stockpot.run.ingredients import keep_scores, restore_scores, write_pool
 from stockpot.run.records import MethodRecord
 from stockpot.run.state import INTERVAL, DiskStore
 from stockpot.run.verdict import BASELINE, recommended, verdict
 from stockpot.soup.files import MAX_SHARD
 from stockpot.task import Task
+from stockpot.task.fingerprint import fingerprint
+
+
+# Events at which the ingredients' files are looked at again: a block is loaded, a method begins or ends.
+_LOOK = ("method", "block", "built", "cooked", "report")
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,14 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
     def tell(event: Event) -> None:
         directory.journal(event)
         listen(event)
+        if event.kind in _LOOK:
+            job.pool.verify_unchanged()
 
     _same_data(directory, job.task)
     kitchen = Kitchen(job.pool, job.task, listen=tell, **job.layout)
     write_pool(directory, job.pool, kitchen.layout("model"), tell)
     restore_scores(directory, kitchen)
-    tell(Event("start", {"methods": {name: _steps(job, name, s) for name, s in job.settings.items()}}))
+    tell(Event("start", {"methods": {name: steps(job, name, s) for name, s in job.settings.items()}}))
     done: dict[str, MethodRecord] = {}
     failed: dict[str, StockpotError] = {}
     reused = []
@@ -84,11 +90,15 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
         if earlier is not None:
             reused.append(name)
             done[name] = earlier
+            DiskStore(folder).clear()  # a kill may have come between the record and this
             tell(Event("reused", {"method": name}))
             continue
         try:
             done[name] = _decide(kitchen, name, settings, folder, job)
+        except (WriteError, ChangedError):
+            raise  # not the method's fault, and nothing after it could go better
         except StockpotError as error:
+            job.pool.verify_unchanged()
             # One method that cannot be cooked must not cost the others.
             failed[name] = error
             tell(Event("failed", {"method": name, "error": str(error)}))
@@ -97,6 +107,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
         raise next(iter(failed.values())) if job.wanted is None else failed[job.wanted]
     points = _grow(directory, job, kitchen, done, tell) if job.growth else {}
     if job.task.has_report:
+        _same_report_data(directory, job.task)
         done = {name: _score(kitchen, record, job.pool) for name, record in done.items()}
         points = {
             (name, n): _score(kitchen, record, job.pool.subset(range(n)))
@@ -122,17 +133,20 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
 
 
 def _same_data(directory: RunDirectory, task: Task) -> None:
-    now = fingerprint(task.fit)
-    earlier = directory.run.get("fit_digest")
+    _same(directory, "fit_digest", fingerprint(task.fit), "fitting data")
+
+
+def _same_report_data(directory: RunDirectory, task: Task) -> None:
+    _same(directory, "report_digest", task.report_fingerprint(), "report data")
+
+
+def _same(directory: RunDirectory, key: str, now: str | None, what: str) -> None:
+    earlier = directory.run.get(key)
     if earlier is None:
-        directory.note(fit_digest=now)
+        directory.note(**{key: now})
     elif earlier != now:
-        raise refused(
-            directory.path,
-            "the fitting data this run was started with",
-            "other samples",
-            ["the content of the fitting data"],
-        )
+        found = [f"the content of the {what}: fingerprint {earlier[:12]} -> {str(now)[:12]}"]
+        raise refused(directory.path, f"the {what} this run was started with", "other samples", found)
 
 
 def _decide(kitchen: Kitchen, name: str, settings: Settings, folder: Path, job: Job) -> MethodRecord:
@@ -196,7 +210,7 @@ def _growth_json(
     return out
 
 
-def _steps(job: Job, method: str, settings: Settings) -> int:
+def steps(job: Job, method: str, settings: Settings) -> int:
     """How many optimiser steps a method takes in all, for progress; 0 for those that do not learn."""
     if method not in LEARNED:
         return 0

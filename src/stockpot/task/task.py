@@ -17,6 +17,7 @@ from stockpot.task import statistics as stats
 from stockpot.task.arguments import check_arguments, place
 from stockpot.task.classify import check_pair, is_pair
 from stockpot.task.data import MEMORY_LIMIT, Data
+from stockpot.task.fingerprint import fingerprint
 from stockpot.task.judge import Judge, Loss, Metric
 from stockpot.task.outputs import at_least_single, find_labels, find_logits, need_logits, with_blank_labels
 from stockpot.task.scores import Scores
@@ -86,6 +87,10 @@ class Task:
         if self.__report is None:
             raise self._no_report()
         return self._evaluate(self.__report, None, None, True, listen)
+
+    def report_fingerprint(self) -> str | None:
+        """Tells one set of report data from another, and nothing else about it."""
+        return None if self.__report is None else fingerprint(self.__report)
 
     def _no_report(self) -> TaskError:
         return TaskError(

@@ -1,4 +1,4 @@
-"""A fingerprint of the fitting data, so that a run is not continued with other samples."""
+"""A fingerprint of data, so that a run is not continued with other samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.task import Data
+from stockpot.task.data import Data
 
 _PIECE = 1024  # samples hashed at a time
 
