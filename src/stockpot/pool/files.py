@@ -48,6 +48,20 @@ def is_directory(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
+def stays_inside(directory: Path, name: str) -> bool:
+    """Whether a file of this directory is really in it, and no link to somewhere else.
+
+    In the Hugging Face cache the files are links from snapshots/<revision>/ to blobs/, and only to there.
+    """
+    try:
+        home = directory.resolve()
+        target = (directory / name).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return False
+    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    return target.parent == home or cached
+
+
 def require_file(path: Path) -> int:
     """The size of `path`, which must be a regular file that can be read and is not empty.
 

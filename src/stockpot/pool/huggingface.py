@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,12 @@ from pathlib import Path
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import SUFFIXES, listed, reason, require_file, shown
+from stockpot.pool.files import SUFFIXES, listed, reason, require_file, shown, stays_inside
 from stockpot.pool.safetensors_format import open_safetensors
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
 from stockpot.pool.torch_format import open_torch
+from stockpot.small_files import read_json
 
 # In the order in which the libraries themselves look, so that we mix the weights the user evaluates.
 _NAMES = (
@@ -27,7 +27,6 @@ _NAMES = (
     "diffusion_pytorch_model.bin",
     "diffusion_pytorch_model.bin.index.json",
 )
-_INDEX_LIMIT = 64 * 2**20  # bytes; real ones have under ten megabytes
 _LEFTOVER = re.compile(
     r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+"
 )  # exact names: `optimizer_adam.pt` may well be an ingredient
@@ -123,17 +122,14 @@ def _open_shards(directory: Path, index: Path) -> Source:
 
 def _read_index(index: Path) -> dict[str, str]:
     """Tensor name -> name of the shard."""
-    found = None
     try:
-        if require_file(index) > _INDEX_LIMIT:
-            found = "a file of more than 64 MB"
-        else:
-            content = json.loads(index.read_bytes())
-            where = content.get("weight_map") if isinstance(content, dict) else None
-            if isinstance(where, dict) and where and all(isinstance(name, str) for name in where.values()):
-                return where
-            found = "JSON without a weight_map of tensor names to file names"
-    except (OSError, ValueError, RecursionError) as error:
+        require_file(index)
+        content = read_json(index)
+        where = content.get("weight_map") if isinstance(content, dict) else None
+        if isinstance(where, dict) and where and all(isinstance(name, str) for name in where.values()):
+            return where
+        found = "JSON without a weight_map of tensor names to file names"
+    except (OSError, ValueError) as error:
         found = f"no valid JSON ({reason(error)})"
     raise CheckpointError(
         describe(shown(index), expected="an index of shards", found=found, fix="download the directory again")
@@ -147,11 +143,7 @@ def _unsafe(directory: Path, name: str, suffix: str) -> str | None:
     subject = f"{shown(directory)}, index of shards"
     if not name.endswith(suffix) or name != Path(name).name or any(mark in name for mark in "/\\:\0"):
         return describe(subject, expected=f"{expected}, ending in {suffix}", found=repr(name)[:120], fix=fix)
-    home = directory.resolve()
-    target = (directory / name).resolve()
-    # In the Hugging Face cache the files are links from snapshots/<revision>/ to blobs/, and only to there.
-    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
-    if target.parent != home and not cached:
+    if not stays_inside(directory, name):
         return describe(subject, expected=expected, found=f"{name!r}, a link out of it", fix=fix)
     return None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stockpot.errors import CheckpointError, describe
 from stockpot.pool.files import SAFETENSORS, UNKNOWN, looks_like, reason, require_file, shown
+from stockpot.pool.header import check_header
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
 
@@ -44,8 +45,9 @@ _DTYPES = {
 
 
 def open_safetensors(path: Path) -> Source:
-    require_file(path)
+    size = require_file(path)
     try:
+        check_header(path, size)
         handle: Any = safe_open(path, framework="pt", device="cpu")
         headers = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  (no mapping)
         declared = {name: (header.get_dtype(), tuple(header.get_shape())) for name, header in headers.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import math
 import warnings
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import CheckpointError, describe
+from stockpot.pool.allowed import check_table
 from stockpot.pool.archive import ArchiveError, check_archive
 from stockpot.pool.files import PICKLE, SAFETENSORS, ZIP, looks_like, reason, require_file, shown
 from stockpot.pool.nesting import find_weights
+from stockpot.pool.pickles import CodeError
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
 
-_REFUSED = re.compile(r"GLOBAL ([\w.<>]+)")
+_MOST_NAMES = 64
 _COPY_AGAIN = "copy or download it again, or leave it out of the pool"
 _SAVE_AGAIN = (
     "if you trust its origin, load it where it was made and save it again with "
@@ -36,6 +38,7 @@ def open_torch(path: Path, key: str | None = None) -> Source:
             tensors[name] = _plain(value, name, path, size)
         else:
             ignored.append(str(name))
+    _check_total(tensors, path, size)
     specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return Source(
         "torch",
@@ -54,7 +57,10 @@ def _load(path: Path) -> object:
     if looks != ZIP:
         raise CheckpointError(_not_zip(path, looks))
     try:
-        check_archive(path)
+        archive = check_archive(path)
+        if archive.program:
+            raise CheckpointError(_wants_code(path, None))
+        check_table(archive.table, archive.sizes)
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
@@ -62,17 +68,31 @@ def _load(path: Path) -> object:
             loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except ArchiveError as error:
         found, fix = f"a damaged or truncated archive ({reason(error)})", _COPY_AGAIN
+    except CodeError as error:
+        raise CheckpointError(_wants_code(path, error.name)) from error
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever a hostile file provokes, the user gets our error
-        refused = _REFUSED.search(str(error))
-        if refused or "TorchScript" in str(error):
-            raise CheckpointError(_wants_code(path, refused)) from error
         found, fix = (
             f"something torch cannot read as weights ({_last_reason(error)})",
             f"{_SAVE_AGAIN}; or {_COPY_AGAIN}",
         )
     else:
-        return loaded
+        return _without_attributes(loaded)
     raise CheckpointError(describe(shown(path), expected="a whole file of torch.save", found=found, fix=fix))
+
+
+def _without_attributes(loaded: object) -> object:
+    """An OrderedDict's own attributes come from the file too, and would stand before its methods."""
+    todo, seen = [loaded], set[int]()
+    while todo:
+        thing = todo.pop()
+        if isinstance(thing, dict) and id(thing) not in seen:
+            seen.add(id(thing))
+            if isinstance(thing, OrderedDict):
+                thing.__dict__.clear()
+            todo += dict.values(thing)
+    return loaded
 
 
 def _last_reason(error: Exception) -> str:
@@ -98,10 +118,10 @@ def _not_zip(path: Path, looks: str) -> str:
     )
 
 
-def _wants_code(path: Path, refused: re.Match[str] | None) -> str:
+def _wants_code(path: Path, name: str | None) -> str:
     what = (
-        f"the file asks for {refused[1]}, which is not plain tensor data"
-        if refused
+        f"the file asks for {shown(name)[:200]}, which is not plain tensor data"
+        if name
         else "a TorchScript program"
     )
     return describe(
@@ -128,7 +148,7 @@ def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
         problem = f"a quantised tensor ({str(value.dtype).removeprefix('torch.')})"
     elif value.device.type != "cpu":
         problem = f"a tensor without data (device {value.device.type})"
-    elif value.numel() * value.dtype.itemsize > max(size, 4096):
+    elif math.prod(value.shape) * value.dtype.itemsize > max(size, 4096):
         # A stride of zero lets a file of a kilobyte declare a terabyte.
         problem = f"a shape {list(value.shape)} with more data than the whole file"
     if problem is not None:
@@ -140,7 +160,22 @@ def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
                 fix="save it dense (contiguous(), to_dense(), dequantize()), or leave this file out of the pool",
             )
         )
-    return value.detach().resolve_conj().resolve_neg()
+    # By the class: attributes of the tensor itself come from the file.
+    return Tensor.resolve_neg(Tensor.resolve_conj(Tensor.detach(value)))
+
+
+def _check_total(tensors: dict[str, Tensor], path: Path, size: int) -> None:
+    """Many names for one stretch of data are fine, within reason: a soup is written as large as its names say."""
+    total = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
+    if total > _MOST_NAMES * max(size, 2**20):
+        raise CheckpointError(
+            describe(
+                shown(path),
+                expected=f"at most {_MOST_NAMES} times as many bytes of tensors as the file has",
+                found=f"{total:,} bytes in a file of {size:,}",
+                fix="save it with contiguous() tensors, or leave this file out of the pool",
+            )
+        )
 
 
 def _aliases(tensors: dict[str, Tensor]) -> tuple[tuple[str, ...], ...]:
