@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stockpot.errors import RecipeError
 from stockpot.events import Listener, ignore
-from stockpot.finetune import Plan, Probe, Trial, TrialRecord, finetune
+from stockpot.finetune import Augmentation, Plan, Probe, Trial, TrialRecord, finetune
 from stockpot.recipe import Recipe
 from stockpot.recipe.build import build_judge, build_task, build_train_data
 
@@ -51,6 +51,7 @@ def plan_of(recipe: Recipe) -> Plan:
         clip=section.clip,
         probe=Probe(section.probe_epochs, section.probe_lr, seed=seed) if section.probe else None,
         head=section.head,
+        augmentation=Augmentation(flip=section.flip, mixup=section.mixup),
     )
 
 

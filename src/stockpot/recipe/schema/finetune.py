@@ -37,6 +37,15 @@ class Finetune(Section):
     augmentation: ShortSpace = _space(
         {"choices": (0.0, 0.25, 0.5, 1.0)}, "Strength of image augmentation; 0: none."
     )
+    flip: bool = Field(
+        False, description="Augmentation may mirror images left to right; wrong for digits and text."
+    )
+    mixup: float = Field(
+        0.0,
+        ge=0,
+        description="Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. "
+        "Not for token ids or a loss of your own.",
+    )
     seed: ShortSpace = _space({"min": 0, "max": 2**31 - 1}, "Seed of data order, dropout and augmentation.")
     listed: tuple[dict[str, Number], ...] | None = Field(
         None,
