@@ -15,7 +15,7 @@ def recipe(**finetune: Any) -> Recipe:
     return Recipe.model_validate(
         {
             "model": {"python": "model:build"},
-            "data": {"arrays": "a.npz", "train": 0.5},
+            "data": {"arrays": "a.npz", "train": 0.5, "fit": 0.5},
             "finetune": {"trials": 2, **finetune},
         }
     )
