@@ -44,6 +44,10 @@ def test_no_worker_outlives_a_killed_search(tmp_path: Path) -> None:
         while len(seen) < 2:
             seen.add(search.stdout.readline().strip())
         assert seen == {"trial_000", "trial_001"}
+        state = tmp_path / "pool" / "search" / "trial_001.safetensors"
+        deadline = time.monotonic() + 20
+        while not state.is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
         children = _members(search.pid) - {search.pid}
         assert len(children) >= 2
         os.kill(search.pid, signal.SIGKILL)
@@ -51,7 +55,7 @@ def test_no_worker_outlives_a_killed_search(tmp_path: Path) -> None:
         while _members(search.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert _members(search.pid) == set()
-    assert (tmp_path / "pool" / "search" / "trial_001.safetensors").is_file()
+    assert state.is_file()
 
 
 def _members(session: int) -> set[int]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 import typer
 
-from stockpot.errors import StockpotError
+from stockpot import signals
+from stockpot.errors import StockpotError, WriteError
 
 F = TypeVar("F", bound=Callable[..., None])
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+SHELL = 128  # plus the number of the signal, as shells have it
+# What each command that needs memory can do with less.
+_LESS = {
+    "finetune": "train fewer trials at once with --set finetune.parallel=1, or smaller batches",
+    "evaluate": "use smaller batches with --set data.batch_size=32",
+}
+
+
+class StoppedError(KeyboardInterrupt):
+    """Asked to stop by a signal. Everything that cleans up after Ctrl-C does so after this too."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def guarded(function: F) -> F:
@@ -33,23 +50,30 @@ def resumable(function: F) -> F:
 def _guarded(function: F, resumable: bool) -> F:
     @functools.wraps(function)
     def command(*args: Any, **options: Any) -> None:
+        again = f"; resume with: {_again()}" if resumable else ""
         try:
-            function(*args, **options)
+            with _stoppable():
+                function(*args, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
-        except KeyboardInterrupt:
-            again = f"; resume with: {_again()}" if resumable else ""
-            typer.echo(f"\ninterrupted{again}", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            number = error.number if isinstance(error, StoppedError) else signal.SIGINT
+            word = "interrupted" if number == signal.SIGINT else "terminated"
+            _tell(f"\n{word}{again}")
+            raise typer.Exit(SHELL + number) from None
         except StockpotError as error:
-            typer.echo(f"error: {error}", err=True)
+            _tell(f"error: {error}")
+            if resumable and isinstance(error, WriteError):
+                _tell(f"  What was done is kept{again}")
             raise typer.Exit(1) from None
         except BrokenPipeError:
             # The reader of our output has gone; nothing may be written to it again, not even on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:
-            typer.echo(_crash(error), err=True)
+            _tell(_crash(error))
+            if resumable and _no_memory(error):
+                _tell(f"  What was done is kept{again}")
             raise typer.Exit(1) from None
 
     return command  # type: ignore[return-value]
@@ -60,18 +84,61 @@ def _again() -> str:
     return shlex.join(["stockpot", *(arg for arg in sys.argv[1:] if arg != "--overwrite")])
 
 
-def _crash(error: Exception) -> str:
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a command as Ctrl-C does, so that it can save and tidy up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
+        raise StoppedError(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signals.known():
+            current = signal.getsignal(number)
+            if current is not signal.SIG_IGN and current is not None:  # nohup means it
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        typer.echo(text, err=True)
+
+
+def _no_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        first = "error: out of memory; load fewer models at a time with --set method.block_size=2"
+        return True
+    text = str(error)  # PyTorch's allocator on the host has no error of its own
+    return isinstance(error, RuntimeError) and ("allocate memory" in text or "not enough memory" in text)
+
+
+def _crash(error: Exception) -> str:
+    if _no_memory(error):
+        command = sys.argv[1] if len(sys.argv) > 1 else ""
+        less = _LESS.get(command, "load fewer models at a time with --set method.block_size=2")
+        first = f"error: out of memory; {less}"
     elif isinstance(error, OSError):
         first = f"error: {error}"
     else:
         first = f"error: unexpected {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.write("".join(traceback.format_exception(error)))
+    details = _details(error)
     return (
-        f"{first}\n  Details were written to {Path(file.name)}.\n"
+        f"{first}\n{details}"
         "  If this looks like our mistake, please report it with that file and the output of `stockpot doctor`."
     )
+
+
+def _details(error: Exception) -> str:
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError:  # no room there either
+        return text
+    return f"  Details were written to {file.name}.\n"

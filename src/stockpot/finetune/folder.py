@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stockpot import atomic
+from stockpot.disk import Lock
 from stockpot.errors import RunError, describe
 from stockpot.finetune.plan import Plan
 from stockpot.finetune.saved import Saved
@@ -22,6 +24,7 @@ from stockpot.task.tree import leaves
 
 FORMAT = 1
 SAMPLED = 256  # samples that stand for the whole data in its fingerprint
+WORKERS = ".workers"  # locked by every worker process
 SHOWN = 8  # differences listed in one message
 
 
@@ -35,17 +38,48 @@ class Folder:
         self._plan = self._inner / "plan.json"
         self._start = self._inner / "start.safetensors"
 
-    def claim(self, plan: Plan, train: Data, fit: Data | None, *, as_directories: bool) -> None:
-        """Write down what is searched, or find that the same is under way; more trials may be added."""
-        wanted = {
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """For one search at a time; workers of one that was killed are waited for, and its leftovers removed."""
+        atomic.make_directory(self.out)
+        lock = Lock(self.out)
+        lock.acquire()
+        try:
+            if self._inner.is_dir():
+                Lock(self._inner, WORKERS).wait()
+            for folder in (self.out, self._inner):
+                atomic.sweep(folder)
+            yield
+        finally:
+            lock.release()
+
+    def join(self) -> None:
+        """A worker, for as long as it lives: nobody else may start meanwhile, though its search may be dead."""
+        Lock(self._inner, WORKERS).share()
+
+    def claim(
+        self,
+        plan: Plan,
+        train: Data,
+        fit: Data | None,
+        *,
+        as_directories: bool,
+        judge: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Write down what is searched, or find that the same is under way; more trials may be added.
+
+        `judge` names the loss, the metric and the autocast type.
+        """
+        wanted: dict[str, Any] = {
             "format": FORMAT,
             "plan": plan.as_json(),
             "as_directories": as_directories,
             "train": fingerprint(train),
             "fit": None if fit is None else fingerprint(fit),
+            "judge": dict(judge or {}),
         }
         if self._plan.is_file():
-            found = self._read_plan()
+            found = {"judge": wanted["judge"], **self._read_plan()}
             _check_same(self.out, found, wanted)
             if found == wanted:
                 return
@@ -58,7 +92,7 @@ class Folder:
                     fix="choose another folder",
                 )
             )
-        self._inner.mkdir(parents=True, exist_ok=True)
+        atomic.make_directory(self._inner)
         atomic.write_json(self._plan, wanted)
 
     def _read_plan(self) -> dict[str, Any]:

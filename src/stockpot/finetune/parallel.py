@@ -20,6 +20,8 @@ from stockpot.finetune.parcel import pack, unpack
 from stockpot.finetune.trial import run_trial
 from stockpot.finetune.workshop import Workshop
 
+PATIENCE = 60.0  # seconds that a worker may take to save and end
+
 
 def run_parallel(workshop: Workshop, numbers: list[int], parallel: int, listen: Listener) -> None:
     """Workers take the next number when they are free; the first error ends all of them."""
@@ -42,10 +44,21 @@ def run_parallel(workshop: Workshop, numbers: list[int], parallel: int, listen: 
             workers.append((process, ours))
         _follow(workers, listen)
     finally:
-        for process, _ in workers:
-            process.terminate()
-        for process, _ in workers:
+        _end([process for process, _ in workers])
+        for _, ours in workers:
+            ours.close()
+
+
+def _end(processes: list[Any]) -> None:
+    """Those in the middle of a trial save its state and go; those that do not go are made to."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(PATIENCE)
+        if process.is_alive():
+            process.kill()
             process.join()
+        process.close()
 
 
 @contextmanager
@@ -80,7 +93,7 @@ def _follow(workers: list[tuple[Any, Any]], listen: Listener) -> None:
         for ours in ready:
             try:
                 message: Any = ours.recv()
-            except EOFError:
+            except (EOFError, OSError):
                 process = talking[ours]
                 process.join()
                 raise LearningError(
@@ -88,8 +101,8 @@ def _follow(workers: list[tuple[Any, Any]], listen: Listener) -> None:
                         "parallel trials",
                         expected="workers that live until the last trial",
                         found=f"one that died with exit code {process.exitcode}",
-                        fix="run again to continue, with a smaller parallel if memory was short; a script's own work "
-                        'belongs under if __name__ == "__main__"',
+                        fix="run again to continue, nothing is lost; with a smaller parallel if memory was short; "
+                        'a script\'s own work belongs under if __name__ == "__main__"',
                     )
                 ) from None
             if message is None:
@@ -105,6 +118,9 @@ def _work(parcels: list[tuple[bytes, list[torch.Tensor]]], inbox: Any, pipe: Any
     torch.set_num_threads(threads)
     try:
         workshop: Workshop = unpack(*parcels[0])
+        workshop.folder.join()
+        if _orphaned():
+            return  # killed before the lock was ours: another search may be at work here by now
         workshop.train, workshop.fit = unpack(*parcels[1])
         while (number := inbox.get()) is not None:
             run_trial(workshop, number, pipe.send)
@@ -122,6 +138,12 @@ def _work(parcels: list[tuple[bytes, list[torch.Tensor]]], inbox: Any, pipe: Any
                 )
             )
         )
+
+
+def _orphaned() -> bool:
+    parent = parent_process()
+    assert parent is not None
+    return bool(connection.wait([parent.sentinel], timeout=0))
 
 
 def _die_with_parent() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stockpot import atomic
 from stockpot.errors import RunError
 from stockpot.finetune.weights import read_file, write_file
 
@@ -21,7 +22,7 @@ class Saved:
     interval: float = INTERVAL
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.make_directory(self.path.parent)
         write_file(
             self.path, {k: v.cpu().contiguous() for k, v in tensors.items()}, {"values": json.dumps(values)}
         )

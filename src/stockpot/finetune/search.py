@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stockpot.disk import require_space
 from stockpot.errors import LearningError, MethodError, describe
 from stockpot.events import Event, Listener, ignore
 from stockpot.finetune.augment import check_mixup
@@ -77,11 +78,18 @@ def finetune(
         interval=save_every,
         start={},
     )
+    judge = {
+        "loss": _name(loss),
+        "metric": _name(metric),
+        "autocast": None if autocast is None else str(autocast),
+    }
     try:
         _check(workshop)
-        workshop.folder.claim(plan, train, fit, as_directories=as_directories)
-        workshop.start = _start(workshop, listen)
-        records = _trials(workshop, parallel, listen)
+        with workshop.folder.locked():
+            workshop.folder.claim(plan, train, fit, as_directories=as_directories, judge=judge)
+            _check_room(workshop, parallel)
+            workshop.start = _start(workshop, listen)
+            records = _trials(workshop, parallel, listen)
     finally:
         load_weights(model, before)
     if all(record.failed for record in records):
@@ -125,9 +133,31 @@ def _start(workshop: Workshop, listen: Listener) -> dict[str, Tensor]:
     return given
 
 
+def _check_room(workshop: Workshop, parallel: int) -> None:
+    """Checkpoints of the trials that are left, the start, and what unfinished trials save: weights and optimiser."""
+    trials = range(len(workshop.plan.trials))
+    left = sum(read_record(workshop.out, trial_name(number)) is None for number in trials)
+    size = sum(value.numel() * value.element_size() for value in weights_of(workshop.model).values())
+    states = 2 * 3 * min(parallel, left)  # the old one stays until the new one is whole
+    require_space(
+        workshop.out, (left + 1 + states) * size, f"{left} checkpoints and the state of unfinished trials"
+    )
+
+
+def _name(function: object) -> str | None:
+    """How a loss or metric is called, which is all that can be compared of it."""
+    if function is None or isinstance(function, str):
+        return function
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
 def _trials(workshop: Workshop, parallel: int, listen: Listener) -> list[TrialRecord]:
     names = [trial_name(number) for number in range(len(workshop.plan.trials))]
     done = {name: record for name in names if (record := read_record(workshop.out, name)) is not None}
+    for name in done:
+        workshop.folder.saved(
+            name, workshop.interval
+        ).clear()  # a kill may have come between the record and this
     listen(Event("finetune", {"trials": len(names), "done": len(done)}))
     open_numbers = [number for number, name in enumerate(names) if name not in done]
     if parallel > 1 and len(open_numbers) > 1:

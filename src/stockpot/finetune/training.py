@@ -16,6 +16,7 @@ from stockpot.finetune.augment import augment, mixed_loss
 from stockpot.finetune.optimiser import Optimiser
 from stockpot.finetune.plan import Plan, Probe, Trial
 from stockpot.finetune.saved import Saved
+from stockpot.signals import held
 from stockpot.task import Data, Task
 
 CHECKED = 64  # steps between looks at the losses; each look waits for the device
@@ -63,13 +64,13 @@ def train(
     last_save = time.monotonic()
     unseen: list[Tensor] = []  # losses still on the device
     cuda = [task.device] if task.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.enable_grad():
+    with held() as stop, torch.random.fork_rng(devices=cuda), torch.enable_grad():
         while course.step < course.steps:
             unseen.append(_step(task, data, settings, plan, optimiser, course.step))
             course.step += 1
             ends = _epoch(course.step, size, len(data)) > _epoch(course.step - 1, size, len(data))
             ends |= course.step == course.steps
-            if ends or len(unseen) == CHECKED:
+            if ends or stop.asked or len(unseen) == CHECKED:
                 _look(course, unseen)
                 unseen.clear()
             if ends:
@@ -78,9 +79,13 @@ def train(
                 if on_epoch is not None:
                     total = max(len(course.losses), math.ceil(settings.epochs))
                     on_epoch(len(course.losses), total, course.losses[-1])
-            if saved is not None and not unseen and time.monotonic() - last_save >= saved.interval:
+            due = stop.asked or (
+                not unseen and saved is not None and time.monotonic() - last_save >= saved.interval
+            )
+            if due and saved is not None:
                 _save(task, course, optimiser, saved)
                 last_save = time.monotonic()
+            stop.obey()
     _check_weights(task.model, course)
     return course
 
@@ -118,7 +123,8 @@ def _look(course: Course, unseen: list[Tensor]) -> None:
         first = int(bad[0])
         step = course.step - len(unseen) + first
         raise DivergedError(f"the loss became {float(values[first])}", step, course.steps, course.losses)
-    course.open_sum += float(values.sum())
+    for value in values.tolist():  # one after the other: the sum must not depend on when somebody looked
+        course.open_sum += value
     course.open_count += len(unseen)
 
 

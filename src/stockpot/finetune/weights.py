@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,8 @@ def load_weights(
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """One safetensors file, there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        save_file(dict(tensors), temporary, dict(metadata))
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    atomic.sync_directory(path.parent)
+    with atomic.file(path) as place:
+        save_file(dict(tensors), place, dict(metadata))
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

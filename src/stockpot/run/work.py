@@ -32,7 +32,6 @@ from stockpot.soup.files import MAX_SHARD
 from stockpot.task import Task
 from stockpot.task.fingerprint import fingerprint
 
-
 # Events at which the ingredients' files are looked at again: a block is loaded, a method begins or ends.
 _LOOK = ("method", "block", "built", "cooked", "report")
 
