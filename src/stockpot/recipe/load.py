@@ -44,7 +44,7 @@ def make_recipe(
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
         raise RecipeError(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in lines)) from error
     home = Path(folder).resolve()
-    recipe._folder = home if recipe.base is None else home / Path(recipe.base).expanduser()
+    recipe._folder = home if recipe.base is None else (home / Path(recipe.base).expanduser()).resolve()
     return recipe
 
 

@@ -1,0 +1,41 @@
+"""The recipes with the real networks, on a device. torchvision has no CPU build to test with elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from paper_files import CLASSES, TINY, cifar, imagenet, published_soups
+from test_paper_recipes import compared, overrides, recipe_of, stockpot
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; run by hand on one"),
+]
+DEVICE: dict[str, Any] = {"model__device": "cuda", "model__autocast": "bfloat16"}
+
+
+def test_resnet_101_is_fine_tuned_on_cifar_and_compared(tmp_path: Path) -> None:
+    models = importlib.import_module("torchvision.models")
+    cifar(tmp_path / "data" / "cifar-100-python", 100, 200, 100)
+    (tmp_path / "data" / "torchvision").mkdir()
+    torch.save(models.resnet101(weights=None).state_dict(), tmp_path / "data/torchvision/resnet101.pt")
+    small = {"finetune__trials": 3, "finetune__epochs": 1, "finetune__probe_epochs": 1, **DEVICE}
+    recipe = recipe_of("resnet-101-cifar100")
+    sets = overrides(tmp_path, **small, data__preprocessing__size=64, data__preprocessing__resize=64)
+    stockpot("finetune", recipe, sets=sets)
+    outcome = compared(recipe, sets, "best", "uniform", "mehl+")
+    assert outcome.methods == ("best", "uniform", "mehl+")
+    statistics = tmp_path / "runs/paper/resnet-101-cifar100/compare/methods/mehl-plus/statistics.safetensors"
+    assert statistics.exists()  # BatchNorm was recalibrated
+
+
+def test_the_published_soups_are_compared_in_bfloat16(tmp_path: Path) -> None:
+    published_soups(tmp_path / "data" / "model-soups", 6)
+    imagenet(tmp_path / "data" / "imagenet")
+    sets = overrides(tmp_path, model__options=TINY, model__classes=len(CLASSES), **DEVICE)
+    outcome = compared(recipe_of("vit-b-32-imagenet"), sets)
+    assert len(outcome.methods) == 11
