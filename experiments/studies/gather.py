@@ -1,0 +1,241 @@
+"""All run directories of a zoo become one small JSON value: everything the tables and figures need."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.recipe.yaml_text import parse
+from stockpot.report.record import Method, Run, read
+from studies import intervals, steps
+from studies.coefficients import distribution
+from studies.plans import DEFAULT, PAPER
+
+FORMAT = 1
+
+
+def gather(runs: Path, zoo: str) -> dict[str, Any]:
+    """Finished runs only; one that is still going on, or was stopped, is left out."""
+    found = {path.parent.name: read(path.parent) for path in sorted(runs.glob("*/run.json"))}
+    done = {name: run for name, run in found.items() if run.about.get("status") == "done"}
+    mains = {int(run.about["seed"]): run for name, run in done.items() if name.startswith("main-")}
+    value = {
+        "format": FORMAT,
+        "zoo": zoo,
+        "ingredients": _ingredients(mains),
+        "parameters": next((run.pool.get("parameters") for run in mains.values()), None),
+        "over_seeds": _over_seeds(mains),
+        "coefficients": _coefficients(mains),
+        "runs": {name: _run(run, mains) for name, run in done.items()},
+    }
+    rounded = _rounded(value)
+    assert isinstance(rounded, dict)
+    return rounded
+
+
+def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
+    recipe = _recipe(run)
+    seed = int(run.about["seed"])
+    main = mains.get(seed)
+    if main is run or (main is not None and _data(_recipe(main)) != _data(recipe)):
+        main = None
+    counted = steps.counted(run.path / "events.jsonl")
+    return {
+        "created": run.about["created"],
+        "command": [_without_paths(str(word)) for word in run.about["command"]],
+        "stockpot": run.about["stockpot"],
+        "machine": _machine(run.about["environment"]),
+        "seed": seed,
+        "data": _data(recipe),
+        "statistics": recipe["model"]["statistics"],
+        "models": len(run.ingredients),
+        "failed": run.results.get("failed") or {},
+        "methods": {
+            method.name: {
+                **_method(run, method, counted.get(method.name, 0)),
+                "to_main": None if main is None else _difference(method, main.method(method.name)),
+            }
+            for method in run.methods
+        },
+        # Ours and the paper's best against everything beside them, sample by sample.
+        "differences": {
+            first: {
+                other.name: _difference(run.method(first), other)
+                for other in run.methods
+                if other.name != first
+            }
+            for first in (DEFAULT, PAPER)
+            if run.method(first) is not None
+        },
+    }
+
+
+def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
+    result = method.result
+    stated = dict(result["settings"])
+    learned = method.name in LEARNED
+    samples = int(result["fit"]["n"])
+    value = {
+        "settings": stated,
+        "report": _score(result["report"]),
+        "fit": _score(result["fit"]),
+        "held_out": _score(result["held_out"]),
+        "seconds": result["seconds"],
+        "peak_host": result["peak_host"],
+        "peak_device": result["peak_device"],
+        "models_used": result["models_used"],
+        "notes": method.notes,
+        "guard": (result.get("guard") or {}).get("winner"),
+        "steps": counted,
+        "epochs": _epochs(method, counted, samples, len(run.ingredients)),
+    }
+    if learned:
+        settings = _settings(stated)
+        value["b"] = block_size_for(settings, len(run.ingredients))
+        value["T"] = steps.visits(settings, len(run.ingredients))
+        value["J"] = counted // (settings.folds * value["T"])
+    return value
+
+
+def _epochs(method: Method, counted: int, samples: int, models: int) -> float | None:
+    """Passes over the fitting data, as the paper counts them: samples evaluated or learned from, over their number."""
+    if method.name == "greedy":
+        tried = (method.result.get("greedy") or [])[1:]  # the first was evaluated among the ingredients
+        return models + sum(int(one["evaluated"]) for one in tried) / samples
+    if method.name in LEARNED:
+        settings = method.result["settings"]
+        inside = samples if settings["folds"] == 1 else samples - samples // settings["folds"]
+        return float(counted * min(settings["batch_size"], inside) / samples)
+    return None
+
+
+def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
+    """Every method's score over the seeds of `main`, and how far ours is above it, paired sample by sample."""
+    names = list(dict.fromkeys(method.name for run in mains.values() for method in run.methods))
+    out: dict[str, Any] = {}
+    for name in names:
+        own = {seed: run.method(name) for seed, run in sorted(mains.items())}
+        scored = {seed: m for seed, m in own.items() if m is not None and "report" in m.values}
+        if not scored or len({m.values["report"].shape for m in scored.values()}) > 1:
+            continue
+        first = next(iter(scored.values()))
+        values = np.stack([method.values["report"] for method in scored.values()])  # (S, n)
+        batches = first.result["report"].get("batches")
+        by_seed = values.mean(axis=1)  # (S,)
+        out[name] = {
+            "seeds": list(scored),
+            "report": intervals.over_seeds(values, batches),
+            "n": values.shape[1],
+            "by_seed": by_seed.tolist(),
+            "spread": float(by_seed.max() - by_seed.min()),
+            "fit": float(np.mean([m.values["fit"].mean() for m in scored.values()])),
+            "seconds": [m.result["seconds"] for m in scored.values()],
+        }
+        ours = {seed: mains[seed].method(DEFAULT) for seed in scored}
+        both = [
+            mine.values["report"] - scored[seed].values["report"]
+            for seed, mine in ours.items()
+            if mine is not None and mine.values.get("report", np.empty(0)).shape == values.shape[1:]
+        ]
+        if both and name != DEFAULT:
+            out[name]["default_minus"] = intervals.over_seeds(np.stack(both), batches)
+    return out
+
+
+def _difference(first: Method | None, second: Method | None) -> intervals.Interval | None:
+    """Mean of first minus second on the report data with its 95 % interval, paired sample by sample."""
+    if first is None or second is None:
+        return None
+    one, two = (method.values.get("report") for method in (first, second))
+    if one is None or two is None or one.shape != two.shape:
+        return None
+    return intervals.over_samples(one - two, first.result["report"].get("batches"))
+
+
+def _coefficients(mains: Mapping[int, Run]) -> dict[str, Any]:
+    run = mains.get(0)
+    if run is None:
+        return {}
+    learned = [method for method in run.methods if method.name in LEARNED and method.W is not None]
+    return {method.name: distribution(method) for method in learned}
+
+
+def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
+    run = mains.get(0)
+    if run is None:
+        return []
+    return [
+        {
+            "name": one["name"],
+            "fit": None if one.get("fit") is None else one["fit"]["mean"],
+            "seconds": _seconds(Path(one["path"])),
+            "trial": one.get("trial"),
+        }
+        for one in run.ingredients
+    ]
+
+
+def _seconds(checkpoint: Path) -> float | None:
+    """What the trial took, from the record beside its checkpoint."""
+    beside = (
+        checkpoint.with_name(f"{checkpoint.name}.json")
+        if checkpoint.is_dir()
+        else checkpoint.with_suffix(".json")
+    )
+    try:
+        return float(json.loads(beside.read_text("utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("device", "cpu", "cores", "memory", "python", "torch", "libraries")
+    return {key: environment.get(key) for key in kept}
+
+
+def _data(recipe: Mapping[str, Any]) -> str:
+    """What was fitted and reported on: results on other data are not to be compared."""
+    section = recipe["data"]
+    return json.dumps(
+        {key: section.get(key) for key in ("fit", "report", "options", "split_seed")}, sort_keys=True
+    )
+
+
+def _recipe(run: Run) -> Mapping[str, Any]:
+    value = parse(run.recipe, "recipe.yaml")
+    assert isinstance(value, dict)
+    return value
+
+
+def _score(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if value is None else {key: value.get(key) for key in ("mean", "low", "high", "n", "loss")}
+
+
+def _settings(stated: Mapping[str, Any]) -> Settings:
+    """As far as this version knows them; a granularity of the user's own has no name in the record."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    granularity = "tensor" if stated["granularity"] == "custom" else stated["granularity"]
+    return Settings(**{**{k: v for k, v in stated.items() if k in known}, "granularity": granularity})
+
+
+def _without_paths(word: str) -> str:
+    """A long list of ingredients says nothing to a reader."""
+    return "pool.path=[...]" if word.startswith("pool.path=") else word
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are enough, and the file stays small."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_rounded(item) for item in value]
+    return value
