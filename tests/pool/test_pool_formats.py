@@ -151,7 +151,6 @@ def test_tensors_that_cannot_be_averaged_are_refused(tmp_path: Path, value: Tens
     assert "m.pt, tensor 'odd': expected an ordinary dense tensor" in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*", "ignore:TypedStorage", "ignore:.*torch.ao.*")
 def test_nested_tensors_are_refused_before_they_are_built(tmp_path: Path) -> None:
     odd = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     torch.save({"odd": odd}, tmp_path / "m.pt")
@@ -159,6 +158,7 @@ def test_nested_tensors_are_refused_before_they_are_built(tmp_path: Path) -> Non
         open_checkpoint(tmp_path / "m.pt")
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor.*", "ignore:TypedStorage", "ignore:.*torch.ao.*")
 def test_quantised_tensors_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save({"q": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)}, path)

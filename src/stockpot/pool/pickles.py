@@ -29,7 +29,7 @@ class CodeError(PickleError):
     """It asks for something that is not plain data. `name` says for what."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"it asks for {name}")
+        super().__init__(f"it asks for {name[:200]}, which could run code")
         self.name = name
 
 

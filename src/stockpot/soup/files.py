@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stockpot import atomic
 from stockpot.errors import SoupError, describe
+from stockpot.pool.files import stays_inside
 
 MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
 # Files beside the weights that make a directory loadable by its library; never weights, never code.
@@ -62,9 +63,12 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
 
 
 def copy_companions(source: Path, directory: Path) -> None:
-    """Bring along the config and tokenizer of a Hugging Face directory, so that the soup loads like it."""
+    """Bring along the config and tokenizer of a Hugging Face directory, so that the soup loads like it.
+
+    Links out of the directory stay behind: a stranger's `config.json` must not carry a file of yours into your soup.
+    """
     for file in sorted(source.iterdir()):
-        if file.is_file() and _COMPANIONS.fullmatch(file.name):
+        if _COMPANIONS.fullmatch(file.name) and file.is_file() and stays_inside(source, file.name):
             shutil.copyfile(file, directory / file.name)
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from stockpot._version import __version__
-from stockpot.errors import DigestError, SoupError, describe
+from stockpot.errors import CheckpointError, DigestError, SoupError, describe
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.pool.files import listed
+from stockpot.pool.safetensors_format import open_safetensors
+from stockpot.small_files import read_json
 
 if TYPE_CHECKING:
     from stockpot.soup.soup import Soup
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
     """The record in a soup's directory, or given as the file itself."""
     file = path / RECORD if path.is_dir() else path
     try:
-        value = json.loads(file.read_text())
+        value = read_json(file)
     except FileNotFoundError:
         raise SoupError(
             describe(
@@ -97,18 +97,19 @@ def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, list
         W = torch.tensor(value["W"], dtype=torch.float64)
         sources = ingredients if ingredients is not None else [entry["path"] for entry in entries]
         pool = _matched(Pool.open(sources, **_opened_with(value)), entries, listen)
-        statistics = load_file(folder / STATISTICS) if value["statistics"] == "recalibrated" else None
+        _check_layout(layout, pool)
+        statistics = read_statistics(folder, pool) if value["statistics"] == "recalibrated" else None
         return Soup(
             pool,
             layout,
             W,
             statistics=statistics,
             copy_statistics=value["statistics"] == "copied",
-            temperature=value["temperature"],
-            free=value["free"],
-            about=value["about"],
+            temperature=None if value["temperature"] is None else float(value["temperature"]),
+            free=bool(value["free"]),
+            about=dict(value["about"]),
         )
-    except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
         raise SoupError(
             describe(
                 str(path),
@@ -131,6 +132,51 @@ def _opened_with(value: Mapping[str, Any]) -> dict[str, Any]:
             )
         )
     return given
+
+
+def _check_layout(layout: Layout, pool: Pool) -> None:
+    """A record can be edited or damaged: it must speak of exactly the tensors that the ingredients have."""
+    places = {*layout.group_of, *layout.kept}
+    groups = set(layout.group_of.values())
+    tied = [name for names in layout.tied for name in names]
+    wrong = None
+    if places != set(pool.specs) or layout.group_of.keys() & layout.kept.keys() or not set(tied) <= places:
+        wrong = "other tensors than the ingredients have"
+    elif not all(0 <= group < len(layout.groups) for group in groups):
+        wrong = f"groups outside of its {len(layout.groups)}"
+    elif not 0 <= layout.donor < len(pool):
+        wrong = f"ingredient {layout.donor} as donor, of {len(pool)}"
+    elif any(pool.specs[name] != pool.specs[names[0]] for names in layout.tied for name in names):
+        wrong = "tied tensors of different shapes"
+    if wrong is not None:
+        raise SoupError(
+            describe(
+                "layout of the soup record",
+                expected="a group or a reason for each tensor of the ingredients",
+                found=wrong,
+                fix="restore the record from a copy, or cook again",
+            )
+        )
+
+
+def read_statistics(folder: Path, pool: Pool) -> dict[str, torch.Tensor]:
+    """Recalibrated running statistics, which must be those that the ingredients have, in their shapes."""
+    try:
+        file = open_safetensors(folder / STATISTICS)
+    except CheckpointError as error:
+        raise SoupError(str(error)) from error
+    shapes = {name: spec.shape for name, spec in file.specs.items()}
+    odd = [name for name in shapes if name not in pool.statistics or shapes[name] != pool.specs[name].shape]
+    if odd:
+        raise SoupError(
+            describe(
+                str(folder / STATISTICS),
+                expected="running statistics in the shapes that the ingredients have",
+                found="others: " + listed([f"{name} {list(shapes[name])}" for name in odd]),
+                fix="restore the file from a copy, or cook again",
+            )
+        )
+    return {name: file.read(name) for name in file.specs}
 
 
 def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> Pool:
@@ -160,5 +206,29 @@ def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> 
     return pool.subset(order)
 
 
-def dtype_of(name: str | None) -> torch.dtype | None:
-    return None if name is None else getattr(torch, name)
+def dtype_of(name: object) -> torch.dtype | None:
+    """The dtype a soup was saved in; None: the ingredients' own."""
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    if name is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise SoupError(
+            describe(
+                "dtype of the soup record",
+                expected="a floating-point type such as 'bfloat16'",
+                found=repr(name)[:80],
+                fix="restore the record from a copy, or cook again",
+            )
+        )
+    return found
+
+
+def shard_of(size: object) -> int:
+    if type(size) is not int or size <= 0:
+        raise SoupError(
+            describe(
+                "max_shard of the soup record",
+                expected="a number of bytes",
+                found=repr(size)[:80],
+                fix="restore the record from a copy, or cook again",
+            )
+        )
+    return size

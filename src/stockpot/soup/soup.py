@@ -188,8 +188,8 @@ def rebuild(
     saved = record.read(Path(soup))
     return loaded.save(
         path,
-        dtype=record.dtype_of(saved["dtype"]),
-        max_shard=int(saved["max_shard"]),
+        dtype=record.dtype_of(saved.get("dtype")),
+        max_shard=record.shard_of(saved.get("max_shard")),
         overwrite=overwrite,
         listen=listen,
     )

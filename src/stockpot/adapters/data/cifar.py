@@ -2,50 +2,91 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from stockpot.adapters.data.columns import Column, Table, not_there
 from stockpot.errors import DataError, describe
+from stockpot.pool.pickles import Allowed, check_pickle
+from stockpot.small_files import read_bytes
+
+_MOST = 2**30  # bytes; a batch has 30 megabytes, all of CIFAR-100's training data 155
+_PLAIN_TYPE = re.compile(r"[<>=|]?[biuf][1248]")
+_BLANK = frozenset({"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"})
+_FROM_BYTES = frozenset({"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"})
+_NAMES = frozenset({*_BLANK, *_FROM_BYTES, "numpy.ndarray", "numpy.dtype", "_codecs.encode"})
+
+_ALLOWED = Allowed(
+    known=_NAMES, called=_NAMES, built=frozenset({*_BLANK, "numpy.dtype"})
+)  # what rebuilding a numpy array takes, in every protocol
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Anything that is not part of rebuilding a numpy array is refused before it is looked up."""
-
-    _allowed: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
+    """Nothing is looked up in any module: arrays and their types are rebuilt by the stand-ins below."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _blank
-        if module in ("numpy.core.numeric", "numpy._core.numeric") and name == "_frombuffer":
+        full = f"{module}.{name}"
+        if full in _BLANK:
+            return lambda *_: _Array()
+        if full in _FROM_BYTES:
             return _from_bytes
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        found = self._allowed.get((module, name))
+        found = {"numpy.ndarray": _Array, "numpy.dtype": _Type, "_codecs.encode": _encode}.get(full)
         if found is None:
-            raise pickle.UnpicklingError(f"it wants to use {module}.{name}, which could run code")
+            raise pickle.UnpicklingError(f"it wants to use {full}, which could run code")
         return found
 
     def persistent_load(self, _: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
 
-def _blank(kind: Any, _shape: Any, _code: Any) -> np.ndarray[Any, Any]:
-    """What numpy's own reconstruction does: an empty array whose content follows."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError("it holds something other than plain arrays")
-    return np.empty(0, np.uint8)
+class _Type:
+    """Stands in for numpy.dtype, whose own state could declare any bytes to be Python objects."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        text = code.decode("latin1") if isinstance(code, bytes) else code
+        if not isinstance(text, str) or not _PLAIN_TYPE.fullmatch(text):
+            raise pickle.UnpicklingError("it holds something other than plain numbers")
+        self.code = text.lstrip("<>=|")
+        self.order = "<"
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1]
+        text = order.decode("latin1") if isinstance(order, bytes) else order
+        self.order = text if text in ("<", ">") else "<"
+
+    def plain(self) -> np.dtype[Any]:
+        return np.dtype(self.order + self.code)
 
 
-def _from_bytes(buffer: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> np.ndarray[Any, Any]:
+class _Array:
+    """Stands in for an array until its content has come."""
+
+    def __init__(self, *_: Any) -> None:
+        self.array: np.ndarray[Any, Any] = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, columns_first, content = state
+        self.array = _rebuilt(content, dtype, shape, "F" if columns_first else "C")
+
+
+def _from_bytes(content: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> _Array:
     """The newest protocol's form of the same."""
-    array: np.ndarray[Any, Any] = np.frombuffer(buffer, dtype).reshape(shape, order=order)
+    made = _Array()
+    made.array = _rebuilt(content, dtype, shape, order)
+    return made
+
+
+def _rebuilt(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(dtype, _Type) or not isinstance(content, (bytes, bytearray)):
+        raise pickle.UnpicklingError("it holds something other than plain arrays")
+    array: np.ndarray[Any, Any] = np.frombuffer(content, dtype.plain()).reshape(
+        shape, order="F" if order == "F" else "C"
+    )
     return array
 
 
@@ -85,8 +126,9 @@ def read(path: Path, part: str | None) -> Table:
 
 def _batch(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            content = _ArraysOnly(stream, encoding="bytes").load()
+        raw = read_bytes(file, _MOST)
+        check_pickle(raw, _ALLOWED)
+        content = _ArraysOnly(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise almost anything
         raise DataError(
             describe(
@@ -98,7 +140,10 @@ def _batch(file: Path) -> dict[str, Any]:
         ) from error
     named = {}
     if isinstance(content, dict):
-        named = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
+        named = {
+            k.decode("latin1") if isinstance(k, bytes) else k: v.array if isinstance(v, _Array) else v
+            for k, v in content.items()
+        }
     pixels = named.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (3072,):
         raise DataError(
@@ -116,5 +161,19 @@ def _batch(file: Path) -> dict[str, Any]:
         ("coarse_labels", "coarse_labels"),
     ):
         if given in named:
-            batch[ours] = np.asarray(named[given], dtype=np.int64)
+            batch[ours] = _labels(named[given], file)
     return batch
+
+
+def _labels(value: Any, file: Path) -> np.ndarray[Any, Any]:
+    whole = isinstance(value, list) and all(type(label) is int and 0 <= label < 2**31 for label in value)
+    if whole or (isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"):
+        return np.asarray(value, dtype=np.int64)
+    raise DataError(
+        describe(
+            str(file),
+            expected="labels that are whole numbers",
+            found=type(value).__name__,
+            fix="use the files of the original archive",
+        )
+    )
