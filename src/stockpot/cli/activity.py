@@ -30,6 +30,8 @@ class Activity:
             "method": self._method_begins,
             "growth": self._growth,
             "step": self._step,
+            "skipped": self._skipped,
+            "setback": self._memory,
             "cooked": self._cooked,
             "failed": self._failed,
             "report": self._report,
@@ -78,6 +80,9 @@ class Activity:
             self._taken,
             total,
         )
+
+    def _skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+        self._taken += 1
 
     def _cooked(self, data: Mapping[str, Any]) -> str:
         name, self._method = self._method, ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,13 @@ class Choices(Protocol):
     def label_smoothing(self) -> float: ...
 
 
+class Step(NamedTuple):
+    """What one step found."""
+
+    loss: float  # of its batch, before the step
+    skipped: bool  # something was not finite, and nothing was changed
+
+
 class Descent:
     """Steps on `raw` (b, G) with theta = fixed + sum_k c_k d_k, one graph on the mixed model only."""
 
@@ -75,7 +82,8 @@ class Descent:
         )
         self.optimizer = self._optimizer()
         self.rates = learning_rates(choices, steps)
-        self.done = 0  # steps taken
+        self.factor = 1.0  # on every rate; less than one after a setback
+        self.done = 0  # steps taken or skipped
         self.projector = Projector(live, directions) if low_memory else None
 
     def mix(self) -> None:
@@ -127,28 +135,54 @@ class Descent:
                 parallel.add_up([self.temperature.grad])
         return total
 
-    def run(self, data: Data, batches: list[Tensor]) -> list[float]:
-        """One optimiser step for each batch of indices; returns the losses before each of them.
+    def run(self, data: Data, batches: list[Tensor]) -> list[Step]:
+        """One optimiser step for each batch of indices.
 
-        Stops after a loss that is not finite; such a step changes nothing.
+        A step whose loss, gradient or coefficients are not finite is skipped: coefficients, moments and the
+        optimiser's own count stay as they were. The schedule goes on.
         """
-        losses: list[float] = []
-        for indices in batches:
-            losses.append(self._step(data, indices))
-            if not math.isfinite(losses[-1]):
-                break
-        return losses
+        return [self._step(data, indices) for indices in batches]
 
-    def _step(self, data: Data, indices: Tensor) -> float:
-        loss = float(self.gradient(data, indices))
-        if math.isfinite(loss):
+    def _step(self, data: Data, indices: Tensor) -> Step:
+        loss = self.gradient(data, indices)
+        value, health = torch.stack([loss, self._health(loss)]).tolist()  # one wait for the device
+        skipped = not math.isfinite(health)
+        if not skipped:
             if self.choices.clip is not None:
                 nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rates[self.done]
+                group["lr"] = self.rates[self.done] * self.factor
             self.optimizer.step()
-            self.done += 1
-        return loss
+        self.done += 1
+        return Step(value, skipped)
+
+    def _health(self, loss: Tensor) -> Tensor:
+        """A number on the device that is finite exactly when this step can be taken.
+
+        Squares, because the optimiser squares gradients too: one that overflows there would stay for ever.
+        """
+        with torch.no_grad():
+            health = loss * 0 + (self.raw * 0).sum()
+            for parameter in (self.raw, self.temperature):
+                if parameter is not None and parameter.grad is not None:
+                    health = health + parameter.grad.square().sum()
+        return health
+
+    def slow(self, factor: float) -> None:
+        """Take every rate of the schedule times this."""
+        self.factor = factor
+
+    def go_back(self, raw: Tensor, temperature: float | None, done: int) -> None:
+        """Other coefficients and a fresh optimiser after `done` steps of the schedule."""
+        with torch.no_grad():
+            self.raw.copy_(raw)
+            if self.temperature is not None and temperature is not None:
+                self.temperature.fill_(temperature)
+        self._forget()
+        self.done = done
+
+    def _forget(self) -> None:
+        self.optimizer.state.clear()
 
     def close(self) -> None:
         """Take the hooks off the model."""

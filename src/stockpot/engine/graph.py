@@ -1,19 +1,18 @@
 """The whole inner step as one CUDA graph: mix, forward, backward, project, optimiser.
 
-Small models are bound by the host's launches; a graph launches once. A non-finite loss makes the fused optimiser skip
-its update on the device, so that losses need to be looked at only once per burst.
+Small models are bound by the host's launches; a graph launches once. A loss or gradient that is not finite makes the
+fused optimiser skip its update on the device, so that losses need to be looked at only once per burst.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stockpot.engine import parallel
-from stockpot.engine.descent import Choices, Descent
+from stockpot.engine.descent import Choices, Descent, Step
 from stockpot.engine.directions import Directions
 from stockpot.engine.feed import Feed
 from stockpot.engine.live import Live
@@ -44,7 +43,7 @@ class GraphDescent(Descent):
         self.feed = feed
         rates = [*self.rates, 0.0]
         self._rates = torch.tensor(rates, dtype=torch.float32, device=live.device)  # (steps + 1,)
-        self._losses = torch.zeros(len(rates), dtype=torch.float32, device=live.device)
+        self._log = torch.zeros(2, len(rates), dtype=torch.float32, device=live.device)  # loss, skipped
         self._counter = torch.zeros(1, dtype=torch.long, device=live.device)
         self._graph = self._capture()
 
@@ -67,27 +66,29 @@ class GraphDescent(Descent):
 
     def restart(self, raw: Tensor, temperature: float | None) -> None:
         """Begin another block or fold with fresh optimiser state."""
-        with torch.no_grad():
-            self.raw.copy_(raw)
-            if self.temperature is not None and temperature is not None:
-                self.temperature.fill_(temperature)
+        self.go_back(raw, temperature, 0)
+
+    def _forget(self) -> None:
+        with torch.no_grad():  # in place: the graph has these addresses
             for entries in self.optimizer.state.values():
                 for value in entries.values():
                     if isinstance(value, Tensor):
                         value.zero_()
-        self.done = 0
 
-    def run(self, data: Data, batches: list[Tensor]) -> list[float]:
+    def slow(self, factor: float) -> None:
+        if factor != self.factor:
+            super().slow(factor)
+            rates = [rate * factor for rate in self.rates] + [0.0]
+            self._rates.copy_(torch.tensor(rates, dtype=torch.float32))
+
+    def run(self, data: Data, batches: list[Tensor]) -> list[Step]:
         self._counter.fill_(self.done)
         for indices in batches:
             self.feed.put(data.rows(indices))
             self._graph.replay()
-        losses = self._losses[self.done : self.done + len(batches)].tolist()
-        for i, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                return losses[: i + 1]
+        losses, skipped = self._log[:, self.done : self.done + len(batches)].tolist()
         self.done += len(batches)
-        return losses
+        return [Step(loss, bool(flag)) for loss, flag in zip(losses, skipped, strict=True)]
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         self.done = int(values["done"])
@@ -114,11 +115,12 @@ class GraphDescent(Descent):
         loss = self._backward(self.feed.batches, sum(self.feed.sizes))
         with torch.no_grad():
             self._rate.copy_(self._rates[self._counter].squeeze())
-            self._losses.index_copy_(0, self._counter, loss.float().view(1))
+            skipped = (~torch.isfinite(self._health(loss))).float()
+            self._log.index_copy_(1, self._counter, torch.stack([loss.float(), skipped]).view(2, 1))
             self._counter += 1
         if self.choices.clip is not None:
             nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
-        self.optimizer.found_inf = (~torch.isfinite(loss)).float()  # type: ignore[attr-defined]
+        self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
 
     def _capture(self) -> torch.cuda.CUDAGraph:

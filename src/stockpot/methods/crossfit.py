@@ -22,6 +22,9 @@ from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
 from stockpot.soup import weights
 from stockpot.task import Scores
+from stockpot.task.classify import IGNORED
+
+SHOWN = 5  # classes named in a note
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
         learner = Learner(live, settings, [Track(0, data)], listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
-        return Learned(track.W, track.temperature, None, "learned", tuple(learner.history), ())
+        return Learned(
+            track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
+        )
     folds = data.folds(settings.folds, settings.seed)
     tracks = [
         Track(f, data.subset(inside), data.subset(outside)) for f, (inside, outside) in enumerate(folds)
@@ -52,9 +57,10 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     temperatures = [track.temperature for track in tracks if track.temperature is not None]
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
     history: list[object] = list(learner.history)
+    notes = (*learner.setback_notes(), *_thin_classes(data.labels, settings.folds))
     scores: dict[str, Tensor] = {"learned": _held_out_values(kitchen, live, tracks, folds)}
     if not settings.guard:
-        return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), ())
+        return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), notes)
     scores.update(_baselines(kitchen, live, settings, folds, len(data)))
     means = {name: float(values.mean()) for name, values in scores.items()}
     winner = max(means, key=lambda name: means[name])  # the first of equals: the learned one
@@ -62,13 +68,28 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     history.append(decision)
     kitchen.listen(Event("guard", {"held_out": means, "winner": winner}))
     if winner == "learned":
-        return Learned(W, temperature, Scores(scores[winner]), winner, tuple(history), ())
+        return Learned(W, temperature, Scores(scores[winner]), winner, tuple(history), notes)
     note = (
         f"the guard returned {winner} ({100 * means[winner]:.2f} on held-out data) instead of the learned soup"
         f" ({100 * means['learned']:.2f})"
     )
     W = _baseline(kitchen, live, settings, winner)
-    return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note,))
+    return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))
+
+
+def _thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:
+    """Classes that some fold is judged without, however they are spread."""
+    if labels is None:
+        return ()
+    classes, counts = torch.unique(labels[labels != IGNORED], return_counts=True)
+    thin = classes[counts < folds].tolist()
+    if not thin:
+        return ()
+    named = ", ".join(map(str, thin[:SHOWN])) + (
+        f" and {len(thin) - SHOWN} more" if len(thin) > SHOWN else ""
+    )
+    which = f"class {named} has" if len(thin) == 1 else f"classes {named} have"
+    return (f"{which} fewer than {folds} samples: some of the {folds} folds are judged without",)
 
 
 def _held_out_values(

@@ -11,22 +11,23 @@ adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) t
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from stockpot.engine import Descent, Directions, Engine, Live, parallel
+from stockpot.engine import Directions, Engine, Live
 from stockpot.engine.budget import NAMES
 from stockpot.engine.parametrisation import coefficients
-from stockpot.errors import LearningError, describe
+from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore
+from stockpot.methods import setbacks
 from stockpot.methods.blocks import schedule
 from stockpot.methods.settings import Settings, block_size_for
 from stockpot.methods.state import NoStore, StateStore
 from stockpot.methods.track import Track, steps_for
+from stockpot.methods.visit import Visit
 from stockpot.methods.visits import Visits
 from stockpot.soup import weights
 
@@ -72,6 +73,11 @@ class Learner:
     @property
     def history(self) -> list[Mapping[str, Any]]:
         return self.visits.history
+
+    def setback_notes(self) -> tuple[str, ...]:
+        """What a reader of the result must know about steps that could not be taken."""
+        steps = len(self.blocks) * sum(steps_for(self.settings, len(track.data)) for track in self.tracks)
+        return setbacks.notes([track.setbacks for track in self.tracks], steps)
 
     def run(self) -> None:
         """Learn every track; afterwards `track.W`, `track.theta` and `track.raw` hold the result."""
@@ -153,6 +159,7 @@ class Learner:
             track.theta = mean.clone() if len(self.tracks) > 1 else self._active
             track.W = self._W_mean.clone()
             track.temperature = 1.0 if s.temperature else None
+            track.held_out_loss, track.setbacks = float("inf"), setbacks.Setbacks()
 
     def _load(self, block: list[int], track: Track, t: int) -> Directions:
         s, pool = self.settings, self.live.pool
@@ -185,8 +192,8 @@ class Learner:
         if key in self.visits.done:
             after = self.visits.recall(key, track)[at : at + len(block)]
         else:
-            after = self._descend(t, directions, track, before)
-            self.visits.add(key, after, track.temperature, _finite(track.held_out_loss))
+            after = self._learn(t, block, directions, track, before)
+            self.visits.add(key, after, track)
         new = coefficients(after.to(live.device), self.simplex)
         directions.mix(theta, new, out=theta)
         if theta is not track.theta:
@@ -205,128 +212,27 @@ class Learner:
         after[block] += change
         return after
 
-    def _descend(self, t: int, directions: Directions, track: Track, raw: Tensor) -> Tensor:
-        s, task = self.settings, self.live.task
-        steps = steps_for(s, len(track.data))
+    def _learn(self, t: int, block: list[int], directions: Directions, track: Track, raw: Tensor) -> Tensor:
+        """The coefficients (b, G) a track ends its visit with."""
+        steps = steps_for(self.settings, len(track.data))
         descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
         self._prefetch(t)
-        begin, best = 0, (track.held_out_loss, raw, track.temperature)
-        if self.visits.partial is not None:
-            begin, best = self._continue(descent)
-        every = max(1, steps // s.evaluations)
-        good = (raw, track.temperature)
-        accelerators = [self.live.device] if self.live.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=accelerators), task.learning():
-            if begin == 0 and track.held_out is not None and t == 0:
-                best = (self._held_out(descent, track, t, 0), raw, track.temperature)
-            j = begin
-            while j < steps:
-                # Up to the next evaluation, at most as many steps as the engine likes to take at once.
-                stop = steps if track.held_out is None else min(steps, (j // every + 1) * every)
-                stop = min(stop, j + descent.burst)
-                _seed(self.live.device, self._data_seed(track) * 1_000_000_007 + t * steps + j)
-                now = (descent.raw.detach().cpu().clone(), _value(descent.temperature))
-                batches = [
-                    track.data.order(self._data_seed(track), t * steps + i, s.batch_size)
-                    for i in range(j, stop)
-                ]
-                for loss in descent.run(track.data, batches):
-                    if not math.isfinite(loss):
-                        keep = good if track.held_out is None else best[1:]
-                        raise self._stopped(t, j, str(loss), track, directions, keep[0])
-                    self._tell(
-                        "step", block=t, fold=track.number, step=j, of=steps, loss=loss, lr=descent.rates[j]
-                    )
-                    j += 1
-                good = now
-                if track.held_out is not None and (j % every == 0 or j == steps):
-                    loss = self._held_out(descent, track, t, j)
-                    if loss < best[0]:
-                        best = (loss, descent.raw.detach().cpu().clone(), _value(descent.temperature))
-                if self.visits.due():
-                    self._keep(descent, j, best)
-                    self.visits.save()
-        if track.held_out is None:
-            best = (float("inf"), descent.raw.detach().cpu().clone(), _value(descent.temperature))
-            if not (bool(best[1].isfinite().all()) and math.isfinite(best[2] or 0.0)):
-                raise self._stopped(t, steps - 1, "a gradient that is not", track, directions, good[0])
-        track.held_out_loss, after, track.temperature = best
-        return after
-
-    def _held_out(self, descent: Descent, track: Track, t: int, step: int) -> float:
-        """Mean loss on the fold left out, at the current coefficients."""
-        assert track.held_out is not None
-        task, data = self.live.task, track.held_out
-        descent.mix()
-        total = torch.zeros((), dtype=torch.float64, device=self.live.device)
-        with torch.no_grad():
-            # Pieces of equal size: a last batch of two samples would spoil batch statistics.
-            for piece in torch.arange(len(data)).tensor_split(-(-len(data) // task.batch_size)):
-                mine = parallel.share(piece)
-                if len(mine):
-                    batch = task.to_device(data.batch(mine))
-                    total += task.loss(batch, temperature=descent.temperature).double() * len(mine)
-        parallel.add_up([total])
-        loss = float(total) / len(data)
-        self._tell("held_out", block=t, fold=track.number, step=step, loss=_finite(loss))
-        return loss if loss == loss else float("inf")
-
-    def _stopped(
-        self, t: int, j: int, found: str, track: Track, directions: Directions, best: Tensor
-    ) -> LearningError:
-        # The visit is undone to the best coefficients it had (b, G), so that what was learned is not lost.
-        block = self.blocks[t]
-        change = coefficients(best, self.simplex) - coefficients(track.raw[block], self.simplex)
-        W = self._followed(track.W, block, directions, change.double().cpu())
-        return LearningError(
-            describe(
-                f"loss at block {t + 1} of {len(self.blocks)}, step {j + 1}"
-                + (f", fold {track.number + 1}" if len(self.tracks) > 1 else ""),
-                expected="a finite number",
-                found=found,
-                fix="lower lr, check the data for NaN, or use fp32 instead of fp16 autocast; the best soup so far is"
-                " in the error's .best",
-            ),
-            best=W,
-        )
-
-    def _data_seed(self, track: Track) -> int:
-        return self.settings.seed * 1009 + track.number
+        visit = Visit(
+            t, track, descent, raw, steps,
+            live=self.live, settings=self.settings, visits=self.visits, tell=self._tell,
+        )  # fmt: skip
+        try:
+            found = visit.run()
+        except LearningError as error:
+            # The visit is undone to the best coefficients it had, so that what was learned is not lost.
+            change = coefficients(error.best, self.simplex) - coefficients(track.raw[block], self.simplex)
+            error.best = self._followed(track.W, block, directions, change.double().cpu())
+            raise
+        track.temperature = found.temperature
+        if track.held_out is not None:
+            track.held_out_loss = found.loss
+        return found.raw
 
     def _tell(self, kind: str, **data: Any) -> None:
         self.history.append({"kind": kind, **data})
         self.listen(Event(kind, data))
-
-    def _keep(self, descent: Descent, step: int, best: tuple[float, Tensor, float | None]) -> None:
-        tensors, values = descent.state()
-        tensors["best"] = best[1]
-        self.visits.partial = (
-            tensors,
-            {**values, "step": step, "best_loss": _finite(best[0]), "best_temperature": best[2]},
-        )
-
-    def _continue(self, descent: Descent) -> tuple[int, tuple[float, Tensor, float | None]]:
-        assert self.visits.partial is not None
-        tensors, values = self.visits.partial
-        descent.restore(tensors, values)
-        loss = float("inf") if values["best_loss"] is None else values["best_loss"]
-        self.visits.partial = None
-        return values["step"], (loss, tensors["best"], values["best_temperature"])
-
-
-def _value(temperature: Tensor | None) -> float | None:
-    return None if temperature is None else float(temperature.detach())
-
-
-def _seed(device: torch.device, value: int) -> None:
-    """For losses that draw numbers: they depend on the step, not on what ran before."""
-    # Not torch.manual_seed: where CUDA is not in use yet, it formats and keeps a stack trace at every call.
-    torch.default_generator.manual_seed(value % 2**63)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(value % 2**63)
-
-
-def _finite(value: float) -> float | None:
-    """What JSON can hold."""
-    return value if math.isfinite(value) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
 from stockpot.task import Data
 
@@ -22,6 +23,7 @@ class Track:
     W: Tensor = field(init=False)  # (K, G) its mixing weights, float64
     temperature: float | None = None
     held_out_loss: float = float("inf")
+    setbacks: Setbacks = field(default_factory=Setbacks)
 
 
 def steps_for(settings: Settings, samples: int) -> int:

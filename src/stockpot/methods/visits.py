@@ -7,12 +7,14 @@ same order. So a state is kilobytes for any model.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
@@ -29,14 +31,20 @@ class Visits:
         self.history: list[Mapping[str, Any]] = []
         self.done: dict[str, Tensor] = {}
         self.partial: Partial | None = None  # of the visit under way
-        self._values: dict[str, dict[str, float | None]] = {}
+        self._values: dict[str, dict[str, Any]] = {}
         self._settings = settings
         self._store = store
         self._saved_at = time.monotonic()
 
-    def add(self, key: str, raw: Tensor, temperature: float | None, held_out: float | None) -> None:
+    def add(self, key: str, raw: Tensor, track: Track) -> None:
+        """What a track ended a visit with."""
+        held_out = track.held_out_loss if math.isfinite(track.held_out_loss) else None
         self.done[key] = raw
-        self._values[key] = {"temperature": temperature, "held_out": held_out}
+        self._values[key] = {
+            "temperature": track.temperature,
+            "held_out": held_out,
+            "setbacks": track.setbacks.to_json(),
+        }
         self.partial = None
         self.save()
 
@@ -45,6 +53,7 @@ class Visits:
         values = self._values[key]
         track.temperature = values["temperature"]
         track.held_out_loss = float("inf") if values["held_out"] is None else values["held_out"]
+        track.setbacks = Setbacks.from_json(values["setbacks"])
         return self.done[key]
 
     def finished(self, tracks: list[Track]) -> int:
