@@ -101,6 +101,22 @@ def zoo(
     return pool, Task(build(), samples(), **task)
 
 
+MARK = 1e4  # an input that large makes the loss of its batch NaN
+
+
+def marked_loss(model: nn.Module, batch: Any) -> Tensor:
+    x, y = batch
+    loss = nn.functional.cross_entropy(model(x.clamp(-9, 9)), y)
+    return torch.where((x == MARK).any(), torch.full_like(loss, torch.nan), loss)
+
+
+def marked(count: int, n: int = 48, device: str = "cpu") -> Task:
+    """A task whose last samples spoil every batch they are in, on any device and inside a captured graph."""
+    x, y = samples(n)
+    x[n - count :, 0] = MARK  # not the first, on which the loss is tried before learning begins
+    return Task(mlp().to(device), (x, y), loss=marked_loss, batch_size=8)
+
+
 @contextmanager
 def learning(
     pool: Pool,

@@ -19,7 +19,7 @@ from stockpot.methods import cook
 from stockpot.methods.settings import settings_for
 from stockpot.pool import Pool
 from stockpot.task import Task
-from zoo import fine_tunes, layout_of, mlp, samples, write
+from zoo import fine_tunes, layout_of, marked, mlp, samples, write
 
 pytestmark = [
     pytest.mark.gpu,
@@ -245,3 +245,61 @@ def test_resumed_equals_uninterrupted_on_the_gpu(tmp_path: Path) -> None:
         assert whole.soup is not None
         assert again.soup is not None
         assert torch.equal(whole.soup.W, again.soup.W)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "sgd", "momentum": 0.9}, {"clip": 0.01}, {"low_memory": True}], ids=str
+)
+def test_a_skipped_step_leaves_no_trace_in_the_graph(tmp_path: Path, settings: dict[str, Any]) -> None:
+    pool, task = write(tmp_path, fine_tunes(mlp, 3)), marked(1, device="cuda")
+    chosen = settings_for("hl+", directions="fp32", schedule="constant", steps=20, batch_size=8, **settings)
+    good = [torch.arange(start, start + 8) for start in (0, 8, 16)]
+    bad = torch.arange(40, 48)
+    found = []
+    for batches in (good, [bad, good[0], bad, bad, *good[1:]]):
+        with Live(task, pool, layout_of(pool)) as live, task.learning():
+            engine = Engine(live, chosen, task.fit, block_size=3)
+            mean = engine.loader.mean()
+            directions = engine.loader.load([0, 1, 2], mean)
+            raw = torch.zeros(3, len(live.layout))
+            descent = engine.descent(directions, mean.cuda(), raw, None, 20, task.fit)
+            assert descent.path == "CUDA graph"
+            steps = descent.run(task.fit, batches)
+            assert [step.skipped for step in steps] == [batch is bad for batch in batches]
+            found.append(descent.state()[0])
+            engine.close()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert (found[0]["raw"] != 0).any()
+
+
+@pytest.mark.parametrize("method", ["mehl+", "crossfit"])
+def test_bad_numbers_mean_the_same_on_gpu_and_cpu(tmp_path: Path, method: str) -> None:
+    """The same steps are skipped, and the way back is taken after the same one."""
+    pool = write(tmp_path, fine_tunes(mlp, 4))
+    options: dict[str, Any] = {
+        "steps": 150,
+        "batch_size": 4,
+        "lr": 0.05,
+        "block_size": 2,
+        "directions": "fp32",
+    }
+    if method == "crossfit":
+        options |= {"steps": 70, "folds": 2, "evaluations": 5, "guard": False}
+    results = [
+        cook(pool, marked(1, device=device), method, graphs=graphs, **options)
+        for device, graphs in (("cpu", True), ("cuda", True), ("cuda", False))
+    ]
+    places = [
+        [
+            (h["kind"], h["block"], h["fold"], h["step"])
+            for h in r.history
+            if h["kind"] in ("skipped", "setback")
+        ]
+        for r in results
+    ]
+    assert "setback" in {kind for kind, *_ in places[0]}
+    assert places[0] == places[1] == places[2]
+    assert results[0].notes == results[1].notes == results[2].notes
+    weights = [r.soup.W for r in results if r.soup is not None]
+    assert (weights[0] - weights[1]).abs().max() < 5e-3
+    assert (weights[0] - weights[2]).abs().max() < 5e-3

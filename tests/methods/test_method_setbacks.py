@@ -18,22 +18,7 @@ from stockpot.errors import LearningError, MethodError
 from stockpot.methods.setbacks import HALVINGS, IN_A_ROW, Setbacks, notes
 from stockpot.methods.settings import settings_for
 from stockpot.pool import Pool
-from zoo import fine_tunes, learning, mlp, samples, write, zoo
-
-MARK = 1e4  # an input that large makes the loss of its batch NaN
-
-
-def marked_loss(model: nn.Module, batch: Any) -> Tensor:
-    x, y = batch
-    loss = nn.functional.cross_entropy(model(x.clamp(-9, 9)), y)
-    return torch.where((x == MARK).any(), torch.full_like(loss, torch.nan), loss)
-
-
-def marked(count: int, n: int = 48) -> Task:
-    x, y = samples(n)
-    x[:count, 0] = MARK
-    # The first batch is what the loss is tried on before learning begins; it must be sound.
-    return Task(mlp(), (x.flip(0), y.flip(0)), loss=marked_loss, batch_size=8)
+from zoo import fine_tunes, learning, marked, mlp, samples, write, zoo
 
 
 class Script:
