@@ -1,0 +1,1 @@
+"""From package files to what the recipes read; needs no network."""

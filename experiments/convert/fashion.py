@@ -1,0 +1,43 @@
+"""Fashion-MNIST, in idx files before and after: the training images are divided, nothing else changes."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from convert.parts import Array, divide
+
+SIZES = {"fit": 5000, "dev": 5000}
+RANKS = {"images": 3, "labels": 1}
+
+
+def convert(read: Callable[[str], bytes], out: Path, sizes: dict[str, int] | None = None) -> None:
+    """`out/images/{train,fit,dev,test}-{images-idx3,labels-idx1}-ubyte`."""
+    folder = out / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
+    parts = divide(train["labels"].astype(np.int64), sizes or SIZES, "train")
+    for what, rank in RANKS.items():
+        for part, rows in parts.items():
+            _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
+        test = _parse(read(f"t10k-{what}-idx{rank}-ubyte.gz"), rank)
+        _write(folder / f"test-{what}-idx{rank}-ubyte", test)
+
+
+def _parse(content: bytes, rank: int) -> Array:
+    """Two zero bytes, type 8 (uint8), the rank, the shape as big-endian numbers, the values."""
+    raw = gzip.decompress(content)
+    if raw[:4] != bytes((0, 0, 8, rank)):
+        raise ValueError(
+            f"expected an idx file of uint8 with {rank} dimensions, found bytes {raw[:4].hex(' ')}"
+        )
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=rank, offset=4))
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
+
+
+def _write(path: Path, values: Array) -> None:
+    header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
+    path.write_bytes(header + values.tobytes())
