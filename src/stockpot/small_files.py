@@ -19,12 +19,12 @@ def read_bytes(path: Path, limit: int = LIMIT) -> bytes:
     """The content. Raises OSError or ValueError and nothing else."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # does not wait for a FIFO's writer
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"more than {limit:,} bytes, which is no such file")
-    return content
+        if status.st_size > limit:
+            raise ValueError(f"{status.st_size:,} bytes, more than such a file has")
+        return file.read(status.st_size)
 
 
 def read_text(path: Path, limit: int = LIMIT) -> str:

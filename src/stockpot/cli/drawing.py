@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stockpot.cli.activity import Activity
+from stockpot.cli.shell import harmless
 from stockpot.events import Event, Listener
 
 EVERY = 5.0  # seconds between plain lines about work in progress
@@ -39,12 +40,14 @@ def drawing() -> Iterator[Listener]:
             nonlocal last
             line = activity.hear(event)
             if line is not None:
-                bars.console.print(line, markup=False, highlight=False)
+                bars.console.print(harmless(line), markup=False, highlight=False)
             now = time.monotonic()
             if line is not None or now - last > REFRESH:
                 last = now
                 total = activity.total or None
-                bars.update(task, description=activity.text[:60], completed=activity.done, total=total)
+                bars.update(
+                    task, description=harmless(activity.text[:60]), completed=activity.done, total=total
+                )
 
         yield listen
 
@@ -63,5 +66,5 @@ class _Plain:
             )
             line = f"{self._activity.text}{share}"
         if line is not None:
-            print(line, file=sys.stderr, flush=True)
+            print(harmless(line), file=sys.stderr, flush=True)
             self._last = now

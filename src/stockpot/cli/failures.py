@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import typer
 
 from stockpot import signals
+from stockpot.cli.shell import harmless
 from stockpot.errors import StockpotError, WriteError
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -106,7 +107,7 @@ def _stoppable() -> Iterator[None]:
 
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
-        typer.echo(text, err=True)
+        typer.echo(harmless(text), err=True)
 
 
 def _no_memory(error: Exception) -> bool:

@@ -9,21 +9,32 @@ from pathlib import Path
 from typing import Any
 
 
+def harmless(text: str) -> str:
+    """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
+    return "".join(char if char.isprintable() or char in "\n\t" else _code(char) for char in text)
+
+
+def _code(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
 def say(text: str = "") -> None:
-    print(text)
+    print(harmless(text))
 
 
 def note(text: str) -> None:
     """For people only: kept out of what a program reads from stdout."""
-    print(text, file=sys.stderr)
+    print(harmless(text), file=sys.stderr)
 
 
 def document(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    print("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> None:
     """First column to the left, the rest to the right; row `marked` stands out."""
+    rows = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
     if not sys.stdout.isatty():
         _plain(headings, rows, marked)
         return

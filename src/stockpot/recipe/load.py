@@ -12,16 +12,19 @@ from stockpot.errors import RecipeError
 from stockpot.recipe.problems import problems
 from stockpot.recipe.schema import Recipe
 from stockpot.recipe.yaml_text import parse
+from stockpot.small_files import read_text
+
+_MOST = 2**20  # bytes; a recipe has fifteen lines
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Overrides are `section.key=value` with YAML values, applied before anything is checked."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, _MOST)
     except FileNotFoundError as error:
         raise RecipeError(f"{file}: there is no such recipe") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from error
     content = parse(text, str(file))
     if not isinstance(content, dict):

@@ -9,6 +9,8 @@ import yaml
 
 from stockpot.errors import RecipeError
 
+_MOST_VALUES = 100_000
+
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2: PyYAML's own 1.1 reads `no` as false and `1e-3` as text."""
@@ -63,7 +65,11 @@ def parse(text: str, where: str) -> Any:
     """Plain values only; a syntax error says line and column."""
     loader = _Loader(text)
     try:
-        return loader.get_single_data()
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, {})
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -73,6 +79,28 @@ def parse(text: str, where: str) -> Any:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
     finally:
         loader.dispose()
+
+
+def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node has when every alias is written out.
+
+    A few lines of aliases to aliases can mean billions, and an alias may contain itself.
+    """
+    if id(node) in sizes:
+        if sizes[id(node)] == 0:
+            raise ValueError("an alias stands for something that contains it")
+        return sizes[id(node)]
+    sizes[id(node)] = 0  # under way
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        inside = list(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+    size = 1 + sum(_check_size(part, sizes) for part in inside)
+    if size > _MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
+    sizes[id(node)] = size
+    return size
 
 
 def dump(value: Any) -> str:

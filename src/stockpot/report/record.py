@@ -6,7 +6,6 @@ that is there and cannot be understood is one.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stockpot import small_files
 from stockpot.errors import RunError, describe
 from stockpot.report.words import Metric, clean
 
@@ -207,7 +207,7 @@ def _json(path: Path, default: Any = None) -> Any:
     if default is not None and not path.is_file():
         return default
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = small_files.read_json(path)
     except (OSError, ValueError) as error:
         raise _broken(path, "readable JSON", str(error)) from error
     if not isinstance(value, dict):

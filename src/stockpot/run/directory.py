@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from stockpot import atomic
+from stockpot import atomic, small_files
 from stockpot._version import __version__
 from stockpot.disk import LOCK, Lock
 from stockpot.errors import RunError, WriteError, describe
@@ -172,7 +171,7 @@ def read_json(path: Path) -> Any:
     if not path.exists():
         return None
     with readable(path):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return small_files.read_json(path)
 
 
 @contextlib.contextmanager
@@ -247,9 +246,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _same(path: Path, run: Mapping[str, Any], identity: Identity) -> None:
-    changed = []
     if run.get("kind") != identity.kind:
-        changed.append(f"kind: {run.get('kind')} -> {identity.kind}")
+        raise RunError(
+            describe(
+                f"output directory {path}",
+                expected=f"a directory of its own for {identity.kind}",
+                found=f"an earlier run of {run.get('kind')}, which stays as it is",
+                fix=f"add --out {path.name}-{identity.kind}, or replace that run with --overwrite",
+            )
+        )
+    changed = []
     if run.get("recipe_digest") != identity.recipe_digest:
         file = path / RECIPE
         earlier = parse(file.read_text(encoding="utf-8"), str(file)) if file.exists() else {}

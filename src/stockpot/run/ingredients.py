@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from stockpot import atomic
+from stockpot import atomic, small_files
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
-from stockpot.pool import Pool
+from stockpot.pool import Pool, PoolFacts
 from stockpot.run.directory import POOL, RunDirectory, read_json, readable, refused
 from stockpot.run.distances import distances
 from stockpot.run.scores import decode, encode, number
@@ -41,7 +41,7 @@ def describe_pool(pool: Pool, layout: Layout, listen: Listener) -> dict[str, Any
             }
             for name, checkpoint, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True)
         ],
-        "parameters": sum(spec.numel for spec in pool.specs.values()),
+        "parameters": count_parameters(pool, facts),
         "tensors": len(pool.specs),
         "dtypes": dict(dtypes.most_common()),
         "frozen": sorted(facts.frozen),
@@ -49,14 +49,27 @@ def describe_pool(pool: Pool, layout: Layout, listen: Listener) -> dict[str, Any
         "duplicates": [list(group) for group in facts.duplicates],
         "distances": [[number(d) for d in row] for row in measured.pairs.tolist()],
         "to_mean": [number(d) for d in measured.to_mean.tolist()],
+        "norms": [number(d) for d in measured.norms.tolist()],
     }
+
+
+def count_parameters(pool: Pool, facts: PoolFacts) -> int:
+    """What is learned: no running statistics, no counters, and tied tensors once."""
+    again = {name for names in facts.tied for name in names[1:]}
+    return sum(
+        spec.numel
+        for name, spec in pool.specs.items()
+        if name not in again
+        and name not in pool.statistics
+        and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    )
 
 
 def trial_settings(path: Path) -> dict[str, Any] | None:
     """What `stockpot finetune` wrote beside a checkpoint about its training."""
     beside = path.with_name(f"{path.name}.json") if path.is_dir() else path.with_suffix(".json")
     try:
-        value = json.loads(beside.read_text(encoding="utf-8"))
+        value = small_files.read_json(beside)
     except (OSError, ValueError):
         return None
     settings = value.get("settings") if isinstance(value, dict) else None

@@ -69,9 +69,8 @@ def _folder(directory: RunDirectory, method: str | None) -> Path:
                 fix="finish it by calling the same command again, or name one of its methods with --method",
             )
         )
-    folder = directory.method(name)
-    if not (folder / RECORD).is_file():
-        known = sorted(path.parent.name for path in (directory.path / METHODS).glob(f"*/{RECORD}"))
+    known = sorted(path.parent.name for path in (directory.path / METHODS).glob(f"*/{RECORD}"))
+    if slug(str(name)) not in known:  # in particular no path out of the run
         raise RunError(
             describe(
                 f"method {name!r} of run {directory.path}",
@@ -80,8 +79,7 @@ def _folder(directory: RunDirectory, method: str | None) -> Path:
                 fix="choose one of these with --method",
             )
         )
-    assert slug(name) == folder.name
-    return folder
+    return directory.method(name)
 
 
 def _compare(first: Path, second: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from stockpot.adapters.data.columns import Column, Table, not_there
-from stockpot.errors import DataError, describe
+from stockpot.errors import CheckpointError, DataError, describe
 
 _FILES = (".npz", ".safetensors")
+_INFLATION = 100  # times its size that an archive may unfold to
 
 
 def read(path: Path, part: str | None) -> Table:
@@ -60,7 +61,7 @@ def _load(path: Path) -> dict[str, Column]:
     if path.is_dir():
         files = sorted(path.glob("*.npy"))
         if files:
-            return {file.stem: _checked(file, file.stem, np.load(file, allow_pickle=False)) for file in files}
+            return {file.stem: _checked(file, file.stem, _npy(file)) for file in files}
         known = _files(path)
         if len(known) == 1:
             return _load(path / known[0])
@@ -78,9 +79,12 @@ def _load(path: Path) -> dict[str, Column]:
         return _safetensors(path)
     if path.suffix == ".npz":
         try:
+            _check_inflated(path)
             with np.load(path, allow_pickle=False) as content:
                 return {name: _checked(path, name, content[name]) for name in content.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can raise almost anything
             raise _unreadable(path, error) from error
     raise DataError(
         describe(
@@ -92,20 +96,39 @@ def _load(path: Path) -> dict[str, Column]:
     )
 
 
+def _npy(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        if not path.is_file():
+            raise OSError("not a regular file")
+        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    return array
+
+
+def _check_inflated(path: Path) -> None:
+    """Zeros shrink a thousandfold: a small archive may hold more than the machine. Data worth having does not."""
+    with zipfile.ZipFile(path) as archive:
+        total = sum(record.file_size for record in archive.infolist())
+    if total > max(_INFLATION * path.stat().st_size, 2**28):
+        raise ValueError(f"{total:,} bytes in an archive of {path.stat().st_size:,}")
+
+
 def _safetensors(path: Path) -> dict[str, Column]:
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from stockpot.pool.safetensors_format import open_safetensors
 
     try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
+        file = open_safetensors(path)
+        tensors = {name: file.read(name) for name in file.specs}
+        halves = (torch.bfloat16, torch.float16)
+        return {
+            name: _checked(path, name, (tensor.float() if tensor.dtype in halves else tensor).numpy())
+            for name, tensor in tensors.items()
+        }
+    except (CheckpointError, TypeError) as error:
         raise _unreadable(path, error) from error
-    halves = (torch.bfloat16, torch.float16)
-    return {
-        name: _checked(path, name, (tensor.float() if tensor.dtype in halves else tensor).numpy())
-        for name, tensor in tensors.items()
-    }
 
 
 def _checked(path: Path, name: str, array: np.ndarray[Any, Any]) -> Column:

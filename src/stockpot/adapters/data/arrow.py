@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from stockpot.adapters.data.columns import Column, Table, not_there
 from stockpot.adapters.extras import need
 from stockpot.errors import DataError, describe
+from stockpot.small_files import read_json
 
 
 def read_parquet(file: Path) -> Table:
@@ -18,6 +18,7 @@ def read_parquet(file: Path) -> Table:
     parquet = need("pyarrow.parquet")
     try:
         table = parquet.read_table(file)
+        table.validate(full=True)
     except Exception as error:
         raise DataError(
             describe(
@@ -31,22 +32,53 @@ def read_dataset(path: Path, part: str | None) -> Table:
     """Read without the datasets library, whose loading of old formats can run code."""
     folder = _folder(path, part)
     pyarrow = need("pyarrow")
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    tables = []
-    for entry in state["_data_files"]:
-        name = entry["filename"]
-        if Path(name).name != name or not (folder / name).is_file():
+    tables = [_stream(folder / name, pyarrow) for name in _files(folder)]
+    try:
+        return Table(str(folder), _columns(pyarrow.concat_tables(tables)))
+    except pyarrow.ArrowException as error:
+        raise _broken(folder, error) from error
+
+
+def _files(folder: Path) -> list[str]:
+    listing = folder / "state.json"
+    try:
+        names = [entry["filename"] for entry in read_json(listing)["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(listing, error) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise DataError(
                 describe(
-                    str(folder / "state.json"),
+                    str(listing),
                     expected="names of files in that folder",
-                    found=repr(name),
+                    found=repr(name)[:120],
                     fix="save the dataset again with save_to_disk",
                 )
             )
-        with pyarrow.memory_map(str(folder / name)) as source:
-            tables.append(pyarrow.ipc.open_stream(source).read_all())
-    return Table(str(folder), _columns(pyarrow.concat_tables(tables)))
+    return names
+
+
+def _stream(file: Path, pyarrow: Any) -> Any:
+    """One file of a dataset. Arrow trusts the offsets in it unless it is asked to look."""
+    try:
+        with pyarrow.memory_map(str(file)) as source:
+            table = pyarrow.ipc.open_stream(source).read_all()
+        table.validate(full=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _broken(file, error) from error
+    return table
+
+
+def _broken(file: Path, error: Exception) -> DataError:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(
+        describe(
+            str(file),
+            expected="part of a dataset written by save_to_disk",
+            found=said,
+            fix="save the dataset again with save_to_disk",
+        )
+    )
 
 
 def _folder(path: Path, part: str | None) -> Path:
@@ -55,7 +87,7 @@ def _folder(path: Path, part: str | None) -> Path:
         raise not_there(str(path), expected)
     listing = path / "dataset_dict.json"
     if listing.is_file():
-        splits = json.loads(listing.read_text(encoding="utf-8"))["splits"]
+        splits = _splits(listing)
         if part is None and len(splits) == 1:
             part = splits[0]
         if part not in splits:
@@ -73,6 +105,16 @@ def _folder(path: Path, part: str | None) -> Path:
             describe(str(folder), expected=expected, found="no state.json", fix="use dataset.save_to_disk")
         )
     return folder
+
+
+def _splits(listing: Path) -> list[str]:
+    try:
+        splits = read_json(listing)["splits"]
+        if not isinstance(splits, list) or not all(isinstance(s, str) and Path(s).name == s for s in splits):
+            raise ValueError("splits that are no plain names")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(listing, error) from error
+    return splits
 
 
 def _columns(table: Any) -> dict[str, Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from pathlib import Path
@@ -12,8 +13,11 @@ import numpy as np
 
 from stockpot.adapters.data.columns import Table, not_there
 from stockpot.errors import DataError, describe
+from stockpot.small_files import read_bytes
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MOST = 2**36  # bytes
+_INFLATION = 100  # times its size that a gzipped file may unfold to
 _PREFIXES = {"test": ("test", "t10k"), "train": ("train",)}
 
 
@@ -47,11 +51,23 @@ def _find(path: Path, part: str, what: str) -> Path:
     return wanted[0]
 
 
+def _unfolded(packed: bytes) -> bytes:
+    """Zeros shrink a thousandfold: a small file may hold more than the machine. Images do not."""
+    most = max(_INFLATION * len(packed), 2**28)
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
+        raw = stream.read(most + 1)
+    if len(raw) > most:
+        raise ValueError(f"more than {most:,} bytes in a file of {len(packed):,}")
+    return raw
+
+
 def read_idx(file: Path) -> np.ndarray[Any, Any]:
     """The header says type and shape; the length must agree with it."""
     try:
-        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        raw = read_bytes(file, _MOST)
+        if file.suffix == ".gz":
+            raw = _unfolded(raw)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(
             describe(str(file), expected="an idx file", found=str(error), fix="download it again")
         ) from error

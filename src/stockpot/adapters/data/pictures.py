@@ -18,7 +18,11 @@ from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, ignore, progress
+from stockpot.small_files import read_bytes
 
+# By content, whatever the name says. Not EPS among others, which would start another program.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_MOST = 2**28  # bytes of one encoded image
 _MODES = {1: "L", 3: "RGB"}
 _AT_ONCE = 32  # images a thread decodes before it tells
 
@@ -155,9 +159,8 @@ def _open(item: Any, folder: Path, pil: Any) -> Any:
     if isinstance(item, dict):  # an image of a Hugging Face dataset
         source = item.get("bytes") or item.get("path")
     try:
-        if isinstance(source, bytes):
-            return pil.open(io.BytesIO(source))
-        with pil.open(folder / source) as picture:
+        encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _MOST)
+        with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
             picture.load()
             return picture
     except FileNotFoundError as error:

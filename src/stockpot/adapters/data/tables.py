@@ -115,7 +115,7 @@ def _jsonl(file: Path) -> dict[str, Column]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(
                     describe(
                         f"{file}, line {number}", expected="JSON", found=str(error), fix="correct the line"

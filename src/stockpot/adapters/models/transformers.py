@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,22 @@ from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
 from stockpot.adapters.models.processor import image_input
 from stockpot.adapters.quiet import no_bars
 from stockpot.errors import TaskError, describe
+from stockpot.pool import open_checkpoint
+from stockpot.small_files import read_json
 
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+)
+# What a configuration may say to make the library fetch or import code of others.
+_CODE = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "custom_pipelines",
 )
 
 
@@ -34,13 +44,18 @@ def load(
     transformers = need("transformers")
     content, folder = _content(source)
     content.update(options)
+    for key in _CODE:
+        if key not in options or "/" in str(
+            options[key]
+        ):  # a name with a slash is a place to fetch code from
+            content.pop(key, None)
     if classes is not None:
         _set_classes(content, classes)
     kind = content.pop("model_type", None)
     config = _try(f"model type {kind!r}", lambda: transformers.AutoConfig.for_model(kind, **content))
     builder = _class(transformers, auto_class, content)
-    has_weights = folder is not None and any((folder / name).is_file() for name in _WEIGHTS)
-    if pretrained and has_weights:
+    if pretrained and folder is not None and any((folder / name).is_file() for name in _WEIGHTS):
+        open_checkpoint(folder)  # as safely as a pool: what we refuse, the library does not get to see
         model = _pretrained(transformers, builder, folder, config, classes is not None)
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
@@ -97,7 +112,7 @@ def _content(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path | None
             )
         )
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError) as error:
         raise TaskError(
             describe(str(file), expected="a JSON configuration", found=str(error), fix="correct the file")
@@ -112,6 +127,13 @@ def _content(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path | None
             )
         )
     return content, file.parent
+
+
+def _object(file: Path) -> dict[str, Any]:
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content
 
 
 def _set_classes(content: dict[str, Any], classes: int) -> None:
@@ -166,7 +188,7 @@ def _image(folder: Path | None, config: Any) -> ImageInput | None:
     if folder is not None:
         for name in ("preprocessor_config.json", "processor_config.json"):
             if (folder / name).is_file():
-                content = json.loads((folder / name).read_text(encoding="utf-8"))
+                content = _try(str(folder / name), partial(_object, folder / name))
                 content = content.get("image_processor", content)
                 if {"image_mean", "size", "do_normalize", "do_resize"} & set(content):
                     return image_input(content, channels)
