@@ -153,6 +153,7 @@ def _pool(labels: list[str], own: NDArray[np.float64], rng: np.random.Generator)
         "duplicates": [],
         "distances": pairs.tolist(),
         "to_mean": np.linalg.norm(places - places.mean(axis=0), axis=1).tolist(),
+        "norms": np.linalg.norm(places, axis=1).tolist(),
     }
 
 

@@ -87,6 +87,7 @@ def test_every_part_is_there(complete: Path) -> None:
         "Glossary",
         "8.0 GiB",
         "22.7 million parameters",
+        "For scale: the weights themselves have a norm of",
     ):
         assert part in found.text, part
     for term in ("Soup", "Ingredient", "Held-out", "Extrapolated"):

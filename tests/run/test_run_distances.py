@@ -27,6 +27,7 @@ def test_distances_equal_the_definition_for_close_models_far_from_zero(tmp_path:
             assert float(found.pairs[i, j]) == pytest.approx(float((flat[i] - flat[j]).norm()), rel=1e-9)
     mean = torch.stack(flat).mean(dim=0)
     assert found.to_mean.tolist() == pytest.approx([float((x - mean).norm()) for x in flat], rel=1e-9)
+    assert found.norms.tolist() == pytest.approx([float(x.norm()) for x in flat], rel=1e-9)
 
 
 def test_only_mixed_tensors_count(tmp_path: Path) -> None:
@@ -39,7 +40,9 @@ def test_only_mixed_tensors_count(tmp_path: Path) -> None:
 def test_the_outlier_stands_out_and_equals_do_not() -> None:
     def of(*to_mean: float) -> int | None:
         return Distances(
-            torch.zeros(len(to_mean), len(to_mean)), torch.tensor(to_mean, dtype=torch.float64)
+            torch.zeros(len(to_mean), len(to_mean)),
+            torch.tensor(to_mean, dtype=torch.float64),
+            torch.ones(len(to_mean)),
         ).outlier()
 
     assert of(1.0, 1.1, 0.9, 1.0, 5.0) == 4

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError
 from stockpot.task import Task
+from stockpot.task.renaming import suggest_rename
 
 from .models import Encoder, Plain, blobs, linear, normalised
 
@@ -243,13 +244,50 @@ def test_a_head_of_another_size() -> None:
 def test_prefixes_are_recognised() -> None:
     model = linear()
     task = Task(model, (X, Y))
-    with pytest.raises(
-        TaskError, match=r"rename=\{'module.net.': ''\} \(in a recipe, pool.rename: \{module.net.: ''\}\)"
-    ):
+    with pytest.raises(TaskError) as caught:
         task.check_names({f"module.net.{name}": spec for name, spec in specs(model).items()})
+    expected = "rename={'module.net.': ''} (in a recipe, pool.rename: {'module.net.': ''})."
+    assert str(caught.value).endswith(f"Fix: open the pool with {expected}")
     task = Task(Encoder(), {"inputs": X, "labels": Y})
-    with pytest.raises(TaskError, match=r'Fix: open the pool with rename=lambda name: "net." \+ name'):
+    with pytest.raises(TaskError) as caught:
         task.check_names(specs(model))
+    assert "pool.rename: {'': 'net.'})" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pool", "model", "expected"),
+    [
+        (["model.a.w", "model.b.w"], ["a.w", "b.w"], {"model.": ""}),
+        (["a.w", "b.w"], ["model.a.w", "model.b.w"], {"": "model."}),
+        (["old.a.w", "old.b.w"], ["new.a.w", "new.b.w"], {"old.": "new."}),
+        (["body.w", "fc.w"], ["body.w", "head.w"], {"fc.": "head."}),
+        # A prefix for everything would take the place of the head away.
+        (
+            ["a.w", "b.w", "head.w"],
+            ["model.a.w", "model.b.w", "head.w"],
+            {"a.": "model.a.", "b.": "model.b."},
+        ),
+        (["a.w"], ["b.v"], None),
+        (["a.w"], ["a.w"], None),
+    ],
+)
+def test_the_renaming_that_helps_most(
+    pool: list[str], model: list[str], expected: dict[str, str] | None
+) -> None:
+    shapes = {name: (k + 2,) for k, name in enumerate(dict.fromkeys(n.split(".")[-2] for n in pool + model))}
+    shapes |= {"fc": (9,), "head": (9,)}
+    found = suggest_rename(
+        {name: shapes[name.split(".")[-2]] for name in pool},
+        {name: shapes[name.split(".")[-2]] for name in model},
+    )
+    assert found == expected
+    if expected is not None:
+        renamed = {next((n + p[len(o) :] for o, n in expected.items() if p.startswith(o)), p) for p in pool}
+        assert renamed == set(model)
+
+
+def test_a_name_with_another_shape_is_no_hint() -> None:
+    assert suggest_rename({"a.w": (2,)}, {"m.a.w": (3,)}) is None
 
 
 def test_many_names_are_cut_short() -> None:

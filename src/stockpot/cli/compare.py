@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stockpot.cli.failures import resumable
-from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe
+from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe, title_of
 
 Growth = Annotated[
     bool,
@@ -50,7 +50,7 @@ def compare(
     with drawing() as listen:
         outcome = run_compare(
             wanted,
-            title=recipe.stem,
+            title=title_of(recipe),
             growth=growth,
             overwrite=overwrite,
             command=["stockpot", *sys.argv[1:]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stockpot.cli.failures import resumable
-from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe
+from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe, title_of
 
 
 @resumable
@@ -35,6 +35,6 @@ def cook(
     wanted = read_recipe(recipe, overrides, out)
     with drawing() as listen:
         outcome = run_cook(
-            wanted, title=recipe.stem, overwrite=overwrite, command=["stockpot", *sys.argv[1:]], listen=listen
+            wanted, title=title_of(recipe), overwrite=overwrite, command=["stockpot", *sys.argv[1:]], listen=listen
         )
     end(outcome, recipe, as_json)

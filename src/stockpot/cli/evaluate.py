@@ -39,6 +39,9 @@ def evaluate(
 ) -> None:
     """Score a soup or a checkpoint on the recipe's data.
 
+    Do not choose between checkpoints by their scores on the report data: that makes it fitting data. Choose with
+    `--on fit`.
+
     Examples:
 
     ```
@@ -49,6 +52,7 @@ def evaluate(
     """
     from stockpot.cli.drawing import drawing
     from stockpot.cli.shell import document, say
+    from stockpot.methods.reporting import report_weights
     from stockpot.recipe.build import build_task
     from stockpot.report.words import Metric
     from stockpot.run.scores import encode
@@ -59,7 +63,7 @@ def evaluate(
         task = build_task(wanted, listen)
         _load(task, checkpoint)
         where = on or ("report" if task.has_report else "fit")
-        scores = task.report_scores(listen) if where == "report" else task.score()
+        scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     name = wanted.data.metric if isinstance(wanted.data.metric, str) else "score"
     if as_json:
         document({"path": str(checkpoint.path), "metric": name, "on": where, "score": encode(scores)})
@@ -74,9 +78,19 @@ def evaluate(
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
+    from stockpot.errors import RunError, describe
     from stockpot.pool import open_checkpoint
     from stockpot.run.soups import recommended_soup
 
+    if not path.exists():
+        raise RunError(
+            describe(
+                str(path),
+                expected="a saved soup, a run directory or a checkpoint",
+                found="nothing at this path",
+                fix="give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint",
+            )
+        )
     if (path / "run.json").is_file():
         return open_checkpoint(recommended_soup(path))
     if (path / "soup.json").is_file():

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot.cli.failures import guarded
-from stockpot.cli.options import Json
+from stockpot.cli.options import Json, Overrides
 
 if TYPE_CHECKING:
     from stockpot.pool import Pool
+    from stockpot.recipe import Recipe
 
 Sources = Annotated[
     list[str],
@@ -37,13 +38,14 @@ def inspect(
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
     mixed_dtypes: Mixed = False,
+    overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Look at a pool of checkpoints before anything is spent.
 
     Shows formats, sizes and types, what is frozen, tied or there twice, how far the ingredients are from each
-    other, and what each method would need. Reads every checkpoint; changes nothing. The exit code is 1 when the
-    pool cannot be used.
+    other, and what each method would need; given a recipe, also whether they fit its model. Reads every
+    checkpoint; changes nothing. The exit code is 1 when the pool cannot be used.
 
     Examples:
 
@@ -57,7 +59,7 @@ def inspect(
     from stockpot.cli.inspected import show
     from stockpot.cli.shell import document
     from stockpot.errors import RunError, describe
-    from stockpot.run.survey import survey
+    from stockpot.run.survey import against_model, survey
     from stockpot.soup.files import parse_size
 
     prefixes = {}
@@ -73,11 +75,16 @@ def inspect(
                 f"--budget {budget}", expected="more than nothing", found="0", fix="use 24GB, for example"
             )
         )
+    recipe = _recipe(pool, overrides)
     with drawing() as listen:
         opened = _open(
-            pool, {"key": key, "rename": prefixes or None, "mixed_dtypes": mixed_dtypes, "listen": listen}
+            pool,
+            recipe,
+            {"key": key, "rename": prefixes or None, "mixed_dtypes": mixed_dtypes, "listen": listen},
         )
         found = survey(opened, limit, listen)
+        if recipe is not None:
+            against_model(found, opened, recipe)
     if as_json:
         document(found)
     else:
@@ -86,15 +93,22 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _open(sources: list[str], options: dict[str, Any]) -> Pool:
-    from stockpot.pool import Pool
+def _recipe(sources: list[str], overrides: list[str]) -> Recipe | None:
+    from pathlib import Path
+
+    from stockpot.cli.options import read_recipe
 
     if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
-        from pathlib import Path
+        return read_recipe(Path(sources[0]), overrides)
+    if overrides:
+        raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
+    return None
 
-        from stockpot.cli.options import read_recipe
 
-        recipe = read_recipe(Path(sources[0]), [])
+def _open(sources: list[str], recipe: Recipe | None, options: dict[str, Any]) -> Pool:
+    from stockpot.pool import Pool
+
+    if recipe is not None:
         paths = recipe.pool.path or ((recipe.finetune.dir,) if recipe.finetune is not None else ())
         sources = [str(recipe.path(path)) for path in paths]
         options["key"] = options["key"] or recipe.pool.key

@@ -11,6 +11,7 @@ from stockpot.report import words
 
 def show(found: Mapping[str, Any]) -> None:
     _overview(found)
+    _model(found.get("model"))
     _ingredients(found)
     _peculiarities(found)
     if found["forecast"] is not None:
@@ -31,6 +32,14 @@ def _overview(found: Mapping[str, Any]) -> None:
     say()
 
 
+def _model(model: Mapping[str, Any] | None) -> None:
+    if model is None:
+        return
+    fits = "fits the recipe's model" if model["fits"] else "does not fit the recipe's model; see the end"
+    say(f"The pool {fits} ({model['name']}).")
+    say()
+
+
 def _ingredients(found: Mapping[str, Any]) -> None:
     ingredients, pairs = found["ingredients"], found["distances"]
     rows = []
@@ -41,11 +50,12 @@ def _ingredients(found: Mapping[str, Any]) -> None:
                 entry["name"],
                 entry["format"] + (f" [{entry['key']}]" if entry["key"] else ""),
                 words.size(entry["bytes"]),
+                _distance(entry["norm"]),
                 _distance(entry["to_mean"]),
                 nearest,
             )
         )
-    table(("ingredient", "format", "size", "distance to mean", "nearest"), rows)
+    table(("ingredient", "format", "size", "norm", "distance to mean", "nearest"), rows)
     say()
 
 

@@ -26,6 +26,11 @@ Out = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another run in that directory.")]
 
 
+def title_of(recipe: Path) -> str:
+    """The recipe's name; where that says nothing, its folder's."""
+    return recipe.absolute().parent.name or recipe.stem if recipe.stem == "recipe" else recipe.stem
+
+
 def read_recipe(path: Path, overrides: list[str], out: Path | None = None) -> Recipe:
     from stockpot.recipe import load_recipe
 

@@ -20,6 +20,7 @@ class Distances:
 
     pairs: Tensor  # (K, K) float64
     to_mean: Tensor  # (K,) float64
+    norms: Tensor  # (K,) float64: of the weights themselves, the scale that distances are to be seen on
 
     def outlier(self) -> int | None:
         """The ingredient whose distance to the mean stands out; None when none does.
@@ -47,6 +48,7 @@ def distances(pool: Pool, layout: Layout, listen: Listener = ignore) -> Distance
     """
     K = len(pool)
     gram = torch.zeros(K, K, dtype=torch.float64)
+    lengths = torch.zeros(K, dtype=torch.float64)
     first_of = {name: names[0] for names in layout.tied for name in names}
     names = [name for name in layout.group_of if first_of.get(name, name) == name]
     total = sum(pool.specs[name].nbytes for name in names) * K
@@ -55,6 +57,7 @@ def distances(pool: Pool, layout: Layout, listen: Listener = ignore) -> Distance
         parts = [_real(pool.tensor(k, name)) for k in range(K)]
         for start in range(0, parts[0].numel(), CHUNK):
             rows = torch.stack([part[start : start + CHUNK].double() for part in parts])  # (K, chunk)
+            lengths += rows.square().sum(dim=1)
             rows -= rows.mean(dim=0, keepdim=True)
             gram.addmm_(rows, rows.T)
         done += pool.specs[name].nbytes * K
@@ -66,7 +69,7 @@ def distances(pool: Pool, layout: Layout, listen: Listener = ignore) -> Distance
         for i in group:
             for j in group:
                 pairs[i, j] = 0.0  # known exactly
-    return Distances(pairs, norms.clamp_min(0).sqrt())
+    return Distances(pairs, norms.clamp_min(0).sqrt(), lengths.sqrt())
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -7,15 +7,19 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import nn
 
-from stockpot.errors import LayoutError, PoolError
+from stockpot.errors import LayoutError, PoolError, StockpotError, describe
 from stockpot.events import Listener, ignore
 from stockpot.layout import Layout, mixing_dtype
 from stockpot.pool import Pool
+from stockpot.recipe import Recipe
+from stockpot.recipe.build import build_model
 from stockpot.run.distances import distances
 from stockpot.run.forecast import NOT_INCLUDED, Size, forecasts, largest_block
-from stockpot.run.ingredients import trial_settings
+from stockpot.run.ingredients import count_parameters, trial_settings
 from stockpot.run.scores import number
+from stockpot.task.checks import differences
 
 
 def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> dict[str, Any]:
@@ -36,11 +40,12 @@ def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> 
                 "bytes": checkpoint.nbytes,
                 "digest": digest,
                 "to_mean": None,
+                "norm": None,
                 "trial": trial_settings(checkpoint.path),
             }
             for name, checkpoint, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True)
         ],
-        "parameters": sum(spec.numel for spec in pool.specs.values()),
+        "parameters": count_parameters(pool, facts),
         "tensors": len(pool.specs),
         "dtypes": dict(
             Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values()).most_common()
@@ -61,12 +66,49 @@ def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> 
     found["kept"] = dict(Counter(layout.kept.values()))
     measured = distances(pool, layout, listen)
     found["distances"] = [[number(d) for d in row] for row in measured.pairs.tolist()]
-    for entry, distance in zip(found["ingredients"], measured.to_mean.tolist(), strict=True):
-        entry["to_mean"] = number(distance)
+    lengths = zip(measured.to_mean.tolist(), measured.norms.tolist(), strict=True)
+    for entry, (distance, norm) in zip(found["ingredients"], lengths, strict=True):
+        entry["to_mean"], entry["norm"] = number(distance), number(norm)
     outlier = measured.outlier()
     found["outlier"] = None if outlier is None else pool.names[outlier]
     found["forecast"] = _forecast(pool, layout, budget)
     return found
+
+
+def against_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
+    """Whether the pool's tensors are those of the recipe's model, into `found`."""
+    model = _architecture(recipe)
+    differing = differences(model, pool.specs)
+    found["model"] = {
+        "name": type(model).__name__,
+        "fits": not differing,
+        "not_in_model": list(differing.lacks),
+        "not_in_pool": list(differing.extra),
+        "shapes": list(differing.shapes),
+        "rename": differing.rename,
+    }
+    if differing:
+        found["problems"].append(
+            describe(
+                f"the pool and the recipe's model ({type(model).__name__})",
+                expected=f"the same {len(pool.specs)} tensors",
+                found=";\n  ".join(differing.sentences()),
+                fix=differing.fix(),
+            )
+        )
+
+
+def _architecture(recipe: Recipe) -> nn.Module:
+    """The model, without memory for its weights where its library can do without."""
+    if recipe.model.kind != "python":
+        try:
+            with torch.device("meta"):
+                return build_model(recipe).model
+        except StockpotError:
+            raise
+        except Exception:  # a constructor that looks at its own weights
+            pass
+    return build_model(recipe).model
 
 
 def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def distances(run: Run) -> Picture | None:
         "Distance between the weights of every two ingredients; the stronger the colour, the farther apart. Neighbours"
         " stand side by side, so groups of similar models appear as faint squares on the diagonal. "
         + _outlier_sentence(run)
+        + _scale_sentence(run)
     )
     to_mean = np.array(run.pool.get("to_mean") or [], dtype=np.float64)  # (K,)
     missing = ~np.isfinite(pairs)
@@ -98,7 +99,21 @@ def outlier(run: Run) -> int | None:
     from stockpot.run.distances import Distances
 
     to_mean = torch.tensor([np.nan if d is None else float(d) for d in given], dtype=torch.float64)
-    return Distances(torch.zeros(len(given), len(given)), to_mean).outlier()
+    nothing = torch.zeros(len(given), len(given))
+    return Distances(nothing, to_mean, nothing[0]).outlier()
+
+
+def _scale_sentence(run: Run) -> str:
+    """Distances mean little without the length of what they lie between."""
+    norms = [float(norm) for norm in run.pool.get("norms") or [] if norm is not None]
+    to_mean = [float(d) for d in run.pool.get("to_mean") or [] if d is not None]
+    if not norms or not to_mean or not (norm := float(np.median(norms))):
+        return ""
+    far = float(np.median(to_mean))
+    return (
+        f" For scale: the weights themselves have a norm of {norm:.3g}, and lie {far:.3g} from the mean,"
+        f" {100 * far / norm:.2g} % of that (medians)."
+    )
 
 
 def _outlier_sentence(run: Run) -> str:
