@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from stockpot.errors import DataError, PoolError, StockpotError, TaskError
+from stockpot.methods.reporting import report_weights
 from stockpot.recipe import Recipe, make_recipe
 from stockpot.recipe.build import (
     build_model,
@@ -235,7 +236,7 @@ def test_a_picture_classifier_from_a_configuration(home: Path) -> None:
     assert set(batch) == {"pixel_values", "labels"}
     assert batch["pixel_values"].shape == (4, 3, 8, 8)
     task.check_loss()
-    assert 0 <= task.report_scores().mean <= 1
+    assert 0 <= report_weights(task).mean <= 1
 
 
 def test_pictures_are_prepared_as_the_model_folder_says(home: Path) -> None:

@@ -106,7 +106,7 @@ def test_finished_methods_are_not_repeated(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("cooked or scored again")
 
     monkeypatch.setattr("stockpot.run.work.prepare", never)
-    monkeypatch.setattr(Task, "report_scores", never)
+    monkeypatch.setattr("stockpot.run.work.report_on", never)
     outcome = cooked(tmp_path / "run", pool, task, settings(*FEW))
     assert outcome.reused == FEW
     assert files(tmp_path / "run") == before

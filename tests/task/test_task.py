@@ -1,7 +1,8 @@
-"""The task: loss, metric, evaluation, and the one door to the report data."""
+"""The task: loss, metric, evaluation, and the seal on the report data."""
 
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
-from stockpot.task import Data, Scores, Task
+from stockpot.task import Data, Task
+from stockpot.task.sealed import Sealed, open_report
 
 from .models import Encoder, Plain, blobs, linear, normalised
 
@@ -306,7 +308,7 @@ def test_a_model_without_logits() -> None:
 def test_the_ensemble_is_the_mean_of_logits() -> None:
     model = linear()
     states = [linear(seed=seed).state_dict() for seed in range(3)]
-    task = Task(model, (X, Y), report=(X[:10], Y[:10]), metric="loss", batch_size=16)
+    task = Task(model, (X, Y), metric="loss", batch_size=16)
     logits = []
     for state in states:
         model.load_state_dict(state)
@@ -319,30 +321,53 @@ def test_the_ensemble_is_the_mean_of_logits() -> None:
             yield k
 
     torch.testing.assert_close(task.ensemble_scores(members()).values, expected)
-    torch.testing.assert_close(task.ensemble_scores(members(), report=True).values, expected[:10])
+    ten = Data.of((X[:10], Y[:10]))
+    torch.testing.assert_close(task.ensemble_scores(members(), ten).values, expected[:10])
 
 
 # Report data
 
 
-def test_the_report_data_has_one_door() -> None:
+def test_no_public_name_of_a_task_gives_the_report_data_away() -> None:
     held = blobs(30, seed=5)
     task = Task(linear(), (X, Y), report=held)
     assert task.has_report
+    public = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
+    assert [name for name, value in public.items() if isinstance(value, (Data, Sealed))] == ["fit"]
+    seal = task._sealed
+    assert isinstance(seal, Sealed)
+    assert [name for name in dir(seal) if not name.startswith("_")] == [
+        "check_may_decide", "fingerprint", "open", "opened",
+    ]  # fmt: skip
+    assert not hasattr(seal, "__dict__")
+
+
+def test_the_seal_is_broken_for_good() -> None:
     events: list[Event] = []
-    scores = task.report_scores(events.append)
-    assert isinstance(scores, Scores)
-    assert scores.n == 30
+    task = Task(linear(), (X, Y), report=blobs(30, seed=5))
+    task.check_may_decide("anything")
+    data = open_report(task, ["a", "b"])
+    assert len(data) == 30
+    assert task.score(data, listen=events.append).n == 30
     assert events[-1].data["done"] == 30
-    found = [name for name in dir(task) if not name.startswith("_") and isinstance(getattr(task, name), Data)]
-    assert found == ["fit"]
+    assert open_report(task, ["b"]) is data  # what was decided before may be scored again
+    task.check_may_decide("a")
+    for again in (lambda: task.check_may_decide("c"), lambda: open_report(task, ["a", "c"])):
+        with pytest.raises(
+            TaskError, match="a new decision, although it was looked at for 2 earlier ones"
+        ) as e:
+            again()
+        assert "Fix: decide everything first: compare(pool, task, [...])" in str(e.value)
+    with pytest.raises(TaskError, match="a new decision"):
+        copy.deepcopy(task).check_may_decide("c")  # a copy remembers
 
 
 def test_without_report_data_there_are_no_report_scores() -> None:
     task = Task(linear(), (X, Y))
     assert not task.has_report
+    task.check_may_decide("anything")
     with pytest.raises(TaskError, match=r"report scores: expected a task with report data, found none"):
-        task.report_scores()
+        open_report(task, [])
 
 
 def test_the_memory_limit_holds_for_both_data_together() -> None:

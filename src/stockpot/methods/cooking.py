@@ -15,6 +15,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.methods import crossfit
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.reporting import about, decision, report_on
 from stockpot.methods.result import Result
 from stockpot.methods.settings import LEARNED, METHODS, Settings, block_size_for, settings_for
 from stockpot.methods.state import StateStore
@@ -47,7 +48,7 @@ def cook(
     block_size_for(chosen, len(pool))  # before anything is read
     kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
     result = prepare(kitchen, method, chosen, store)
-    return reported(kitchen, result) if task.has_report else result
+    return reported(kitchen, {method: result})[method]
 
 
 def compare(
@@ -68,10 +69,7 @@ def compare(
     for one in chosen.values():
         block_size_for(one, len(pool))  # before anything is read
     kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
-    results = {name: prepare(kitchen, name, chosen[name], None) for name in names}
-    if task.has_report:
-        results = {name: reported(kitchen, result) for name, result in results.items()}
-    return results
+    return reported(kitchen, {name: prepare(kitchen, name, chosen[name], None) for name in names})
 
 
 def _compared(name: str, preset: str | None, settings: Mapping[str, Any]) -> Settings:
@@ -89,7 +87,8 @@ class Order:
 
 
 def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore | None) -> Result:
-    """Everything up to, and without, the report data."""
+    """Everything up to, and without, the report data; refused once that has been looked at."""
+    kitchen.task.check_may_decide(_decision(kitchen, method, settings))
     kitchen.listen(Event("method", {"method": method}))
     known_before = kitchen.individual_seconds
     began = time.perf_counter()
@@ -103,15 +102,16 @@ def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore
     return result
 
 
-def reported(kitchen: Kitchen, result: Result) -> Result:
-    """The same result with its score on the report data."""
-    if result.soup is None:
-        scores = kitchen.task.ensemble_scores(_members(kitchen), report=True, listen=kitchen.listen)
-    else:
-        result.soup.load_into(kitchen.task.model)
-        scores = kitchen.task.report_scores(kitchen.listen)
-    kitchen.listen(Event("report", {"method": result.method, "mean": scores.mean, "n": scores.n}))
-    return dataclasses.replace(result, report=scores)
+def reported(kitchen: Kitchen, results: dict[str, Result]) -> dict[str, Result]:
+    """The same results with their scores on the report data, where there is some."""
+    return dict(report_on(kitchen, results, members)) if kitchen.task.has_report else results
+
+
+def _decision(kitchen: Kitchen, method: str, settings: Settings) -> str:
+    digests, layout = kitchen.facts.digests, None
+    if method != "ensemble":
+        layout = kitchen.layout(settings.granularity if method in LEARNED else "model")
+    return decision(about(method, settings), digests, layout)
 
 
 def _best(kitchen: Kitchen, order: Order) -> Result:
@@ -140,7 +140,7 @@ def _greedy(kitchen: Kitchen, order: Order) -> Result:
 
 
 def _ensemble(kitchen: Kitchen, order: Order) -> Result:
-    scores = kitchen.task.ensemble_scores(_members(kitchen), listen=kitchen.listen)
+    scores = kitchen.task.ensemble_scores(members(kitchen), listen=kitchen.listen)
     note = "averages the outputs of all models: a baseline that costs K times as much to serve, not a soup"
     return Result(order.method, order.settings, None, scores, models_used=len(kitchen.pool), notes=(note,))
 
@@ -148,17 +148,17 @@ def _ensemble(kitchen: Kitchen, order: Order) -> Result:
 def _learned(kitchen: Kitchen, order: Order) -> Result:
     layout = kitchen.layout(order.settings.granularity)
     free = not order.settings.decentralise
-    about = _about(order)
+    how = _about(order)
     try:
         with kitchen.live(layout) as live:
             found = crossfit.learn(kitchen, live, order.settings, order.store)
     except LearningError as error:
         if isinstance(error.best, torch.Tensor):
             error.best = Soup(
-                kitchen.pool, layout, error.best, free=free, about={**about, "stopped": str(error)}
+                kitchen.pool, layout, error.best, free=free, about={**how, "stopped": str(error)}
             )
         raise
-    soup, scores = kitchen.finish(layout, found.W, about, temperature=found.temperature, free=free)
+    soup, scores = kitchen.finish(layout, found.W, how, temperature=found.temperature, free=free)
     used = int((found.W != 0).any(dim=1).sum())
     history: tuple[Any, ...] = found.history
     return Result(
@@ -182,7 +182,7 @@ _COOKS: Mapping[str, Callable[[Kitchen, Order], Result]] = {
 }
 
 
-def _members(kitchen: Kitchen) -> Iterable[int]:
+def members(kitchen: Kitchen) -> Iterable[int]:
     """Load one ingredient after the other into the model."""
     with kitchen.live(kitchen.layout("model")) as live:
         for k in range(len(kitchen.pool)):
@@ -191,7 +191,4 @@ def _members(kitchen: Kitchen) -> Iterable[int]:
 
 
 def _about(order: Order) -> dict[str, Any]:
-    values = dataclasses.asdict(order.settings)
-    if callable(values["granularity"]):
-        values["granularity"] = "custom"
-    return {"method": order.method, "settings": values}
+    return about(order.method, order.settings)

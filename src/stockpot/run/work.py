@@ -16,8 +16,9 @@ from stockpot.engine.threads import threads_for
 from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
-from stockpot.methods.cooking import prepare, reported
+from stockpot.methods.cooking import members, prepare
 from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.reporting import report_on
 from stockpot.methods.result import Result
 from stockpot.methods.settings import LEARNED, Settings, block_size_for
 from stockpot.methods.track import steps_for
@@ -107,11 +108,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
     points = _grow(directory, job, kitchen, done, tell) if job.growth else {}
     if job.task.has_report:
         _same_report_data(directory, job.task)
-        done = {name: _score(kitchen, record, job.pool) for name, record in done.items()}
-        points = {
-            (name, n): _score(kitchen, record, job.pool.subset(range(n)))
-            for (name, n), record in points.items()
-        }
+        done, points = _report(kitchen, job.pool, done, points)
     choice = job.wanted if job.wanted is not None else recommended(done)
     sentence = verdict(done, choice, str(directory.run["metric"]), len(job.pool))
     soup = _save(done[choice], job, tell)
@@ -157,13 +154,25 @@ def _decide(kitchen: Kitchen, name: str, settings: Settings, folder: Path, job: 
     return record
 
 
-def _score(kitchen: Kitchen, record: MethodRecord, pool: Pool) -> MethodRecord:
-    if record.reported:
-        return record
-    soup = records.restore_soup(record, pool)
-    report = reported(kitchen, Result(record.name, Settings(), soup, record.scores("fit"))).report
-    assert report is not None
-    return records.write_report(record, report)
+def _report(
+    kitchen: Kitchen,
+    pool: Pool,
+    done: Mapping[str, MethodRecord],
+    points: Mapping[tuple[str, int], MethodRecord],
+) -> tuple[dict[str, MethodRecord], dict[tuple[str, int], MethodRecord]]:
+    """Score what is not scored yet. All decisions are recorded by now, and the task makes no other one after this."""
+    every = {(name, len(pool)): record for name, record in done.items()} | dict(points)
+    waiting = {
+        (name, n): Result(
+            name, Settings(), records.restore_soup(record, pool.subset(range(n))), record.scores("fit")
+        )
+        for (name, n), record in every.items()
+        if not record.reported
+    }
+    for place, result in report_on(kitchen, waiting, members) if waiting else ():
+        assert result.report is not None
+        every[place] = records.write_report(every[place], result.report)
+    return {name: every[name, len(pool)] for name in done}, {place: every[place] for place in points}
 
 
 def _save(record: MethodRecord, job: Job, listen: Listener) -> Path | None:

@@ -17,10 +17,10 @@ from stockpot.task import statistics as stats
 from stockpot.task.arguments import check_arguments, place
 from stockpot.task.classify import check_pair, is_pair
 from stockpot.task.data import MEMORY_LIMIT, Data
-from stockpot.task.fingerprint import fingerprint
 from stockpot.task.judge import Judge, Loss, Metric
 from stockpot.task.outputs import at_least_single, find_labels, find_logits, need_logits, with_blank_labels
 from stockpot.task.scores import Scores
+from stockpot.task.sealed import Sealed
 from stockpot.task.tree import map_tensors
 
 Stop = Callable[[float, int], bool]
@@ -35,7 +35,7 @@ class Task:
     The default loss is cross-entropy of `model(x)` for batches `(x, y)`, and for dicts the loss that
     `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`, the
     mean over the batch; a metric of your own is `metric(outputs, batch)`, one score per sample or their mean.
-    The report data cannot be reached except through `report_scores`.
+    The report data is checked here and then sealed: methods open it after their last decision (task/sealed.py).
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class Task:
         self.statistics: Statistics = statistics
         self._judge = Judge(self.model, loss, metric, self.device, autocast)
         self.fit = Data.of(fit, name="fit data", memory_limit=memory_limit, workers=workers, listen=listen)
-        self.__report: Data | None = None
+        self._check_data(self.fit)
+        self._sealed: Sealed | None = None
         if report is not None:
-            self.__report = Data.of(
+            data = Data.of(
                 report,
                 name="report data",
                 memory_limit=memory_limit,
@@ -74,33 +75,23 @@ class Task:
                 workers=workers,
                 listen=listen,
             )
-        self.check_labels()
+            self._check_data(data)
+            self._sealed = Sealed(data)
 
     # Data ---------------------------------------------------------------------------------------------
 
     @property
     def has_report(self) -> bool:
-        return self.__report is not None
+        return self._sealed is not None
 
-    def report_scores(self, listen: Listener = ignore) -> Scores:
-        """The only door to the report data: scores of the model's current weights, for the very end."""
-        if self.__report is None:
-            raise self._no_report()
-        return self._evaluate(self.__report, None, None, True, listen)
+    def check_may_decide(self, decision: str) -> None:
+        """Refuse to learn or choose anything new once the report data has been looked at."""
+        if self._sealed is not None:
+            self._sealed.check_may_decide(decision)
 
     def report_fingerprint(self) -> str | None:
         """Tells one set of report data from another, and nothing else about it."""
-        return None if self.__report is None else fingerprint(self.__report)
-
-    def _no_report(self) -> TaskError:
-        return TaskError(
-            describe(
-                "report scores",
-                expected="a task with report data",
-                found="none",
-                fix="give Task(..., report=...) data that nothing was fitted on",
-            )
-        )
+        return None if self._sealed is None else self._sealed.fingerprint()
 
     def to_device(self, batch: Any) -> Any:
         return map_tensors(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
@@ -155,9 +146,10 @@ class Task:
         indices: Tensor | None = None,
         stop: Stop | None = None,
         with_loss: bool = True,
+        listen: Listener = ignore,
     ) -> Scores:
         """The live model as it is; `stop(sum of scores, samples done)` may end it after any batch."""
-        return self._evaluate(self.fit if data is None else data, indices, stop, with_loss, ignore)
+        return self._evaluate(self.fit if data is None else data, indices, stop, with_loss, listen)
 
     def _evaluate(
         self, data: Data, indices: Tensor | None, stop: Stop | None, with_loss: bool, listen: Listener
@@ -191,12 +183,10 @@ class Task:
         )
 
     def ensemble_scores(
-        self, members: Iterable[int], *, report: bool = False, listen: Listener = ignore
+        self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore
     ) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
-        data = self.__report if report else self.fit
-        if data is None:
-            raise self._no_report()
+        data = self.fit if data is None else data
         parts = torch.split(torch.arange(len(data)), self.batch_size)
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count = 0
@@ -251,13 +241,8 @@ class Task:
 
     # Checks before long work --------------------------------------------------------------------------
 
-    def check_labels(self) -> None:
+    def _check_data(self, data: Data) -> None:
         """Labels outside the model's classes, and a model that cannot be called or judged at all."""
-        for data in (self.fit, self.__report):
-            if data is not None:
-                self._check_labels(data)
-
-    def _check_labels(self, data: Data) -> None:
         batch = self.to_device(with_blank_labels(data.batch(torch.arange(min(SMALL, len(data))))))
         try:
             with self.evaluating():
