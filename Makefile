@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test bench clean
+.PHONY: help setup demo check test bench results clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
 	@echo "make bench   CPU benchmarks, about two minutes"
+	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make clean   remove the environment"
 
 setup: $(STAMP)
@@ -35,6 +36,9 @@ test: check
 bench: setup
 	$(BIN)/python benchmarks/cpu_step.py
 	$(BIN)/python benchmarks/build_uniform.py --repeat 1
+
+results: setup
+	$(BIN)/python experiments/results.py
 
 clean:
 	rm -rf $(VENV)

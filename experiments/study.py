@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stockpot.errors import StockpotError
-from stockpot.recipe.build import build_settings
 from studies import steps
 from studies.plans import STUDIES, Planned, attempt, plan
 from studies.running import finished, run_all
 from studies.zoo import Zoo
+
+from stockpot.errors import StockpotError
+from stockpot.recipe.build import build_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         zoo = Zoo.open(options.home.resolve(), options.zoo, options.set)
         if options.tries:
-            runs = [attempt(zoo, name, pairs) for name, *pairs in options.tries]
+            runs = [attempt(name, pairs) for name, *pairs in options.tries]
         else:
             runs = plan(zoo, options.only)
         if options.dry_run:

@@ -32,6 +32,7 @@ def gather(runs: Path, zoo: str) -> dict[str, Any]:
         "ingredients": _ingredients(mains),
         "parameters": next((run.pool.get("parameters") for run in mains.values()), None),
         "over_seeds": _over_seeds(mains),
+        "variants": _variants(done, mains),
         "coefficients": _coefficients(mains),
         "runs": {name: _run(run, mains) for name, run in done.items()},
     }
@@ -52,6 +53,7 @@ def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
         "command": [_without_paths(str(word)) for word in run.about["command"]],
         "stockpot": run.about["stockpot"],
         "machine": _machine(run.about["environment"]),
+        "jobs": _jobs(run.path),
         "seed": seed,
         "data": _data(recipe),
         "statistics": recipe["model"]["statistics"],
@@ -149,6 +151,43 @@ def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
     return out
 
 
+def _variants(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any]:
+    """Studies that repeat some methods of `main` their own way, seed by seed: all seeds together."""
+    groups: dict[str, dict[int, Run]] = {}
+    for name, run in done.items():
+        variant, _, seed = name.rpartition("-")
+        own = mains.get(int(run.about["seed"]))
+        if seed == str(run.about["seed"]) and variant != "main" and own is not None and _alike(run, own):
+            groups.setdefault(variant, {})[int(seed)] = run
+    return {
+        variant: {
+            method.name: found
+            for method in next(iter(runs.values())).methods
+            if (found := _variant(method.name, runs, mains)) is not None
+        }
+        for variant, runs in groups.items()
+        if len(runs) > 1
+    }
+
+
+def _variant(name: str, runs: Mapping[int, Run], mains: Mapping[int, Run]) -> dict[str, Any] | None:
+    pairs = [(run.method(name), mains[seed].method(name)) for seed, run in sorted(runs.items())]
+    values = [
+        (one.values["report"], other.values["report"])
+        for one, other in pairs
+        if one is not None and other is not None and "report" in one.values and "report" in other.values
+    ]
+    if len(values) < len(runs):
+        return None
+    theirs = np.stack([mine for mine, _ in values])  # (S, n)
+    ours = np.stack([other for _, other in values])
+    return {"report": intervals.over_seeds(theirs), "to_main": intervals.over_seeds(theirs - ours)}
+
+
+def _alike(run: Run, main: Run) -> bool:
+    return _data(_recipe(run)) == _data(_recipe(main)) and len(run.ingredients) == len(main.ingredients)
+
+
 def _difference(first: Method | None, second: Method | None) -> intervals.Interval | None:
     """Mean of first minus second on the report data with its 95 % interval, paired sample by sample."""
     if first is None or second is None:
@@ -191,6 +230,14 @@ def _seconds(checkpoint: Path) -> float | None:
     )
     try:
         return float(json.loads(beside.read_text("utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _jobs(folder: Path) -> int | None:
+    """How many runs shared the machine, where the study says so."""
+    try:
+        return int(json.loads(folder.with_name(f"{folder.name}.json").read_text("utf-8"))["jobs"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

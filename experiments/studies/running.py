@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from stockpot import atomic
 from stockpot.errors import StockpotError
 from studies.plans import Planned
 from studies.zoo import Zoo
@@ -97,6 +98,8 @@ def _start(zoo: Zoo, run: Planned, python: Sequence[str], jobs: int) -> _Process
     log = (zoo.runs / f"{run.name}.log").open("a", encoding="utf-8")
     log.write(f"$ {' '.join(words)}\n")
     log.flush()
+    # How many shared the machine: times and memory are to be read with it.
+    atomic.write_json(zoo.runs / f"{run.name}.json", {"jobs": jobs})
     environment = {**os.environ}
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(

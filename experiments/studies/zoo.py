@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from stockpot.methods.settings import Settings
     from stockpot.recipe import Recipe
 
-# How a zoo's recipe is made to report on its dev split: what is tried out must not look at the test data.
-DEV = "dev.txt"
-
 
 @dataclass(frozen=True)
 class Zoo:
@@ -56,15 +53,6 @@ class Zoo:
     @property
     def runs(self) -> Path:
         return self.home / "runs" / self.name
-
-    @property
-    def dev(self) -> tuple[str, ...]:
-        """KEY=VALUE that put the dev split in place of the test data; empty where the zoo does not say."""
-        file = self.home / self.name / DEV
-        if not file.is_file():
-            return ()
-        lines = (line.strip() for line in file.read_text("utf-8").splitlines())
-        return tuple(line for line in lines if line and not line.startswith("#"))
 
     def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
         return load_recipe(self.recipe_file, [*self.common, *overrides])

@@ -1,0 +1,34 @@
+"""Write docs/results.md and its figures from experiments/results/: `python experiments/results.py`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from studies.loaded import read_all
+from studies.page import read_notes, write
+
+from stockpot.errors import StockpotError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    here = Path(__file__).resolve().parent
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--results", type=Path, default=here / "results", metavar="DIR", help="gathered results"
+    )
+    parser.add_argument("--out", type=Path, default=here.parent / "docs" / "results.md", metavar="FILE")
+    options = parser.parse_args(arguments)
+    try:
+        found = read_all(options.results)
+        write(found, read_notes(options.results / "notes.yaml"), options.out)
+    except StockpotError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.out.name}: {', '.join(zoo.zoo for zoo in found) or 'no zoo measured yet'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

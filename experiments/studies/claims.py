@@ -1,0 +1,108 @@
+"""What was asked of the default, and what was measured: yes or no, computed from the results alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stockpot.methods.settings import LEARNED
+from studies.loaded import Point, Results
+from studies.markdown import interval, points
+from studies.plans import DEFAULT, PAPER, RATES
+
+LIMIT = 0.003  # 0.3 points
+MISSING = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Claim:
+    asked: str
+    measured: str
+    met: bool | None  # None: not measured yet
+
+    @property
+    def word(self) -> str:
+        return "–" if self.met is None else "yes" if self.met else "**no**"
+
+
+def claims(zoo: Results) -> list[Claim]:
+    return [
+        _seeds(zoo),
+        *(_beats(zoo, other, strict=True) for other in ("greedy", "uniform")),
+        *(_beats(zoo, other, strict=False) for other in ("learned+", "best")),
+        _ensemble(zoo),
+        _range("learning rates 0.005 to 0.05", _all_rates(zoo, DEFAULT), _all_rates(zoo, PAPER)),
+        _range("half to double the steps", _half_to_double(zoo, DEFAULT), _half_to_double(zoo, PAPER)),
+        _cheaper(zoo),
+    ]
+
+
+def _seeds(zoo: Results) -> Claim:
+    asked = "at least three seeds of every learned method"
+    counts = {name: len(found["seeds"]) for name in LEARNED if (found := zoo.over_seeds(name)) is not None}
+    if not counts:
+        return Claim(asked, MISSING, None)
+    lacking = [name for name in sorted(LEARNED) if counts.get(name, 0) < 3]
+    fewest = f"{min(counts.values())} or more of {len(counts)} methods"
+    return Claim(
+        asked, fewest + (f"; fewer than three: {', '.join(lacking)}" if lacking else ""), not lacking
+    )
+
+
+def _beats(zoo: Results, other: str, *, strict: bool) -> Claim:
+    asked = f"the default beats {other}" + (", the interval above zero" if strict else "")
+    found = zoo.over_seeds(other)
+    if found is None or "default_minus" not in found:
+        return Claim(asked, MISSING, None)
+    mean, low, _ = found["default_minus"]
+    return Claim(asked, interval(found["default_minus"]), low > 0 if strict else mean > 0)
+
+
+def _ensemble(zoo: Results) -> Claim:
+    asked = "the default is within noise of the ensemble, or above it"
+    found = zoo.over_seeds("ensemble")
+    if found is None or "default_minus" not in found:
+        return Claim(asked, MISSING, None)
+    return Claim(asked, interval(found["default_minus"]), found["default_minus"][2] >= 0)
+
+
+def _range(over: str, ours: list[Point], papers: list[Point]) -> Claim:
+    asked = f"the default varies by less than {100 * LIMIT:.1f} points over {over}"
+    if not ours:
+        return Claim(asked, MISSING, None)
+    beside = f"{points(spread(papers))}" if papers else MISSING
+    return Claim(asked, f"{points(spread(ours))} points; {PAPER} beside it: {beside}", spread(ours) < LIMIT)
+
+
+def spread(found: list[Point]) -> float:
+    scores = [point.accuracy for point in found]
+    return max(scores) - min(scores)
+
+
+def _all_rates(zoo: Results, method: str) -> list[Point]:
+    found = [point for point in zoo.rates(method) if RATES[0] <= point.x <= RATES[-1]]
+    return found if {point.x for point in found} >= set(RATES) else []
+
+
+def _half_to_double(zoo: Results, method: str) -> list[Point]:
+    """Empty unless both ends are there."""
+    own = zoo.of_main(method)
+    if own is None:
+        return []
+    found = [point for point in zoo.steps(method) if 0.49 * own["J"] <= point.x <= 2.01 * own["J"]]
+    ends = found and found[0].x <= 0.51 * own["J"] and found[-1].x >= 1.99 * own["J"]
+    return found if ends else []
+
+
+def _cheaper(zoo: Results) -> Claim:
+    """The default's own count of steps against fewer of them, paired with `main` on the same samples."""
+    asked = (
+        "at most a third of the steps at the same accuracy (the default with fewer steps, minus with its own)"
+    )
+    own = zoo.of_main(DEFAULT)
+    fewer = [point for point in zoo.steps(DEFAULT) if own is not None and 3 * point.x <= own["J"]]
+    if own is None or not fewer or fewer[-1].record["to_main"] is None:
+        return Claim(asked, MISSING, None)
+    best = fewer[-1]
+    ratio = own["steps"] / best.record["steps"]
+    text = f"{own['steps']:,} steps to {best.record['steps']:,}, {ratio:.1f}x fewer: {interval(best.record['to_main'])}"
+    return Claim(asked, text, best.record["to_main"][2] >= 0)

@@ -1,0 +1,185 @@
+"""One figure per question, drawn from gathered results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from studies.drawing import STYLES, ZOO_STYLES, beside, draw, hide, line, log_shares, ticks_at
+from studies.loaded import Point, Results
+from studies.plans import DEFAULT, PAPER
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+POOLS = ("best", "uniform", "greedy", PAPER, DEFAULT)
+
+
+def methods(path: Path, zoos: Sequence[Results], order: Sequence[str]) -> None:
+    """Every method's test accuracy over the seeds, against the best single model."""
+
+    def paint(panels: list[Axes]) -> None:
+        for axes, zoo in zip(panels, zoos, strict=True):
+            rows = [(name, found) for name in order if (found := zoo.over_seeds(name)) is not None]
+            best = zoo.over_seeds("best")
+            if best is not None:
+                axes.axvline(100 * best["report"][0], color="#9ca3af", linestyle=(0, (4, 3)), linewidth=1)
+            for y, (name, found) in enumerate(rows):
+                mean, low, high = (100 * value for value in found["report"])
+                colour = STYLES[DEFAULT][0] if name == DEFAULT else "#4b5563"
+                axes.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.45)
+                for one in found["by_seed"]:
+                    axes.plot([100 * one], [y], marker="|", markersize=7, color=colour, alpha=0.8)
+                fill = "white" if name == "ensemble" else colour
+                axes.plot([mean], [y], marker="o", markersize=6.5, color=colour, markerfacecolor=fill)
+            axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+            axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.grid(axis="y", visible=False)
+            axes.set_xlabel("test accuracy (%)")
+            axes.set_title(f"{zoo.zoo}, K = {zoo.models}")
+
+    draw(path, 1, len(zoos), (4.1, 3.5), paint)
+
+
+def removed(path: Path, zoos: Sequence[Results]) -> None:
+    """Table 3: what is lost with the best ingredients."""
+    _pools(path, zoos, "removed", lambda zoo, models: zoo.models - models, "best ingredients left out")
+
+
+def cost(path: Path, zoos: Sequence[Results]) -> None:
+    """Accuracy against the number of ingredients, in search order."""
+    _pools(path, zoos, "cost", lambda _, models: models, "ingredients, in search order")
+
+
+def _pools(
+    path: Path, zoos: Sequence[Results], study: str, x: Callable[[Results, int], int], label: str
+) -> None:
+    def paint(panels: list[Axes]) -> None:
+        for axes, zoo in zip(panels, zoos, strict=True):
+            runs = zoo.smaller_pools(study)
+            for name in POOLS:
+                found = [
+                    (x(zoo, run["models"]), run["methods"][name]["report"])
+                    for run in runs
+                    if name in run["methods"] and run["methods"][name]["report"] is not None
+                ]
+                found.sort(key=lambda pair: pair[0])
+                line(
+                    axes,
+                    [place for place, _ in found],
+                    [100 * score["mean"] for _, score in found],
+                    [(100 * score["low"], 100 * score["high"]) for _, score in found]
+                    if name in (DEFAULT, "greedy")
+                    else None,
+                    STYLES[name],
+                    name,
+                )
+            ticks_at(axes, [x(zoo, run["models"]) for run in runs])
+            axes.set_xlabel(label)
+            axes.set_title(zoo.zoo)
+        panels[0].set_ylabel("test accuracy (%)")
+        panels[-1].legend(fontsize=9, loc="best")
+
+    draw(path, 1, len(zoos), (4.1, 3.3), paint)
+
+
+def coefficients(path: Path, zoos: Sequence[Results]) -> None:
+    """Mixing weights of the methods with one per tensor."""
+    names = ("learned+", PAPER, DEFAULT)
+
+    def paint(panels: list[Axes]) -> None:
+        for place, axes in enumerate(panels):
+            zoo, name = zoos[place // len(names)], names[place % len(names)]
+            found = zoo.value["coefficients"].get(name)
+            if found is None:
+                hide(axes)
+                continue
+            low, high = found["edges"]
+            edges = np.linspace(low, high, len(found["counts"]) + 1)
+            share = 100 * np.array(found["counts"]) / sum(found["counts"])
+            inside = (edges[:-1] > -1e-9) & (edges[1:] < 1 + 1e-9)
+            for part, colour in ((inside, "#4b5563"), (~inside, "#c2410c")):
+                axes.bar(edges[:-1][part], share[part], np.diff(edges)[part], align="edge", color=colour)
+            axes.axvline(1 / found["models"], color="#0b6bcb", linewidth=1, linestyle=(0, (3, 2)))
+            log_shares(axes)
+            axes.set_title(f"{zoo.zoo}: {name}")
+            axes.set_xlabel("mixing weight")
+            if place % len(names) == 0:
+                axes.set_ylabel("% of weights")
+
+    draw(path, len(zoos), len(names), (3.9, 2.5), paint)
+
+
+def ablations(path: Path, zoos: Sequence[Results]) -> None:
+    """b, T and J of the paper's best method: the change against `main`, on the same samples."""
+
+    def paint(panels: list[Axes]) -> None:
+        titles = ("b: models per block", "T: blocks visited", "J: steps per block")
+        for axes, title in zip(panels, titles, strict=True):
+            places: list[float] = []
+            for number, (zoo, style) in enumerate(zip(zoos, ZOO_STYLES, strict=False)):
+                found = {"b": zoo.blocks, "T": zoo.visits}.get(title[0], lambda zoo=zoo: zoo.steps(PAPER))()
+                kept = [(point, change) for point in found if (change := _change(zoo, point)) is not None]
+                places += [point.x for point, _ in kept]
+                line(
+                    axes,
+                    beside([point.x for point, _ in kept], number, len(zoos)),
+                    [100 * change[0] for _, change in kept],
+                    [(100 * change[1], 100 * change[2]) for _, change in kept],
+                    style,
+                    zoo.zoo,
+                )
+            axes.axhline(0, color="#9ca3af", linewidth=1)
+            if places:
+                ticks_at(axes, places, log=True)
+            axes.set_title(title)
+        panels[0].set_ylabel(f"change of {PAPER} (points)")
+        panels[-1].legend(fontsize=9, loc="best")
+
+    draw(path, 1, 3, (4.0, 3.2), paint)
+
+
+def _change(zoo: Results, point: Point) -> Sequence[float] | None:
+    """Against `main` of the same method; `main` itself is zero, exactly."""
+    if point.record is zoo.of_main(PAPER):
+        return (0.0, 0.0, 0.0)
+    if point.run is zoo.main:  # hl+ stands for b = K
+        difference = point.run["differences"][PAPER]["hl+"]
+        return None if difference is None else [-difference[0], -difference[2], -difference[1]]
+    found: Sequence[float] | None = point.record["to_main"]
+    return found
+
+
+def sensitivity(path: Path, zoos: Sequence[Results]) -> None:
+    """Ours and the paper's over learning rates and steps."""
+
+    def paint(panels: list[Axes]) -> None:
+        for row, zoo in enumerate(zoos):
+            for column, (title, of) in enumerate(
+                (("learning rate", zoo.rates), ("steps per block", zoo.steps))
+            ):
+                axes = panels[2 * row + column]
+                places: list[float] = []
+                for number, name in enumerate((PAPER, DEFAULT)):
+                    found = of(name)
+                    places += [point.x for point in found]
+                    line(
+                        axes,
+                        beside([point.x for point in found], number, 2),
+                        [100 * point.accuracy for point in found],
+                        [(100 * p.record["report"]["low"], 100 * p.record["report"]["high"]) for p in found],
+                        STYLES[name],
+                        name,
+                    )
+                if places:
+                    ticks_at(axes, places, log=True)
+                axes.set_xlabel(title)
+                axes.set_title(zoo.zoo)
+                if column == 0:
+                    axes.set_ylabel("test accuracy (%)")
+        panels[0].legend(fontsize=9, loc="best")
+
+    draw(path, len(zoos), 2, (4.6, 2.9), paint)

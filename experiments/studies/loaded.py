@@ -1,0 +1,115 @@
+"""A zoo's gathered results, and the questions that tables and figures ask of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from studies.plans import DEFAULT, PAPER
+
+ORDER = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method of one run."""
+
+    x: float
+    record: Mapping[str, Any]
+    run: Mapping[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.record["report"]["mean"])
+
+
+class Results:
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self.value = value
+        self.zoo = str(value["zoo"])
+        self.runs: Mapping[str, Any] = value["runs"]
+
+    @staticmethod
+    def read(path: Path) -> Results:
+        return Results(json.loads(path.read_text("utf-8")))
+
+    @cached_property
+    def main(self) -> Mapping[str, Any] | None:
+        """Seed 0 of the main study, which everything else is compared with."""
+        return self.runs.get("main-0")
+
+    @property
+    def models(self) -> int:
+        return 0 if self.main is None else int(self.main["models"])
+
+    def over_seeds(self, method: str) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.value["over_seeds"].get(method)
+        return found
+
+    def of_main(self, method: str) -> Mapping[str, Any] | None:
+        found = (self.main or {}).get("methods", {}).get(method)
+        return found if found is not None and found["report"] is not None else None
+
+    def study(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """Its runs on the data that `main` reports on."""
+        data = (self.main or {}).get("data")
+        return {
+            key: run for key, run in self.runs.items() if key.split("-")[0] == name and run["data"] == data
+        }
+
+    def points(
+        self, method: str, x: Callable[[Mapping[str, Any]], float], free: Iterable[str]
+    ) -> list[Point]:
+        """Every run of seed 0 on the whole pool whose settings are those of `main`, save those in `free`."""
+        own = self.of_main(method)
+        if self.main is None or own is None:
+            return []
+        found: dict[float, Point] = {}
+        for run in [self.main, *self.runs.values()]:
+            if any(run[key] != self.main[key] for key in ("data", "models", "seed", "statistics")):
+                continue
+            record = run["methods"].get(method)
+            if record is not None and record["report"] is not None and _same(record, own, free):
+                point = Point(x(record), record, run)
+                found.setdefault(point.x, point)
+        return sorted(found.values(), key=lambda point: point.x)
+
+    def rates(self, method: str) -> list[Point]:
+        return self.points(method, lambda record: record["settings"]["lr"], ["lr"])
+
+    def steps(self, method: str) -> list[Point]:
+        return self.points(method, lambda record: record["J"], ["steps", "epochs"])
+
+    def visits(self) -> list[Point]:
+        return self.points(PAPER, lambda record: record["T"], ["blocks", "passes"])
+
+    def blocks(self) -> list[Point]:
+        """b = K is the paper's HL-Soup+."""
+        found = {point.x: point for point in self.points(PAPER, lambda record: record["b"], ["block_size"])}
+        whole, own = self.of_main("hl+"), self.of_main(PAPER)
+        if whole is not None and own is not None and self.main and _same(whole, own, ["block_size"]):
+            found.setdefault(whole["b"], Point(whole["b"], whole, self.main))
+        return sorted(found.values(), key=lambda point: point.x)
+
+    def smaller_pools(self, study: str) -> list[Mapping[str, Any]]:
+        """Runs on a part of the pool, smallest first, and `main` at the end."""
+        if self.main is None:
+            return []
+        return [*sorted(self.study(study).values(), key=lambda run: run["models"]), self.main]
+
+
+def read_all(folder: Path) -> list[Results]:
+    found = [Results.read(path) for path in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda one: (ORDER.index(one.zoo) if one.zoo in ORDER else len(ORDER), one.zoo))
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any], free: Iterable[str]) -> bool:
+    left, right = one["settings"], other["settings"]
+    return all(left.get(key) == right.get(key) for key in {*left, *right} - set(free))
+
+
+__all__ = ["DEFAULT", "ORDER", "PAPER", "Point", "Results", "read_all"]
