@@ -157,7 +157,7 @@ class Visit:
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             return  # the state before this one stays
         tensors["best"] = self.best.raw
-        tensors["stretch"] = self.stretch.raw
+        tensors["stretch"] = self.stretch.raw.clone()  # may be the very tensor of the best
         values |= {
             "step": self.done,
             "best_loss": finite(self.best.loss),
