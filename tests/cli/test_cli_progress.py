@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from stockpot.events import Event
 
 def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
     activity = Activity()
-    activity.hear(Event("start", {"methods": {"hl": 40}}))
+    activity.hear(Event("start", {"methods": {"hl": 40}, "folds": {"hl": 4}, "blocks": {"hl": 2}}))
     assert activity.hear(Event("method", {"method": "hl"})) is None
     for step in range(10):
         activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "loss": 0.5}))
@@ -25,6 +27,22 @@ def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
     activity.hear(Event("progress", {"what": "averaging the ingredients", "done": 3, "total": 9}))
     assert (activity.text, activity.done, activity.total) == ("hl: averaging the ingredients", 3, 9)
     assert activity.hear(Event("cooked", {"method": "hl", "seconds": 2.0})) == "hl: cooked in 2.0 s"
+
+
+@pytest.mark.parametrize(
+    ("about", "text"),
+    [
+        ({"folds": {"hl": 1}, "blocks": {"hl": 1}}, "hl: loss 0.5000"),
+        ({"folds": {"hl": 4}, "blocks": {"hl": 1}}, "hl: fold 1, loss 0.5000"),
+        ({"folds": {"hl": 1}, "blocks": {"hl": 3}}, "hl: block 1, loss 0.5000"),
+    ],
+)
+def test_blocks_and_folds_are_named_where_there_are_several(about: dict[str, Any], text: str) -> None:
+    activity = Activity()
+    activity.hear(Event("start", {"methods": {"hl": 40}, **about}))
+    activity.hear(Event("method", {"method": "hl"}))
+    activity.hear(Event("step", {"block": 0, "fold": 0, "step": 0, "loss": 0.5}))
+    assert activity.text == text
 
 
 def test_failures_and_trials_become_lines() -> None:
@@ -43,11 +61,12 @@ def test_plain_lines_come_every_few_seconds(
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with drawing.drawing() as listen:
-        for second in range(16):
+        for second in range(200):
             now[0] = float(second)
-            listen(Event("progress", {"what": "hash", "done": second, "total": 20}))
+            listen(Event("progress", {"what": "hash", "done": second, "total": 200}))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["reading checkpoints (30 %)", "reading checkpoints (60 %)"]
+    # After 6 seconds, then 11, 21, 41, 61 later: more and more seldom.
+    assert lines == [f"reading checkpoints ({percent} %)" for percent in (3, 8, 19, 39, 70)]
 
 
 def test_a_terminal_gets_a_live_bar_and_colours(kitchen: Path, tmp_path: Path) -> None:
@@ -81,3 +100,11 @@ def test_a_terminal_gets_a_live_bar_and_colours(kitchen: Path, tmp_path: Path) -
     assert "\u2501" in text  # the bar
     assert text.rstrip().endswith("from its record")
     assert "\x1b[?25h" in text  # the cursor is back
+
+
+def test_a_run_tells_how_many_folds_and_blocks_there_are(kitchen: Path, compared: object) -> None:
+    lines = (kitchen / "run" / "events.jsonl").read_text().splitlines()
+    start = next(event for event in map(json.loads, lines) if event["kind"] == "start")
+    assert start["folds"]["crossfit"] == 4
+    assert start["folds"]["hl+"] == start["blocks"]["hl+"] == 1
+    assert start["blocks"]["greedy"] == 0

@@ -19,6 +19,9 @@ class Activity:
         self.done = 0
         self.total = 0
         self._steps: Mapping[str, int] = {}
+        self._folds: Mapping[str, int] = {}
+        self._blocks: Mapping[str, int] = {}
+        self._name = ""
         self._taken = 0
         self._method = ""
         self._models = ""
@@ -60,12 +63,14 @@ class Activity:
 
     def _start(self, data: Mapping[str, Any]) -> None:
         self._steps = data["methods"]
+        self._folds, self._blocks = data.get("folds", {}), data.get("blocks", {})
 
     def _reused(self, data: Mapping[str, Any]) -> str:
         return f"{data['method']}: finished earlier, not repeated"
 
     def _method_begins(self, data: Mapping[str, Any]) -> None:
-        self._method = data["method"] + self._models
+        self._name = data["method"]
+        self._method = self._name + self._models
         self._set(self._method)
         self._taken = 0
 
@@ -75,11 +80,12 @@ class Activity:
     def _step(self, data: Mapping[str, Any]) -> None:
         self._taken += 1
         total = self._steps.get(self._method, 0)
-        self._set(
-            f"{self._method}: block {data['block'] + 1}, fold {data['fold'] + 1}, loss {data['loss']:.4f}",
-            self._taken,
-            total,
+        where = "".join(
+            f"{word} {data[word] + 1}, "
+            for word, count in (("block", self._blocks), ("fold", self._folds))
+            if count.get(self._name, 1) > 1 or data[word] > 0
         )
+        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
 
     def _skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
         self._taken += 1

@@ -11,7 +11,10 @@ from stockpot.cli.activity import Activity
 from stockpot.cli.shell import harmless
 from stockpot.events import Event, Listener
 
-EVERY = 5.0  # seconds between plain lines about work in progress
+FIRST, SLOWEST = (
+    5.0,
+    60.0,
+)  # seconds until a plain line about work in progress; doubled after each, up to this
 REFRESH = 0.1  # seconds between redraws
 
 
@@ -56,15 +59,19 @@ class _Plain:
     def __init__(self) -> None:
         self._activity = Activity()
         self._last = time.monotonic()
+        self._wait = FIRST
 
     def __call__(self, event: Event) -> None:
         line = self._activity.hear(event)
         now = time.monotonic()
-        if line is None and now - self._last > EVERY and self._activity.text:
+        if line is not None:
+            self._wait = FIRST
+        elif now - self._last > self._wait and self._activity.text:
             share = (
                 f" ({100 * self._activity.done // self._activity.total} %)" if self._activity.total else ""
             )
             line = f"{self._activity.text}{share}"
+            self._wait = min(2 * self._wait, SLOWEST)
         if line is not None:
             print(harmless(line), file=sys.stderr, flush=True)
             self._last = now

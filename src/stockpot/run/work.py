@@ -80,7 +80,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
     kitchen = Kitchen(job.pool, job.task, listen=tell, **job.layout)
     write_pool(directory, job.pool, kitchen.layout("model"), tell)
     restore_scores(directory, kitchen)
-    tell(Event("start", {"methods": {name: steps(job, name, s) for name, s in job.settings.items()}}))
+    tell(Event("start", _outlook(job)))
     done: dict[str, MethodRecord] = {}
     failed: dict[str, StockpotError] = {}
     reused = []
@@ -126,6 +126,15 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
     )
     directory.set_status("done")
     return Outcome(directory.path, tuple(done), choice, sentence, soup, errors, tuple(reused))
+
+
+def _outlook(job: Job) -> dict[str, dict[str, int]]:
+    """For progress: how many steps, blocks and folds each method has."""
+    return {
+        "methods": {name: steps(job, name, s) for name, s in job.settings.items()},
+        "blocks": {name: blocks(job, name, s) for name, s in job.settings.items()},
+        "folds": {name: s.folds for name, s in job.settings.items()},
+    }
 
 
 def _same_data(directory: RunDirectory, task: Task) -> None:
@@ -220,13 +229,18 @@ def _growth_json(
 
 def steps(job: Job, method: str, settings: Settings) -> int:
     """How many optimiser steps a method takes in all, for progress; 0 for those that do not learn."""
+    samples = len(job.task.fit)
+    inside = samples if settings.folds == 1 else samples - samples // settings.folds
+    return settings.folds * blocks(job, method, settings) * steps_for(settings, inside)
+
+
+def blocks(job: Job, method: str, settings: Settings) -> int:
+    """How many blocks a method visits; 0 for those that do not learn."""
+    models = len(job.pool)
     if method not in LEARNED:
         return 0
-    models, samples = len(job.pool), len(job.task.fit)
     try:
         size = block_size_for(settings, models)
     except MethodError:
         return 0  # said properly when the method's turn comes
-    blocks = schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
-    inside = samples if settings.folds == 1 else samples - samples // settings.folds
-    return settings.folds * len(blocks) * steps_for(settings, inside)
+    return len(schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
