@@ -32,7 +32,7 @@ MOMENTUM = 0.1
 
 def build(classes: int = 10, size: int = 96) -> EfficientNetLite0:
     """The model a recipe names; it enlarges its images to `size` itself, so that data stay small."""
-    return EfficientNetLite0(classes, size)
+    return EfficientNetLite0(classes, size).to(memory_format=torch.channels_last)
 
 
 class SameConv(nn.Conv2d):
