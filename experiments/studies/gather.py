@@ -53,7 +53,7 @@ def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
         "command": [_without_paths(str(word)) for word in run.about["command"]],
         "stockpot": run.about["stockpot"],
         "machine": _machine(run.about["environment"]),
-        "jobs": _jobs(run.path),
+        "jobs": _beside(run.path).get("jobs"),
         "seed": seed,
         "data": _data(recipe),
         "statistics": recipe["model"]["statistics"],
@@ -210,36 +210,27 @@ def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
     run = mains.get(0)
     if run is None:
         return []
+    seconds = _beside(run.path).get("trial_seconds") or []
+    if len(seconds) != len(run.ingredients):
+        seconds = [None] * len(run.ingredients)
     return [
         {
             "name": one["name"],
             "fit": None if one.get("fit") is None else one["fit"]["mean"],
-            "seconds": _seconds(Path(one["path"])),
+            "seconds": took,
             "trial": one.get("trial"),
         }
-        for one in run.ingredients
+        for one, took in zip(run.ingredients, seconds, strict=True)
     ]
 
 
-def _seconds(checkpoint: Path) -> float | None:
-    """What the trial took, from the record beside its checkpoint."""
-    beside = (
-        checkpoint.with_name(f"{checkpoint.name}.json")
-        if checkpoint.is_dir()
-        else checkpoint.with_suffix(".json")
-    )
+def _beside(folder: Path) -> dict[str, Any]:
+    """What the study wrote beside the run."""
     try:
-        return float(json.loads(beside.read_text("utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _jobs(folder: Path) -> int | None:
-    """How many runs shared the machine, where the study says so."""
-    try:
-        return int(json.loads(folder.with_name(f"{folder.name}.json").read_text("utf-8"))["jobs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        value = json.loads(folder.with_name(f"{folder.name}.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

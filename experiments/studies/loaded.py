@@ -31,7 +31,10 @@ class Results:
     def __init__(self, value: Mapping[str, Any]) -> None:
         self.value = value
         self.zoo = str(value["zoo"])
-        self.runs: Mapping[str, Any] = value["runs"]
+        # What was tried out is no result.
+        self.runs: Mapping[str, Any] = {
+            name: run for name, run in value["runs"].items() if not name.startswith("try-")
+        }
 
     @staticmethod
     def read(path: Path) -> Results:

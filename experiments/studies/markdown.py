@@ -34,6 +34,10 @@ def number(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
 
 
+def duration(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else words.seconds(seconds)
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]

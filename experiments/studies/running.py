@@ -98,8 +98,9 @@ def _start(zoo: Zoo, run: Planned, python: Sequence[str], jobs: int) -> _Process
     log = (zoo.runs / f"{run.name}.log").open("a", encoding="utf-8")
     log.write(f"$ {' '.join(words)}\n")
     log.flush()
-    # How many shared the machine: times and memory are to be read with it.
-    atomic.write_json(zoo.runs / f"{run.name}.json", {"jobs": jobs})
+    # How many shared the machine (times are to be read with it), and what a run's own record does not say.
+    beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
+    atomic.write_json(zoo.runs / f"{run.name}.json", beside)
     environment = {**os.environ}
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(

@@ -10,7 +10,7 @@ from typing import Any
 from stockpot.report import words
 from studies import paper
 from studies.loaded import Point, Results
-from studies.markdown import change, interval, machine, number, percent, table
+from studies.markdown import change, duration, interval, machine, number, percent, table
 from studies.plans import DEFAULT, PAPER
 
 METHODS = (
@@ -59,9 +59,9 @@ def methods(zoo: Results) -> list[str]:
                 f"{percent(found['report'][1])} to {percent(found['report'][2])}",
                 percent(found["spread"]) if found["spread"] else "–",
                 interval(found.get("default_minus")),
-                words.seconds(seconds / epochs) if epochs else "–",
+                duration(seconds / epochs) if epochs else "–",
                 f"{epochs:.1f}" if epochs else "–",
-                words.seconds(seconds) if costs else "–",
+                duration(seconds) if costs else "–",
                 words.size(one["peak_device"]) if costs else "–",
                 words.size(one["peak_host"]) if costs else "–",
                 *(_beside(each, name) for each in beside),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,6 +66,19 @@ class Zoo:
         """Of the fitting data, where the recipe says how many."""
         fit = self.recipe().data.fit
         return None if fit is None else fit.count
+
+    def trial_seconds(self) -> list[float | None]:
+        """What each ingredient took to make, where `stockpot finetune` left a record beside it."""
+        return [_seconds(self.recipe().path(path)) for path in self.checkpoints]
+
+
+def _seconds(checkpoint: Path) -> float | None:
+    whole = checkpoint.is_dir()
+    beside = checkpoint.with_name(f"{checkpoint.name}.json") if whole else checkpoint.with_suffix(".json")
+    try:
+        return float(json.loads(beside.read_text("utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _pool(recipe: Recipe) -> tuple[tuple[str, ...], bool | None]:
