@@ -141,3 +141,14 @@ def test_out_of_memory_with_nothing_left_to_give_up_is_raised(
     monkeypatch.setattr(Engine, "descent", failing)
     with pytest.raises(torch.OutOfMemoryError):
         cooked(tmp_path)
+
+
+@pytest.mark.parametrize(("memory", "models"), [(2**40, [6]), (1, [1] * 6)])
+def test_as_many_models_as_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, models: list[int]
+) -> None:
+    monkeypatch.setattr("stockpot.engine.budget.host_share", lambda: memory)
+    _, told = cooked(tmp_path, block_size="fit", steps=2)
+    assert [len(event.data["models"]) for event in told if event.kind == "block"] == models
+    _, told = cooked(tmp_path, block_size=3, steps=2)  # what was asked for is tried
+    assert [len(event.data["models"]) for event in told if event.kind == "block"] == [3, 3]

@@ -261,7 +261,7 @@ def test_best_is_the_first_of_the_highest(tmp_path: Path) -> None:
     [
         (
             {"block_size": 0},
-            "setting block_size: expected at least 1 model, 'auto', or None for all, found 0",
+            "setting block_size: expected at least 1 model, 'auto', 'fit', or None for all, found 0",
         ),
         ({"steps": 0}, "setting steps: expected at least 1, found 0"),
         ({"lr": float("nan")}, "setting lr: expected 0 or more, found nan"),

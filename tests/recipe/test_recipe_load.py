@@ -59,7 +59,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
             "method.granularity: expected one of model, block, module, tensor or {python: module:function}, "
             "found 'tensr'; did you mean 'tensor'?",
         ),
-        ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number, auto or null"),
+        ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number, auto, fit or null"),
         ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
         ({"method": {"donor": -1}}, "method.donor: expected the name or the number of an ingredient"),

@@ -97,6 +97,8 @@ class Engine:
         limit = c.memory if c.memory is not None else budget.free_memory(live.device)
         if limit is not None and c.memory is None:
             limit = int(0.92 * limit) + torch.cuda.memory_allocated(live.device)
+        if limit is None and not fixed_block:
+            limit = budget.host_share()
         return budget.choose(
             need,
             wanted_block=block_size,

@@ -25,9 +25,8 @@ class Settings:
 
     parametrisation: Literal["hyperplane", "simplex"] = "hyperplane"
     granularity: Granularity | Callable[[str], str] = "tensor"
-    block_size: int | Literal["auto"] | None = (
-        "auto"  # [b] models loaded at a time; auto: at most 18; None: all K
-    )
+    # [b] models loaded at a time; auto: at most 18; fit: as many as there is memory for; None: all K
+    block_size: int | Literal["auto", "fit"] | None = "auto"
     passes: int = 1  # times every model is visited: T = passes * ceil(K / b)
     blocks: int | None = None  # [T] outer iterations; overrides `passes`
     steps: int | None = 1000  # [J] inner iterations per block; None: use `epochs`
@@ -100,7 +99,7 @@ PAPER_BLOCK = 18  # the paper's b for ViT-B/32
 
 def block_size_for(settings: Settings, models: int) -> int:
     """b for a pool of K models."""
-    if settings.block_size is None:
+    if settings.block_size is None or settings.block_size == "fit":
         return models
     if settings.block_size == "auto":
         return min(PAPER_BLOCK, models)
@@ -181,10 +180,10 @@ def _check(s: Settings) -> None:
     )
     need(
         s.block_size is None
-        or s.block_size == "auto"
+        or s.block_size in ("auto", "fit")
         or (isinstance(s.block_size, int) and s.block_size >= 1),
         "block_size",
-        "at least 1 model, 'auto', or None for all",
+        "at least 1 model, 'auto', 'fit', or None for all",
         "raise block_size",
     )
     need(s.passes >= 1, "passes", "at least 1", "raise passes")

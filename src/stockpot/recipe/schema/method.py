@@ -34,15 +34,17 @@ Granularity: Any = word_or_code(GRANULARITIES)
 
 
 def _block_size(value: object) -> object:
-    if value is None or value == "auto" or (isinstance(value, int) and not isinstance(value, bool)):
+    if value is None or value in ("auto", "fit") or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    raise ValueError(f"expected a whole number, auto or null, found {value!r}")
+    raise ValueError(f"expected a whole number, auto, fit or null, found {value!r}")
 
 
 BlockSize = Annotated[
     int | str | None,
     BeforeValidator(_block_size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "fit"]}, {"type": "null"}]}
+    ),
 ]
 
 
@@ -88,7 +90,9 @@ class Method(Section):
         "from tensor name to group.",
     )
     block_size: BlockSize = Field(
-        None, description="Models loaded at a time (the paper's b). `auto`: at most 18; null: all."
+        None,
+        description="Models loaded at a time (the paper's b). `auto`: at most 18; `fit`: as many as there is memory for;"
+        " null: all.",
     )
     passes: int | None = Field(None, description="Times every model is visited.")
     blocks: int | None = Field(None, description="Blocks visited (the paper's T); overrides `passes`.")
