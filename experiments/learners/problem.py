@@ -1,0 +1,167 @@
+"""The soup's loss as a function of its coefficients a (K, G): all models resident, one captured graph per batch size.
+
+theta(a) = mean + sum_k a[k, group] d_k, as in the product; only the way a is found is free here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.engine.loader import Loader
+from stockpot.methods.greedy import greedy
+from stockpot.methods.kitchen import Kitchen
+from stockpot.pool import Pool
+from stockpot.soup import weights
+from stockpot.task import Data, Scores, Task
+from stockpot.task.tree import leaves, refill
+
+BATCH = 128
+
+
+class Problem:
+    """Use as a context manager. Rows are places in the fitting data."""
+
+    def __init__(self, pool: Pool, task: Task, dev: Data) -> None:
+        self.kitchen = Kitchen(pool, task)
+        self.task, self.pool, self.dev = task, pool, dev
+        self.device = task.device
+        self.K = len(pool)
+        self.taken = 0  # gradients of one batch each
+        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
+
+    def __enter__(self) -> Problem:
+        self._stack = ExitStack()
+        # Scored first: the guard's greedy soups and the best ingredient need them, in a live model of their own.
+        self.individual = self.kitchen.individual_values()  # (K, N)
+        self.layout = self.kitchen.layout("tensor")
+        self.live = self._stack.enter_context(self.kitchen.live(self.layout))
+        loader = Loader(self.live, torch.float32)
+        self.mean = loader.mean().to(self.device)
+        self.directions = loader.load(list(range(self.K)), self.mean)
+        self.G = len(self.layout)
+        self.gram = self._gram()  # (G, K, K)
+        self._columns = [column.to(self.device) for _, column in leaves(self.task.fit.columns)]
+        self.a = torch.zeros(self.K, self.G, device=self.device)
+        self.slope = torch.zeros_like(self.a)
+        self.tau = torch.ones((), device=self.device, requires_grad=True)
+        self.tau_slope = torch.zeros((), device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        self._rows: dict[int, Tensor] = {}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._steps.clear()
+        self._stack.close()
+
+    def gradient(self, a: Tensor, rows: Tensor, tau: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss and its gradient in a, on these rows (one batch)."""
+        self.taken += 1
+        self._go(a, rows, True, tau)
+        return self.loss.clone(), self.slope.clone()
+
+    def full_gradient(self, a: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same over all rows, in batches."""
+        loss, slope = torch.zeros((), device=self.device), torch.zeros_like(self.a)
+        for part in rows[: len(rows) // BATCH * BATCH].split(BATCH):
+            one, g = self.gradient(a, part)
+            loss += one
+            slope += g
+        n = len(rows) // BATCH
+        return loss / n, slope / n
+
+    def loss_on(self, a: Tensor, rows: Tensor, tau: Tensor | None = None) -> float:
+        """Mean loss on these rows, as one batch."""
+        self._go(a, rows, False, tau)
+        return float(self.loss)
+
+    def dev_scores(self, a: Tensor) -> Scores:
+        """The soup on data that nothing is fitted on."""
+        W = (1.0 / self.K + a - a.mean(dim=0, keepdim=True)).double().cpu()
+        with torch.no_grad():
+            self.directions.mix(self.mean, a - a.mean(dim=0, keepdim=True), out=self.live.theta)
+        self.live.push()
+        self.kitchen.set_statistics(self.live, W)
+        return self.task.score(self.dev)
+
+    def greedy_start(self, rows: Tensor) -> Tensor:
+        found = greedy(self.kitchen, self.live, indices=rows.cpu())
+        return (found.W - weights.uniform(self.K, self.G)).float().to(self.device)
+
+    def _go(self, a: Tensor, rows: Tensor, backward: bool, tau: Tensor | None) -> None:
+        size = len(rows)
+        if size not in self._rows:
+            self._rows[size] = torch.zeros(size, dtype=torch.long, device=self.device)
+        with torch.no_grad():
+            # Directions from the mean: adding one number to all of a column changes nothing, as in the product.
+            self.a.copy_(a - a.mean(dim=0, keepdim=True))
+            self._rows[size].copy_(rows)
+            self.tau.fill_(1.0 if tau is None else float(tau))
+        key = (size, backward)
+        if key not in self._steps:
+            self._steps[key] = self._made(size, backward)
+        self._steps[key]()
+
+    def _made(self, size: int, backward: bool) -> Callable[[], None]:
+        example = self.task.fit.batch(torch.zeros(size, dtype=torch.long))
+
+        def once() -> None:
+            rows = self._rows[size]
+            with torch.no_grad():
+                self.directions.mix(self.mean, self.a, out=self.live.theta)
+                self.live.push()
+                batch = refill(example, [column.index_select(0, rows) for column in self._columns])
+            if not backward:
+                with torch.no_grad():
+                    self.loss.copy_(self.task.loss(batch, temperature=self.tau))
+                return
+            self.live.clear_gradient()
+            self.tau.grad = None
+            loss = self.task.loss(batch, temperature=self.tau)
+            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                self.loss.copy_(loss)
+                slope = self.directions.project(self.live.collect_gradient())
+                self.slope.copy_(slope - slope.mean(dim=0, keepdim=True))
+                if self.tau.grad is not None:
+                    self.tau_slope.copy_(self.tau.grad)
+
+        def run() -> None:
+            with self.task.learning():
+                once()
+
+        if self.device.type != "cuda":
+            return run
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self.task.learning():
+            with torch.cuda.stream(stream):
+                once()
+                once()
+            torch.cuda.synchronize(self.device)
+            self.live.clear_gradient()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                once()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _gram(self) -> Tensor:
+        """<d_k, d_m> per group. (G, K, K)"""
+        out = torch.zeros(self.G, self.K, self.K, device=self.device)
+        for j, (start, stop) in enumerate(self.directions.plan.bounds):
+            rows = self.directions.part(start, stop, torch.float32)
+            out[j] = rows @ rows.T
+        return out
+
+
+def open_problem(recipe: Any, dev_recipe: Any) -> Problem:
+    from stockpot.recipe.build import build_pool, build_task
+
+    task = build_task(recipe, report=False)
+    dev = build_task(dev_recipe, report=False).fit
+    return Problem(build_pool(recipe), task, dev)

@@ -1,0 +1,173 @@
+"""Ways to find coefficients on one fold: they differ in steps, coordinates, start, penalty and what is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learners.coordinates import Plain
+from learners.problem import BATCH, Problem
+
+EVALUATIONS = 10
+
+
+@dataclass(frozen=True)
+class Way:
+    """One learner. The product's default is `Way(steps=1000)` with all models loaded."""
+
+    steps: int = 300
+    lr: float = 0.02
+    weight_decay: float = 0.1
+    coordinates: Plain = field(default_factory=Plain)
+    penalty: float = 0.0  # times |theta - mean|^2 over the mean of |d_k|^2
+    average: bool = False  # keep the mean of the second half's iterates
+    greedy: bool = False  # start from the greedy soup of the fold
+    temperature: bool = False
+    block: int | None = None  # models moved at a time
+    chosen_blocks: bool = False  # the next block by the size of its gradient
+    lbfgs: bool = False  # full batches; `steps` is then the number of iterations
+
+
+@dataclass(frozen=True)
+class Solved:
+    a: Tensor  # (K, G)
+    held_out: float
+    step: int  # where it was best
+
+
+def solve(problem: Problem, way: Way, inside: Tensor, outside: Tensor, seed: int) -> Solved:
+    """Learn on `inside`, keep what was best on `outside`."""
+    start = problem.greedy_start(inside) if way.greedy else torch.zeros_like(problem.a)
+    if way.lbfgs:
+        return _lbfgs(problem, way, start, inside, outside)
+    return _adam(problem, way, start, inside, outside, seed)
+
+
+def refit(problem: Problem, way: Way, rows: Tensor, step: int, seed: int) -> Tensor:
+    """All data, for as many steps as were best on held-out folds."""
+    return _adam(problem, way, torch.zeros_like(problem.a), rows, None, seed, stop=step).a
+
+
+def _adam(
+    problem: Problem,
+    way: Way,
+    start: Tensor,
+    inside: Tensor,
+    outside: Tensor | None,
+    seed: int,
+    stop: int | None = None,
+) -> Solved:
+    c = way.coordinates
+    z = c.start(start).requires_grad_(True)
+    tau = torch.ones((), device=z.device, requires_grad=True) if way.temperature else None
+    groups: list[dict[str, Any]] = [{"params": [z], "weight_decay": way.weight_decay}]
+    if tau is not None:
+        groups.append({"params": [tau], "weight_decay": 0.0})
+    optimiser = torch.optim.AdamW(groups, lr=way.lr, foreach=True)
+    scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())  # mean over k of |d_k|^2
+    best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0)
+    total, count = torch.zeros_like(start), 0
+    every = max(1, way.steps // EVALUATIONS)
+    blocks: list[Tensor] = []
+    per_block = way.steps if way.block is None else max(1, way.steps * way.block // problem.K)
+    mask: Tensor | None = None
+    generator = torch.Generator().manual_seed(seed)
+    for j in range(way.steps if stop is None else stop):
+        if way.block is not None and j % per_block == 0:
+            mask = _next_block(problem, way, c.to_a(z.detach()), inside, blocks, generator)
+        rows = _batch(inside, j, seed)
+        a = c.to_a(z.detach())
+        _, slope = problem.gradient(a, rows, tau)
+        if way.penalty:
+            slope = slope + way.penalty / scale * torch.einsum("gkm,mg->kg", problem.gram, a)
+        if mask is not None:
+            slope = slope * mask
+        z.grad = c.pull(slope)
+        if tau is not None:
+            tau.grad = problem.tau_slope.clone()
+        for group in optimiser.param_groups:
+            group["lr"] = way.lr * 0.5 * (1 + math.cos(math.pi * j / way.steps))
+        before = z.detach().clone() if mask is not None else None
+        optimiser.step()
+        if mask is not None and before is not None:  # models that are not loaded stay where they are
+            with torch.no_grad():
+                z.copy_(torch.where(mask > 0, z, before))
+        now = c.to_a(z.detach())
+        if way.average and j >= way.steps // 2:
+            total += now
+            count += 1
+        if outside is not None and ((j + 1) % every == 0 or j + 1 == way.steps):
+            shown = total / count if count else now
+            loss = problem.loss_on(shown, outside, tau)
+            if loss < best.held_out:
+                best = Solved(shown.clone(), loss, j + 1)
+    if outside is None:
+        return Solved(total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps)
+    return best
+
+
+def _next_block(
+    problem: Problem, way: Way, a: Tensor, inside: Tensor, done: list[Tensor], generator: torch.Generator
+) -> Tensor:
+    """(K, 1): one for the models of the next block."""
+    assert way.block is not None
+    left = torch.ones(problem.K)
+    for block in done:
+        left[block] = 0
+    if way.chosen_blocks:
+        _, slope = problem.full_gradient(a, inside[torch.randperm(len(inside), generator=generator)][:512])
+        size = (slope.abs().sum(dim=1)).cpu() * left - (1 - left)
+        block = size.topk(min(way.block, int(left.sum()))).indices
+    else:
+        order = torch.randperm(problem.K, generator=generator)
+        block = order[left[order] > 0][: way.block]
+    done.append(block)
+    if sum(len(b) for b in done) >= problem.K:
+        done.clear()
+    mask = torch.zeros(problem.K, 1, device=a.device)
+    mask[block.to(a.device)] = 1
+    return mask
+
+
+def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: Tensor) -> Solved:
+    c = way.coordinates
+    z = c.start(start).requires_grad_(True)
+    optimiser = torch.optim.LBFGS([z], max_iter=1, history_size=10, line_search_fn="strong_wolfe")
+    best = Solved(start, problem.loss_on(start, outside), 0)
+    scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())
+
+    def closure() -> Tensor:
+        a = c.to_a(z.detach())
+        loss, slope = problem.full_gradient(a, inside)
+        if way.penalty:
+            pull = way.penalty / scale * torch.einsum("gkm,mg->kg", problem.gram, a)
+            loss = loss + 0.5 * (pull * a).sum()
+            slope = slope + pull
+        z.grad = c.pull(slope)
+        return loss
+
+    worse = 0
+    for j in range(way.steps):
+        optimiser.step(closure)  # type: ignore[arg-type]
+        now = c.to_a(z.detach())
+        loss = problem.loss_on(now, outside)
+        if loss < best.held_out:
+            best, worse = Solved(now.clone(), loss, j + 1), 0
+        else:
+            worse += 1
+        if worse >= 5:
+            break
+    return best
+
+
+def _batch(rows: Tensor, j: int, seed: int) -> Tensor:
+    per_epoch = len(rows) // BATCH
+    if per_epoch == 0:
+        return rows
+    epoch, place = divmod(j, per_epoch)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
+    return rows[order[place * BATCH : (place + 1) * BATCH]]

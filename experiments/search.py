@@ -1,0 +1,171 @@
+"""Look for a better learner: `python experiments/search.py ZOO [--seed N] [--only IDEA ...] [-o FILE]`.
+
+Every idea is cross-fitted on the zoo's fitting data and judged on its dev split, which nothing was trained or fitted
+on; the test data is not read. Accuracy, loss, held-out loss and gradient steps of each go into FILE, with the paired
+difference to the product's default (all models loaded, 1,000 steps per fold). What paid went into the product, what
+did not is in docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from learners.coordinates import Eigenbasis, Grouped
+from learners.problem import Problem, open_problem
+from learners.solve import Way, refit, solve
+from torch import Tensor
+
+from stockpot.recipe import load_recipe
+
+FOLDS = 4
+
+
+def ideas(problem: Problem) -> dict[str, tuple[Way, int]]:
+    """Name -> the learner and its number of folds."""
+    short = {"steps": 300, "lr": 0.02}
+    modules = Grouped(_coarse(problem, "module"), problem.device)
+    whole = Grouped([0] * problem.G, problem.device)
+    eigen = Eigenbasis(problem.gram)
+    return {
+        "default: 1000 steps at 0.01": (Way(steps=1000, lr=0.01), FOLDS),
+        "1000 steps at 0.05": (Way(steps=1000, lr=0.05), FOLDS),
+        "300 steps at 0.02": (Way(**short), FOLDS),
+        "300 steps at 0.05": (Way(steps=300, lr=0.05), FOLDS),
+        "100 steps at 0.05": (Way(steps=100, lr=0.05), FOLDS),
+        "2 folds": (Way(**short), 2),
+        "8 folds": (Way(**short), 8),
+        "one coefficient per module": (Way(**short, coordinates=modules), FOLDS),
+        "one coefficient per model": (Way(**short, coordinates=whole), FOLDS),
+        "eigenbasis": (Way(**short, coordinates=eigen), FOLDS),
+        "eigenbasis, 100 steps": (Way(steps=100, lr=0.02, coordinates=eigen), FOLDS),
+        "weight penalty 0.01": (Way(**short, penalty=0.01), FOLDS),
+        "weight penalty 0.1": (Way(**short, penalty=0.1), FOLDS),
+        "averaged iterates": (Way(**short, average=True), FOLDS),
+        "averaged iterates, 0.05": (Way(steps=300, lr=0.05, average=True), FOLDS),
+        "start from greedy": (Way(**short, greedy=True), FOLDS),
+        "temperature": (Way(**short, temperature=True), FOLDS),
+        "blocks of 18, random": (Way(**short, block=min(18, problem.K // 2)), FOLDS),
+        "blocks of 18, by gradient": (Way(**short, block=min(18, problem.K // 2), chosen_blocks=True), FOLDS),
+        "L-BFGS": (Way(steps=20, lbfgs=True), FOLDS),
+        "L-BFGS, eigenbasis": (Way(steps=20, lbfgs=True, coordinates=eigen), FOLDS),
+        "L-BFGS, penalty 0.01": (Way(steps=20, lbfgs=True, penalty=0.01), FOLDS),
+    }
+
+
+def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+    began, taken = time.perf_counter(), problem.taken
+    solved = [
+        solve(problem, way, inside.to(problem.device), outside.to(problem.device), seed * 97 + f)
+        for f, (inside, outside) in enumerate(problem.task.fit.folds(folds, seed))
+    ]
+    a = torch.stack([one.a for one in solved]).mean(dim=0)
+    scores = problem.dev_scores(a)
+    row = {
+        "accuracy": scores.mean,
+        "loss": scores.loss,
+        "held_out": sum(one.held_out for one in solved) / len(solved),
+        "stopped_at": [one.step for one in solved],
+        "gradient_steps": problem.taken - taken,
+        "seconds": round(time.perf_counter() - began, 1),
+        "norm": float(a.norm()),
+    }
+    return row, a, scores.values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("zoo")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", help="ideas whose names contain one of these")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--dev", default="dev", help="named part that holds the dev split")
+    parser.add_argument("-o", "--out", type=Path)
+    options = parser.parse_args()
+    here = Path(__file__).parent
+    file = here / options.zoo / "recipe.yaml"
+    recipe = load_recipe(file, [*options.set, "data.report=null"])
+    dev = load_recipe(file, [*options.set, "data.report=null", f"data.fit={options.dev}"])
+    out = options.out or here / "results" / f"search-{options.zoo}-{options.seed}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Any] = {}
+    with open_problem(recipe, dev) as problem:
+        best = int(problem.individual.mean(dim=1).argmax())
+        for name, a in _simple(problem, best).items():
+            scores = problem.dev_scores(a)
+            rows[name] = {"accuracy": scores.mean, "loss": scores.loss, "gradient_steps": 0}
+            print(f"{name:32s} {100 * scores.mean:6.2f} {scores.loss:.4f}", flush=True)
+        reference: Tensor | None = None
+        for name, (way, folds) in ideas(problem).items():
+            wanted = not options.only or any(word in name for word in options.only)
+            if not wanted and not name.startswith("default"):
+                continue
+            row, _, values = attempt(problem, way, folds, options.seed)
+            reference = values if reference is None else reference
+            _add_difference(row, values, reference)
+            rows[name] = row
+            _say(name, row)
+            if name == "300 steps at 0.02":
+                step = round(sum(row["stopped_at"]) / len(row["stopped_at"]))
+                _refitted(problem, way, max(1, step), options.seed, rows, reference)
+            _write(out, options.zoo, options.seed, rows)
+
+
+def _simple(problem: Problem, best: int) -> dict[str, Tensor]:
+    zero = torch.zeros_like(problem.a)
+    one = zero - 1.0 / problem.K
+    one[best] += 1.0
+    everything = torch.arange(len(problem.task.fit))
+    return {"best ingredient": one, "uniform": zero, "greedy": problem.greedy_start(everything)}
+
+
+def _refitted(
+    problem: Problem, way: Way, step: int, seed: int, rows: dict[str, Any], reference: Tensor
+) -> None:
+    taken = problem.taken
+    everything = torch.arange(len(problem.task.fit), device=problem.device)
+    a = refit(problem, way, everything, step, seed)
+    scores = problem.dev_scores(a)
+    row = {"accuracy": scores.mean, "loss": scores.loss, "gradient_steps": problem.taken - taken}
+    row["stopped_at"] = [step]
+    _add_difference(row, scores.values, reference)
+    rows["refitted on all data"] = row
+    _say("refitted on all data", row)
+
+
+def _add_difference(row: dict[str, Any], values: Tensor, reference: Tensor) -> None:
+    difference = values - reference
+    row["difference"] = float(difference.mean())
+    row["standard_error"] = float(difference.std() / len(difference) ** 0.5)
+
+
+def _say(name: str, row: dict[str, Any]) -> None:
+    print(
+        f"{name:32s} {100 * row['accuracy']:6.2f} {row['loss']:.4f} held out {row.get('held_out', float('nan')):.4f}"
+        f" {100 * row['difference']:+.2f} ({100 * row['standard_error']:.2f}) steps {row['gradient_steps']}"
+        f" stopped {row['stopped_at']} {row.get('seconds', '')} s",
+        flush=True,
+    )
+
+
+def _write(out: Path, zoo: str, seed: int, rows: dict[str, Any]) -> None:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    value = {"zoo": zoo, "seed": seed, "device": device, "torch": torch.__version__, "ideas": rows}
+    out.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _coarse(problem: Problem, granularity: str) -> list[int]:
+    """Which group of a coarser layout each group of the fine one is in."""
+    coarse = problem.kitchen.layout(granularity)
+    by_group = {problem.layout.group_of[name]: coarse.group_of[name] for name in problem.layout.group_of}
+    return [by_group[j] for j in range(problem.G)]
+
+
+if __name__ == "__main__":
+    main()
