@@ -162,6 +162,20 @@ def test_the_published_soups_are_compared(soups: tuple[Path, list[str]]) -> None
     assert set(soup.specs) == set(published_names(2))
 
 
+def test_inspect_holds_the_published_soups_against_the_tower(soups: tuple[Path, list[str]]) -> None:
+    base, _ = soups
+    recipe = recipe_of("vit-b-32-imagenet")
+    found = stockpot("inspect", recipe, sets=overrides(base, **TOWER))
+    assert (found["model"]["fits"], found["problems"]) == (True, [])
+    assert found["duplicates"] == [["model_4", "model_5"]]
+    deeper = overrides(base, **{**TOWER, "model__options": {**TINY, "layers": 3}})
+    flags = [word for override in deeper for word in ("--set", override)]
+    result = CliRunner().invoke(app, ["inspect", str(recipe), *flags, "--json"])
+    assert result.exit_code == 1
+    more = json.loads(result.stdout)["model"]["not_in_pool"]
+    assert set(more) == {name for name in published_names(3) if ".resblocks.2." in name}
+
+
 def test_the_held_out_images_are_those_of_the_published_list(soups: tuple[Path, list[str]]) -> None:
     base, held = soups
     task = build_task(load_recipe(recipe_of("vit-b-32-imagenet"), overrides(base, **TOWER)))
