@@ -1,0 +1,167 @@
+"""docs/results.md from gathered results: yes and no, sections without data, and the committed page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import results as script
+from studies.claims import claims
+from studies.loaded import Results, read_all
+from studies.page import read_notes, write
+from studies.sections import SECTIONS
+from study_zoo import method, results, run, summary
+
+from stockpot.errors import RunError
+
+ROOT = Path(__file__).parents[2]
+RATES = (0.005, 0.02, 0.05)
+
+
+def whole(accuracy: dict[str, float], minus: dict[str, tuple[float, float, float]]) -> dict[str, Any]:
+    """A main run with these accuracies, and the default's lead over others."""
+    main = run({name: method(name, mean) for name, mean in accuracy.items()})
+    return results(
+        {"main-0": main}, {name: summary(mean, minus.get(name)) for name, mean in accuracy.items()}
+    )
+
+
+def sweep(value: dict[str, Any], name: str, accuracies: dict[float, float], key: str = "lr") -> None:
+    for x, mean in accuracies.items():
+        changed = {name: method(name, mean, to_main=[mean - 0.9, mean - 0.91, mean - 0.89], **{key: x})}
+        value["runs"][f"{key}-{name}-{x}"] = run(changed)
+
+
+def found(value: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {claim.asked: (claim.measured, claim.word) for claim in claims(Results(value))}
+
+
+def test_beating_means_more_and_for_greedy_and_uniform_beyond_chance() -> None:
+    value = whole(
+        {"crossfit": 0.9, "greedy": 0.89, "uniform": 0.88, "learned+": 0.897, "best": 0.91, "ensemble": 0.91},
+        {
+            "greedy": (0.01, -0.001, 0.021),
+            "uniform": (0.02, 0.01, 0.03),
+            "learned+": (0.003, -0.01, 0.02),
+            "best": (-0.01, -0.02, 0.001),
+            "ensemble": (-0.01, -0.02, -0.001),
+        },
+    )
+    told = found(value)
+    assert told["the default beats greedy, the interval above zero"] == ("+1.00 [−0.10, +2.10]", "**no**")
+    assert told["the default beats uniform, the interval above zero"] == ("+2.00 [+1.00, +3.00]", "yes")
+    assert told["the default beats learned+"][1] == "yes"
+    assert told["the default beats best"][1] == "**no**"
+    assert told["the default is within noise of the ensemble, or above it"][1] == "**no**"
+    value["over_seeds"]["ensemble"]["default_minus"] = [-0.01, -0.02, 0.001]
+    assert found(value)["the default is within noise of the ensemble, or above it"][1] == "yes"
+
+
+def test_a_range_needs_all_its_points_and_its_limit_is_three_tenths_of_a_point() -> None:
+    value = whole({"crossfit": 0.9, "mehl+": 0.9}, {})
+    asked = "the default varies by less than 0.3 points over learning rates 0.005 to 0.05"
+    sweep(value, "crossfit", dict.fromkeys(RATES[:2], 0.9))
+    assert found(value)[asked] == ("not measured yet", "–")
+    sweep(value, "crossfit", {0.05: 0.8972})
+    sweep(value, "mehl+", {0.005: 0.9, 0.02: 0.89, 0.05: 0.87})
+    assert found(value)[asked] == ("0.28 points; mehl+ beside it: 3.00", "yes")
+    sweep(value, "crossfit", {0.05: 0.8968})
+    assert found(value)[asked] == ("0.32 points; mehl+ beside it: 3.00", "**no**")
+
+
+def test_half_to_double_the_steps_leaves_a_quarter_out_which_is_the_cheaper_learner() -> None:
+    value = whole({"crossfit": 0.9, "mehl+": 0.9}, {})
+    sweep(value, "crossfit", {250: 0.85, 500: 0.899, 2000: 0.901}, "steps")
+    told = found(value)
+    asked = "the default varies by less than 0.3 points over half to double the steps"
+    assert told[asked] == ("0.20 points; mehl+ beside it: not measured yet", "yes")
+    cheaper = next(text for name, text in told.items() if name.startswith("at most a third"))
+    assert cheaper == ("4,000 steps to 1,000, 4.0x fewer: −5.00 [−6.00, −4.00]", "**no**")
+
+
+def test_points_are_those_that_differ_in_nothing_else() -> None:
+    value = whole({"crossfit": 0.9}, {})
+    sweep(value, "crossfit", {0.02: 0.91})
+    value["runs"]["other-weight"] = run({"crossfit": method("crossfit", 0.5, lr=0.05, weight_decay=0.5)})
+    value["runs"]["other-pool"] = run({"crossfit": method("crossfit", 0.5, lr=0.05)}, models=4)
+    value["runs"]["other-data"] = {**run({"crossfit": method("crossfit", 0.5, lr=0.05)}), "data": "dev"}
+    value["runs"]["try-it"] = run({"crossfit": method("crossfit", 0.5, lr=0.05)})
+    points = Results(value).rates("crossfit")
+    assert [(point.x, point.accuracy) for point in points] == [(0.01, 0.9), (0.02, 0.91)]
+
+
+def test_three_seeds_of_every_learned_method() -> None:
+    names = ("learned", "learned+", "hl", "hl+", "mehl", "mehl+", "crossfit")
+    value = whole(dict.fromkeys(names, 0.9), {})
+    asked = "at least three seeds of every learned method"
+    assert found(value)[asked] == ("3 or more of 7 methods", "yes")
+    value["over_seeds"]["hl"]["seeds"] = [0, 1]
+    assert found(value)[asked] == ("2 or more of 7 methods; fewer than three: hl", "**no**")
+
+
+def test_sections_without_data_say_so_and_nothing_else(tmp_path: Path) -> None:
+    write([], {}, tmp_path / "results.md")
+    parts = (tmp_path / "results.md").read_text().split("\n## ")[1:]
+    assert len(parts) == 1 + len(SECTIONS)
+    assert {part.split("\n", 1)[1].strip() for part in parts} == {"Not measured yet."}
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
+    value = whole({"crossfit": 0.9, "greedy": 0.89}, {"greedy": (0.01, 0.001, 0.02)})
+    value["zoo"] = "fashion-vit"
+    write([Results(value)], {"methods": {"fashion-vit": "A sentence."}}, tmp_path / "results.md")
+    text = (tmp_path / "results.md").read_text()
+    parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    table = parts["Tables 1 and 2: every method"]
+    assert "| greedy | 89.00 | 88.00 to 90.00 | – | +1.00 [+0.10, +2.00] | 400 ms | 5.0 | 2.0 s |" in table
+    assert "81.03 (24 s x 143, 3501 s, 3 GB)" in table  # the paper's row beside it
+    assert "A sentence." in table
+    assert "`python experiments/study.py fashion-vit --only main`" in table
+    assert "a processor" in table
+    assert "2026-01-02" in table
+    assert "cifar10-efficientnet, imdb-minilm: not measured yet." in table
+    assert (tmp_path / "results" / "methods.svg").is_file()
+    assert parts["Table 3: the best ingredients left out"].strip() == "Not measured yet."
+    assert parts["Ablations: b, T and J"].strip() == "Not measured yet."
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    value = whole({"crossfit": 0.9, "greedy": 0.89, "mehl+": 0.9}, {})
+    sweep(value, "crossfit", {0.02: 0.91})
+    for name in ("one", "two"):
+        write([Results(value)], {}, tmp_path / name / "results.md")
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
+    assert Path("results/sensitivity.svg") in files
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_notes_that_belong_nowhere_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "notes.yaml"
+    assert read_notes(file) == {}
+    file.write_text("methods: {all: Good.}\n")
+    assert read_notes(file) == {"methods": {"all": "Good."}}
+    file.write_text("method: {all: Good.}\n")
+    with pytest.raises(RunError, match=r"notes\.yaml: method"):
+        read_notes(file)
+
+
+def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
+    assert script.main(["--out", str(tmp_path / "results.md")]) == 0
+    made = (tmp_path / "results.md").read_text()
+    assert made == (ROOT / "docs" / "results.md").read_text(), "run `make results`"
+    pictures = {path.name for path in (tmp_path / "results").glob("*.svg")}
+    assert pictures == {path.name for path in (ROOT / "docs" / "results").glob("*.svg")}
+
+
+def test_committed_results_are_small_and_name_no_machine_path() -> None:
+    folder = ROOT / "experiments" / "results"
+    for path in folder.glob("*.json"):
+        text = path.read_text()
+        assert len(text) < 2_000_000
+        for word in ("/home/", "/root/", "/tmp/", "/work/"):
+            assert word not in text, f"{path.name} names {word}"
+    assert all(json.dumps(zoo.value) for zoo in read_all(folder))

@@ -1,0 +1,147 @@
+"""Several runs at once: what is skipped, what waits, what fails; with a stand-in for stockpot, so that it is quick."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import study
+from studies import plans
+from studies.running import command, finished
+from studies.zoo import Zoo
+from study_zoo import make
+
+# Writes the record of a finished run; fails where the run's name says so. Tells the order in which runs began.
+STAND_IN = """
+import json, sys, time
+from pathlib import Path
+
+words = sys.argv[sys.argv.index("compare"):]
+out = Path(words[words.index("--out") + 1])
+sys.path.insert(0, {source!r})
+from stockpot.recipe import load_recipe
+
+with open({began!r}, "a") as file:
+    file.write(out.name + "\\n")
+pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+recipe = load_recipe(words[1], pairs)
+if out.name in {failing!r}:
+    print("error: the stand-in fails")
+    sys.exit(1)
+time.sleep({pause})
+out.mkdir(parents=True, exist_ok=True)
+scores = [{{"path": f"pool/model_{{k}}.safetensors", "fit": {{"mean": k / 10}}}} for k in range(5)]
+(out / "pool.json").write_text(json.dumps({{"ingredients": scores}}))
+(out / "results.json").write_text(json.dumps({{"failed": {failed!r}}}))
+(out / "run.json").write_text(json.dumps({{"status": "done", "recipe_digest": recipe.digest()}}))
+"""
+
+
+class Bench:
+    """A zoo with the stand-in in place of Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = make(folder / "experiments")
+        self.began = folder / "began.txt"
+        self.script = folder / "stand_in.py"
+
+    def run(
+        self,
+        *only: str,
+        failing: tuple[str, ...] = (),
+        failed: dict[str, str] | None = None,
+        pause: float = 0,
+    ) -> int:
+        source = str(Path(study.__file__).parents[1] / "src")
+        text = STAND_IN.format(
+            source=source, began=str(self.began), failing=failing, failed=failed or {}, pause=pause
+        )
+        self.script.write_text(text)
+        self.began.write_text("")
+        python = shlex.join([sys.executable, str(self.script)])
+        return study.main(
+            ["tiny", "--home", str(self.home), "--python", python, "--jobs", "2", "--only", *only]
+        )
+
+    @property
+    def order(self) -> list[str]:
+        return self.began.read_text().split()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_runs_that_need_the_ranking_wait_for_it(bench: Bench) -> None:
+    assert bench.run("removed", "main-0", pause=0.3) == 0
+    assert bench.order[0] == "main-0"
+    assert set(bench.order[1:]) == {"removed-1", "removed-2", "removed-3"}
+    record = (bench.home / "runs" / "tiny" / "removed-2.log").read_text()
+    assert "model_0.safetensors" in record
+    assert "model_4.safetensors" not in record  # the best
+
+
+def test_finished_runs_are_skipped_and_changed_ones_are_not(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.run("main-0", "main-1") == 0
+    assert bench.run("main") == 0
+    assert bench.order == ["main-2"]
+    assert "2 of 3 runs finished earlier" in capsys.readouterr().out
+    recipe = bench.home / "tiny" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("steps: 8", "steps: 9"))
+    zoo = Zoo.open(bench.home, "tiny")
+    assert not any(finished(zoo, run) for run in plans.main(zoo))
+
+
+def test_a_failing_run_does_not_stop_the_others(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run("main", failing=("main-0",)) == 1
+    assert sorted(bench.order) == ["main-0", "main-1", "main-2"]
+    told = capsys.readouterr()
+    assert "main-0: failed after" in told.out
+    assert "error: the stand-in fails" in told.out
+    assert "not finished: main-0" in told.err
+    assert bench.run("main") == 0  # continues
+    assert bench.order == ["main-0"]
+
+
+def test_what_needs_a_failed_run_says_so(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run("main-0", "removed-1", failing=("main-0",)) == 1
+    assert "removed-1: failed before it began" in capsys.readouterr().out
+
+
+def test_a_run_in_which_a_method_failed_is_no_finished_run(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.run("main-0", failed={"learned+": "out of memory\n  fix: more"}) == 1
+    assert "learned+: out of memory" in capsys.readouterr().out
+    assert bench.run("main-0") == 0
+    assert bench.order == ["main-0"]
+
+
+def test_commands_name_no_path_of_the_machine(bench: Bench) -> None:
+    zoo = Zoo.open(bench.home, "tiny")
+    for run in plans.plan(zoo, ["main", "cost", "rates"]):
+        words = command(zoo, run, ["python"])
+        assert words[:5] == ["python", "-m", "stockpot", "compare", "experiments/tiny/recipe.yaml"]
+        assert words[-1] == f"experiments/runs/tiny/{run.name}"
+        assert not any(str(bench.home.parent) in word for word in words)
+
+
+def test_it_stops_in_time_and_leaves_no_process(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run("main-0", failing=("main-0",))  # writes the script
+    script = bench.script
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    python = shlex.join([sys.executable, str(script)])
+    options = ["tiny", "--home", str(bench.home), "--python", python, "--only", "main-1", "--seconds", "2"]
+    assert study.main(options) == 1
+    assert "stopped after 2 s" in capsys.readouterr().out
+    log = (bench.home / "runs" / "tiny" / "main-1.log").read_text().splitlines()
+    number = next((int(line) for line in log if line.isdigit()), None)
+    if number is not None:  # a busy machine may not have come so far
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)

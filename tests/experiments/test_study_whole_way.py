@@ -1,0 +1,86 @@
+"""A study of a tiny zoo for real: runs of the command line, gathered, and the page made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import collect
+import numpy as np
+import pytest
+import results
+import study
+from safetensors.numpy import load_file
+from studies.gather import gather
+from study_zoo import make
+
+SOURCE = Path(__file__).parents[2] / "src"
+RUNS = ("main-0", "main-1", "rates-mehl-plus-0.02")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = make(tmp_path_factory.mktemp("whole") / "experiments")
+    patch = pytest.MonkeyPatch()
+    patch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+    )
+    patch.setenv("OMP_NUM_THREADS", "1")
+    try:
+        code = study.main(["tiny", "--home", str(home), "--jobs", "2", "--only", *RUNS])
+    finally:
+        patch.undo()
+    logs = [path.read_text() for path in (home / "runs" / "tiny").glob("*.log")]
+    assert code == 0, "\n".join(logs)
+    return home
+
+
+def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
+    assert collect.main(["tiny", "--home", str(home)]) == 0
+    file = home / "results" / "tiny.json"
+    value = json.loads(file.read_text())
+    assert set(value["runs"]) == set(RUNS)
+    assert str(home.parent) not in file.read_text()
+    assert results.main(["--results", str(home / "results"), "--out", str(tmp_path / "results.md")]) == 0
+    text = (tmp_path / "results.md").read_text()
+    assert "| **crossfit** |" in text
+    assert "| learning rate | 0.02 | 0.05 |" in text
+    drawn = {path.stem for path in (tmp_path / "results").glob("*.svg")}
+    assert drawn == {"methods", "coefficients", "sensitivity"}
+
+
+def test_gathered_numbers_are_those_of_the_runs(home: Path) -> None:
+    value = gather(home / "runs" / "tiny", "tiny")
+
+    def scores(run: str, method: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        file = home / "runs" / "tiny" / run / "methods" / method.replace("+", "-plus") / "weights.safetensors"
+        return np.asarray(load_file(file)["report_values"])
+
+    main = value["runs"]["main-0"]
+    ours, greedy = main["methods"]["crossfit"], main["methods"]["greedy"]
+    assert ours["report"]["mean"] == pytest.approx(scores("main-0", "crossfit").mean(), rel=1e-5)
+    assert (ours["steps"], ours["b"], ours["T"], ours["J"]) == (4 * 8, 5, 1, 8)
+    assert ours["epochs"] == pytest.approx(32 * 16 / 60, rel=1e-5)
+    assert 5 < greedy["epochs"] <= 9  # five ingredients, and at most four candidates
+    delta = np.stack([scores(f"main-{s}", "crossfit") - scores(f"main-{s}", "mehl+") for s in (0, 1)])
+    lead = value["over_seeds"]["mehl+"]["default_minus"]
+    assert lead[0] == pytest.approx(delta.mean(), abs=1e-6)
+    assert main["differences"]["crossfit"]["mehl+"][0] == pytest.approx(delta[0].mean(), abs=1e-6)
+    slower = value["runs"]["rates-mehl-plus-0.02"]
+    change = scores("rates-mehl-plus-0.02", "mehl+") - scores("main-0", "mehl+")
+    assert slower["methods"]["mehl+"]["to_main"][0] == pytest.approx(change.mean(), abs=1e-6)
+    assert slower["methods"]["mehl+"]["settings"]["lr"] == 0.02
+    assert slower["jobs"] == 2
+    weights = value["coefficients"]["mehl+"]
+    assert sum(weights["counts"]) == weights["models"] * weights["groups"] == 5 * 4
+    assert sum(weights["by_ingredient"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_nothing_is_gathered_of_a_run_that_is_not_done(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "tiny" / "main-0"
+    folder.mkdir(parents=True)
+    about = json.loads((home / "runs" / "tiny" / "main-0" / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**about, "status": "interrupted"}))
+    assert gather(tmp_path / "runs" / "tiny", "tiny")["runs"] == {}
+    assert collect.main(["tiny", "--home", str(tmp_path)]) == 1
