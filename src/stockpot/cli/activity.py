@@ -38,6 +38,7 @@ class Activity:
             "cooked": self._cooked,
             "failed": self._failed,
             "report": self._report,
+            "dropped": self._dropped,
             "memory": self._memory,
             "phase": self._phase,
             "finetune": self._finetune,
@@ -100,6 +101,9 @@ class Activity:
 
     def _report(self, data: Mapping[str, Any]) -> None:
         self._set(f"scoring {data['method']} on the report data")
+
+    def _dropped(self, data: Mapping[str, Any]) -> str:
+        return f"left out, because their weights are not finite: {', '.join(data['names'])}"
 
     def _memory(self, data: Mapping[str, Any]) -> str:
         return f"{self._method}: {data['text']}"

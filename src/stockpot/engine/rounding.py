@@ -30,5 +30,7 @@ def encode_plain(row: Tensor, out: Tensor, scale: Tensor | None, plan: FlatPlan,
         table = pad(row[start:stop], (0, (last - first) * TILE - (stop - start))).view(last - first, TILE)
         factors = table.abs().amax(dim=1) / 127.0  # (tiles of the group,)
         scale[first:last] = factors
-        whole = torch.where(factors[:, None] > 0, table / factors[:, None], torch.zeros_like(table))
+        # Below the smallest normal number the factor itself is rounded, and 127 steps of it are not enough.
+        sound = factors[:, None] >= torch.finfo(torch.float32).tiny
+        whole = torch.where(sound, table / factors[:, None], torch.zeros_like(table))
         out[start:stop] = torch.floor(whole + 0.5).view(-1)[: stop - start].to(torch.int8)

@@ -15,6 +15,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.methods import crossfit
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.remarks import remarks
 from stockpot.methods.reporting import about, decision, report_on
 from stockpot.methods.result import Result
 from stockpot.methods.settings import LEARNED, METHODS, Settings, block_size_for, settings_for
@@ -97,7 +98,13 @@ def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore
     seconds = time.perf_counter() - began
     if method in ("best", "greedy", DEFAULT) and known_before:
         seconds += known_before  # scored for an earlier method, but this one needs it too
-    result = dataclasses.replace(result, seconds=seconds, peak_host=peak.host, peak_device=peak.device)
+    result = dataclasses.replace(
+        result,
+        seconds=seconds,
+        peak_host=peak.host,
+        peak_device=peak.device,
+        notes=(*result.notes, *remarks(kitchen.pool, kitchen.task)),
+    )
     kitchen.listen(Event("cooked", {"method": method, "seconds": seconds, "models_used": result.models_used}))
     return result
 

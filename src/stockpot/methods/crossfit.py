@@ -17,14 +17,12 @@ from stockpot.events import Event
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
+from stockpot.methods.remarks import thin_classes
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
 from stockpot.soup import weights
 from stockpot.task import Scores
-from stockpot.task.classify import IGNORED
-
-SHOWN = 5  # classes named in a note
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     temperatures = [track.temperature for track in tracks if track.temperature is not None]
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
     history: list[object] = list(learner.history)
-    notes = (*learner.setback_notes(), *_thin_classes(data.labels, settings.folds))
+    notes = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
     scores: dict[str, Tensor] = {"learned": _held_out_values(kitchen, live, tracks, folds)}
     if not settings.guard:
         return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), notes)
@@ -75,21 +73,6 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     )
     W = _baseline(kitchen, live, settings, winner)
     return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))
-
-
-def _thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:
-    """Classes that some fold is judged without, however they are spread."""
-    if labels is None:
-        return ()
-    classes, counts = torch.unique(labels[labels != IGNORED], return_counts=True)
-    thin = classes[counts < folds].tolist()
-    if not thin:
-        return ()
-    named = ", ".join(map(str, thin[:SHOWN])) + (
-        f" and {len(thin) - SHOWN} more" if len(thin) > SHOWN else ""
-    )
-    which = f"class {named} has" if len(thin) == 1 else f"classes {named} have"
-    return (f"{which} fewer than {folds} samples: some of the {folds} folds are judged without",)
 
 
 def _held_out_values(

@@ -20,7 +20,7 @@ from torch import Tensor
 from stockpot.engine import Directions, Engine, Live
 from stockpot.engine.budget import NAMES
 from stockpot.engine.parametrisation import coefficients
-from stockpot.errors import LearningError
+from stockpot.errors import LearningError, describe
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods import setbacks
 from stockpot.methods.blocks import schedule
@@ -150,6 +150,9 @@ class Learner:
         K, G = len(live.pool), len(live.layout)
         first = self.blocks[0] if s.centre == "soup" else None
         mean = self.engine.loader.mean(first, self.listen)  # on the host when the device is CUDA
+        if not bool(torch.stack(torch.aminmax(mean)).isfinite().all()):
+            live.pool.verify_finite(self.listen)  # names the files to blame
+            raise _overflowing_mean()
         self._mean = mean if s.centre == "mean" and s.decentralise else None
         self._W_mean = weights.uniform(K, G) if first is None else weights.chosen(K, G, first)
         # Of several tracks only one is at work; the others' soups wait where the mean is.
@@ -236,3 +239,14 @@ class Learner:
     def _tell(self, kind: str, **data: Any) -> None:
         self.history.append({"kind": kind, **data})
         self.listen(Event(kind, data))
+
+
+def _overflowing_mean() -> LearningError:
+    return LearningError(
+        describe(
+            "mean of the ingredients",
+            expected="finite weights",
+            found="sums that overflow, although every ingredient is finite",
+            fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
+        )
+    )

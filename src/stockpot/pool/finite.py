@@ -17,9 +17,17 @@ _CHUNK = 2**22  # elements; bounds what the slow paths copy
 
 
 def verify_finite(checkpoints: Sequence[Checkpoint], listen: Listener) -> None:
+    problems = nonfinite(checkpoints, listen)
+    if problems:
+        head = f"{len(problems)} of {len(checkpoints)} checkpoints have weights that are not finite"
+        raise PoolError("\n".join((head, *problems.values())))
+
+
+def nonfinite(checkpoints: Sequence[Checkpoint], listen: Listener) -> dict[int, str]:
+    """The places of bad checkpoints, and what is wrong with each."""
     meter = Meter(listen, "finite", sum(checkpoint.nbytes for checkpoint in checkpoints))
-    problems: list[str] = []
-    for checkpoint in checkpoints:
+    problems: dict[int, str] = {}
+    for k, checkpoint in enumerate(checkpoints):
         bad: list[str] = []
         for name, spec in checkpoint.specs.items():
             if (spec.dtype.is_floating_point or spec.dtype.is_complex) and spec.numel:
@@ -28,17 +36,13 @@ def verify_finite(checkpoints: Sequence[Checkpoint], listen: Listener) -> None:
                     bad.append(f"{name} ({_counts(tensor)})")
             meter.add(spec.nbytes)
         if bad:
-            problems.append(
-                describe(
-                    shown(checkpoint.path),
-                    expected="finite weights",
-                    found=f"others in {len(bad)} of its tensors: {listed(bad)}",
-                    fix="leave this checkpoint out of the pool; its training diverged or the file is damaged",
-                )
+            problems[k] = describe(
+                shown(checkpoint.path),
+                expected="finite weights",
+                found=f"others in {len(bad)} of its tensors: {listed(bad)}",
+                fix="leave this checkpoint out of the pool; its training diverged or the file is damaged",
             )
-    if problems:
-        head = f"{len(problems)} of {len(checkpoints)} checkpoints have weights that are not finite"
-        raise PoolError("\n".join((head, *problems)))
+    return problems
 
 
 def _chunks(tensor: Tensor) -> Sequence[Tensor]:

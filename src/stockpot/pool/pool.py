@@ -10,14 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
-from stockpot.events import Listener, ignore, progress
+from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.checkpoint import Checkpoint, open_checkpoint
 from stockpot.pool.compare import common_specs
 from stockpot.pool.content import Hashes, digest, hash_all
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, gather_facts
 from stockpot.pool.files import shown
-from stockpot.pool.finite import verify_finite
+from stockpot.pool.finite import nonfinite, verify_finite
 from stockpot.pool.naming import Rename, check_rename
 from stockpot.pool.spec import TensorSpec
 from stockpot.pool.unchanged import Stamp, stamps, verify_unchanged
@@ -44,6 +44,7 @@ class Pool:
         self.checkpoints = tuple(checkpoints)
         self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
         self.opened_with = dict(opened_with)
+        self.dropped: tuple[str, ...] = ()  # names of ingredients that drop_nonfinite left out
         self._hashes = tuple(hashes)
         self._facts: PoolFacts | None = None
         # As the files were when they were opened.
@@ -129,7 +130,28 @@ class Pool:
             self.opened_with,
         )
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
+        smaller.dropped = self.dropped
         return smaller
+
+    def drop_nonfinite(self, listen: Listener = ignore) -> Pool:
+        """Read everything once; the same pool without ingredients that have NaN or infinite weights."""
+        bad = nonfinite(self.checkpoints, listen)
+        kept = [k for k in range(len(self)) if k not in bad]
+        if len(kept) < 2:
+            raise PoolError(
+                describe(
+                    "the pool",
+                    expected="at least two checkpoints without NaN or infinity",
+                    found=f"{len(kept)} of {len(self)}",
+                    fix="look for what went wrong in training:\n" + "\n".join(bad.values()),
+                ).removesuffix(".")
+            )
+        if not bad:
+            return self
+        listen(Event("dropped", {"names": [self.names[k] for k in bad], "why": list(bad.values())}))
+        pool = self.subset(kept)
+        pool.dropped = (*self.dropped, *(self.names[k] for k in bad))
+        return pool
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Read everything once; raise if there is a NaN or infinite weight, naming every file and tensor."""

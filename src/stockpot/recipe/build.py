@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
-    from stockpot.errors import PoolError
     from stockpot.pool import Pool
 
     section = recipe.pool
@@ -37,28 +36,8 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     if section.nonfinite == "refuse":
         pool.verify_finite(listen)
     elif section.nonfinite == "drop":
-        kept = [k for k in range(len(pool)) if _finite(pool.subset([k]), listen)]
-        if len(kept) < 2:
-            raise PoolError(
-                describe(
-                    "the pool",
-                    expected="at least two checkpoints without NaN or infinity",
-                    found=f"{len(kept)} of {len(pool)}",
-                    fix="look for what went wrong in training",
-                )
-            )
-        pool = pool.subset(kept)
+        pool = pool.drop_nonfinite(listen)
     return pool
-
-
-def _finite(pool: Pool, listen: Listener) -> bool:
-    from stockpot.errors import PoolError
-
-    try:
-        pool.verify_finite(listen)
-    except PoolError:
-        return False
-    return True
 
 
 def build_settings(recipe: Recipe, method: str | None = None) -> Settings:

@@ -21,6 +21,7 @@ def markdown(page: Page) -> str:
             f"Scores are on {page.data}. Differences are paired sample by sample, with their 95 % interval.",
             "",
         ]
+    lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page.notes), ""] if page.notes else []
     if page.guard_summary:
         lines += [escape(page.guard_summary), ""]
     if page.command:

@@ -88,10 +88,18 @@ def page_of(run: Run) -> Page:
         command=shlex.join(str(word) for word in run.about.get("command") or []),
         recipe=run.recipe.strip(),
         environment=_environment(run),
-        notes=[(m.name, note) for m in run.methods for note in m.notes],
+        notes=_notes(run),
         terms=glossary.TERMS,
         version=str(run.about.get("stockpot") or ""),
     )
+
+
+def _notes(run: Run) -> list[tuple[str, str]]:
+    """Each note with its method; what holds for all of them once."""
+    several = len(run.methods) > 1
+    shared = [n for n in run.methods[0].notes if all(n in m.notes for m in run.methods)] if several else []
+    own = [(m.name, note) for m in run.methods for note in m.notes if note not in shared]
+    return [("every method", note) for note in shared] + own
 
 
 def _pictures(run: Run, rows: list[Row]) -> dict[str, Picture]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool
+from stockpot.soup.finite import check_holds
 from stockpot.soup.mix import mix_statistic, mix_tensor
 from stockpot.soup.weights import heaviest
 
@@ -52,9 +53,13 @@ def tensors(
         ):
             return pool.tensor(heavy, name)
         parts = [pool.tensor(k, name) for k in models]
-        if reason == STATISTIC:
-            return mix_statistic(parts, overall)
-        return mix_tensor(parts, columns[layout.group_of[name]], free=free)
+        mixed = (
+            mix_statistic(parts, overall)
+            if reason == STATISTIC
+            else mix_tensor(parts, columns[layout.group_of[name]], free=free)
+        )
+        check_holds(mixed, name, dtype if dtype is not None else spec.dtype)
+        return mixed
 
     first_of = {name: names[0] for names in layout.tied for name in names if name in layout.group_of}
     tied: dict[str, Tensor] = {}  # mixed once under the first name

@@ -61,6 +61,11 @@ class Data:
         """These samples, collated, on the host."""
         return self._store.take(indices if self._rows is None else self._rows[indices])
 
+    def sample(self, index: int) -> Any:
+        """One sample as it was read, not collated; for data without `columns`."""
+        assert isinstance(self._store, Samples)
+        return self._store.samples[index if self._rows is None else int(self._rows[index])]
+
     @property
     def columns(self) -> Any:
         """The stacked columns, all rows of them, or None for samples of uneven shapes; see `rows`."""

@@ -17,6 +17,7 @@ from stockpot.task import statistics as stats
 from stockpot.task.arguments import check_arguments, place
 from stockpot.task.classify import check_pair, is_pair
 from stockpot.task.data import MEMORY_LIMIT, Data
+from stockpot.task.finite import check_finite
 from stockpot.task.judge import Judge, Loss, Metric
 from stockpot.task.outputs import at_least_single, find_labels, find_logits, need_logits, with_blank_labels
 from stockpot.task.scores import Scores
@@ -242,7 +243,8 @@ class Task:
     # Checks before long work --------------------------------------------------------------------------
 
     def _check_data(self, data: Data) -> None:
-        """Labels outside the model's classes, and a model that cannot be called or judged at all."""
+        """Bad numbers, labels outside the model's classes, and a model that cannot be called or judged at all."""
+        check_finite(data, labels=self._judge.own_loss is None)
         batch = self.to_device(with_blank_labels(data.batch(torch.arange(min(SMALL, len(data))))))
         try:
             with self.evaluating():
