@@ -46,7 +46,14 @@ def method(
     name: str, mean: float, *, to_main: Sequence[float] | None = None, **settings: Any
 ) -> dict[str, Any]:
     """One method of a run as `gather` writes it, with the settings that the tests change."""
-    whole = {"lr": 0.01, "steps": 1000, "epochs": None, "blocks": None, "passes": 1, "block_size": "auto"}
+    whole: dict[str, Any] = {
+        "lr": 0.01,
+        "steps": 1000,
+        "epochs": None,
+        "blocks": None,
+        "passes": 1,
+        "block_size": "auto",
+    }
     whole |= {"seed": 0, **settings}
     folds = 4 if name == "crossfit" else 1
     return {
