@@ -27,7 +27,14 @@ def methods(path: Path, zoos: Sequence[Results], order: Sequence[str]) -> None:
             best = zoo.over_seeds("best")
             if best is not None:
                 axes.axvline(100 * best["report"][0], color="#9ca3af", linestyle=(0, (4, 3)), linewidth=1)
+            left = _left_end([found["report"] for _, found in rows])
             for y, (name, found) in enumerate(rows):
+                if 100 * found["report"][0] < left:
+                    text = f"◂ {100 * found['report'][0]:.2f}"
+                    axes.annotate(
+                        text, (left, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9
+                    )
+                    continue
                 mean, low, high = (100 * value for value in found["report"])
                 colour = STYLES[DEFAULT][0] if name == DEFAULT else "#4b5563"
                 axes.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.45)
@@ -37,11 +44,19 @@ def methods(path: Path, zoos: Sequence[Results], order: Sequence[str]) -> None:
                 axes.plot([mean], [y], marker="o", markersize=6.5, color=colour, markerfacecolor=fill)
             axes.set_yticks(range(len(rows)), [name for name, _ in rows])
             axes.set_ylim(len(rows) - 0.4, -0.6)
+            axes.set_xlim(left=left)
             axes.grid(axis="y", visible=False)
             axes.set_xlabel("test accuracy (%)")
             axes.set_title(f"{zoo.zoo}, K = {zoo.models}")
 
     draw(path, 1, len(zoos), (4.1, 3.5), paint)
+
+
+def _left_end(reports: Sequence[Sequence[float]]) -> float:
+    """In percent: everything is shown, unless a method is so far behind that the others could not be told apart."""
+    top = max(report[0] for report in reports)
+    near = [report for report in reports if top - report[0] <= max(0.10, 4 * (report[2] - report[1]))]
+    return 100 * min(report[1] for report in near) - 0.1
 
 
 def removed(path: Path, zoos: Sequence[Results]) -> None:
@@ -77,6 +92,14 @@ def _pools(
                     STYLES[name],
                     name,
                 )
+            scores = [
+                run["methods"][name]["report"]
+                for run in runs
+                for name in POOLS
+                if name != "uniform" and name in run["methods"] and run["methods"][name]["report"] is not None
+            ]
+            # A uniform soup can be anywhere; it must not press the others into one line.
+            axes.set_ylim(bottom=100 * min(score["mean"] for score in scores) - 1.5)
             ticks_at(axes, [x(zoo, run["models"]) for run in runs])
             axes.set_xlabel(label)
             axes.set_title(zoo.zoo)

@@ -112,11 +112,14 @@ def test_sections_without_data_say_so_and_nothing_else(tmp_path: Path) -> None:
 def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
     value = whole({"crossfit": 0.9, "greedy": 0.89}, {"greedy": (0.01, 0.001, 0.02)})
     value["zoo"] = "fashion-vit"
+    value["runs"]["main-0"]["methods"]["crossfit"]["guard"] = "greedy"
+    value["runs"]["main-0"]["failed"] = {"hl": "out of memory"}
     write([Results(value)], {"methods": {"fashion-vit": "A sentence."}}, tmp_path / "results.md")
     text = (tmp_path / "results.md").read_text()
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     table = parts["Tables 1 and 2: every method"]
     assert "| greedy | 89.00 | 88.00 to 90.00 | – | +1.00 [+0.10, +2.00] | 400 ms | 5.0 | 2.0 s |" in table
+    assert "Seed 0: crossfit's guard returned the greedy soup. Seed 0: hl failed." in table
     assert "81.03 (24 s x 143, 3501 s, 3 GB)" in table  # the paper's row beside it
     assert "A sentence." in table
     assert "`python experiments/study.py fashion-vit --only main`" in table
