@@ -16,13 +16,13 @@ SIDE = 32
 TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
 
 
-def convert(read: Callable[[str], bytes], out: Path, sizes: dict[str, int] | None = None) -> None:
+def convert(read: Callable[[str], bytes], out: Path) -> None:
     """`out/images/{train,fit,dev,test}.npz` with `x` (n, 32, 32, 3) uint8 and `y`."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     images = np.concatenate([decode(read(name)) for name in TRAIN])
     labels = _labels(read("train_lables.json"), len(images))
-    for part, rows in divide(labels, sizes or SIZES, "train").items():
+    for part, rows in divide(labels, SIZES, "train").items():
         np.savez(folder / f"{part}.npz", x=images[rows], y=labels[rows])
     images = decode(read("test_batch.png"))
     np.savez(folder / "test.npz", x=images, y=_labels(read("test_lables.json"), len(images)))

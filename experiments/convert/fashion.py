@@ -14,12 +14,12 @@ SIZES = {"fit": 5000, "dev": 5000}
 RANKS = {"images": 3, "labels": 1}
 
 
-def convert(read: Callable[[str], bytes], out: Path, sizes: dict[str, int] | None = None) -> None:
+def convert(read: Callable[[str], bytes], out: Path) -> None:
     """`out/images/{train,fit,dev,test}-{images-idx3,labels-idx1}-ubyte`."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
-    parts = divide(train["labels"].astype(np.int64), sizes or SIZES, "train")
+    parts = divide(train["labels"].astype(np.int64), SIZES, "train")
     for what, rank in RANKS.items():
         for part, rows in parts.items():
             _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])

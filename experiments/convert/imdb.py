@@ -15,13 +15,13 @@ SIZES = {"test": 20000, "dev": 2500, "fit": 5000}
 NAMES = ("negative", "positive")
 
 
-def convert(read: Callable[[str], bytes], out: Path, sizes: dict[str, int] | None = None) -> None:
+def convert(read: Callable[[str], bytes], out: Path) -> None:
     """`out/reviews/{train,fit,dev,test}.csv` with `text` and `label`; no text is in two of them."""
     folder = out / "reviews"
     folder.mkdir(parents=True, exist_ok=True)
     reviews = {review["t"]: review["s"] for review in json.loads(read("reviews.json"))}
     texts, labels = list(reviews), np.array([*reviews.values()], dtype=np.int64)
-    for part, rows in divide(labels, sizes or SIZES, "train").items():
+    for part, rows in divide(labels, SIZES, "train").items():
         with (folder / f"{part}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("text", "label"))

@@ -1,0 +1,174 @@
+"""The three zoos, from package files to a table, on tiny packages of the same formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_packages import archives, contents
+from scripts import EXPERIMENTS, script
+from typer.testing import CliRunner
+
+from stockpot.adapters.data.idx import read_idx
+from stockpot.cli.app import app
+from stockpot.recipe import load_recipe
+
+ZOOS = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
+PARTS = ("train", "fit", "dev", "test")
+MODULES = {"cifar10-efficientnet": "cifar10", "fashion-vit": "fashion", "imdb-minilm": "imdb"}
+SIZES: dict[str, dict[str, int]] = {
+    "cifar10-efficientnet": {"fit": 10, "dev": 10},
+    "fashion-vit": {"fit": 20, "dev": 10},
+    "imdb-minilm": {"test": 20, "dev": 10, "fit": 20},
+}
+
+
+@pytest.fixture
+def ready(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A zoo's folder as in `experiments/`, its data beside it, made from archives."""
+    zoo = str(request.param)
+    monkeypatch.setattr(script(f"convert.{MODULES[zoo]}"), "SIZES", SIZES[zoo])
+    (tmp_path / "packages").mkdir()
+    faked = archives(zoo, tmp_path / "packages")
+    script("fetch").fetch(faked, tmp_path / "packages", tmp_path / "data" / zoo)
+    shutil.copytree(EXPERIMENTS / zoo, tmp_path / zoo)
+    return tmp_path / zoo
+
+
+def every(name: str) -> Any:
+    return pytest.mark.parametrize(name, ZOOS, indirect=name == "ready")
+
+
+def stockpot(*arguments: object, sets: dict[str, Any]) -> Any:
+    flags = [word for key, value in sets.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    result = CliRunner().invoke(app, [*(str(a) for a in arguments), *flags, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@every("zoo")
+def test_recipe_is_complete_without_its_data(zoo: str) -> None:
+    recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml")
+    assert recipe.finetune is not None
+    assert recipe.finetune.trials == (72 if zoo == "fashion-vit" else 32)
+    assert recipe.finetune.probe
+    assert recipe.data.train is not None
+    assert recipe.data.fit is not None
+    assert recipe.data.report is not None
+    assert (recipe.data.train.count, recipe.data.fit.count) == (20000, 2000)
+    assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == [
+        "train",
+        "fit",
+        "test",
+    ]
+    assert (
+        recipe.method.resolved() == load_recipe(EXPERIMENTS / "fashion-vit" / "recipe.yaml").method.resolved()
+    )
+    data = EXPERIMENTS / "data" / zoo
+    for path in (recipe.finetune.dir, recipe.output.dir):
+        assert recipe.path(path).resolve().is_relative_to(data)  # where git does not look
+
+
+@every("zoo")
+def test_dev_stands_in_for_test(zoo: str) -> None:
+    recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml", ["data.report=dev"])
+    assert recipe.data.report is not None
+    assert recipe.data.report.of == "dev"
+
+
+@every("ready")
+def test_from_packages_to_a_table(ready: Path) -> None:
+    zoo = ready.name
+    if zoo == "fashion-vit":
+        command = [sys.executable, str(ready / "pretrain.py"), "--epochs", "0.2", "--batch", "8"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "step 2 of 2" in done.stdout
+    sets: dict[str, Any] = {
+        "model.autocast": "none",
+        "model.device": "cpu",
+        "data.train.count": 24,
+        "data.fit.count": SIZES[zoo]["fit"],
+        "finetune.trials": 2,
+        "finetune.parallel": 1,
+        "finetune.epochs": 1,
+        "finetune.probe_epochs": 1,
+        "finetune.batch_size": 12,
+    }
+    if zoo == "cifar10-efficientnet":
+        sets["model.options"] = {"size": 32}
+    records = stockpot("finetune", ready / "recipe.yaml", sets=sets)
+    assert [record["failure"] for record in records] == [None, None]
+    more = {"method.steps": 1, "method.folds": 2, "method.methods": ["best", "crossfit"]}
+    result = stockpot("compare", ready / "recipe.yaml", sets={**sets, **more})
+    methods = {row["method"]: row for row in result["methods"]}
+    assert set(methods) == {"best", "crossfit"}
+    assert (ready.parent / "data" / zoo / "run" / "report.html").is_file()
+
+
+@every("ready")
+def test_parts_hold_every_sample_once_and_all_classes_in_proportion(ready: Path) -> None:
+    zoo = ready.name
+    samples, labels = _read(ready.parent / "data" / zoo, zoo)
+    assert {part: len(samples[part]) for part in SIZES[zoo]} == SIZES[zoo]
+    whole = [sample for part in PARTS for sample in samples[part]]
+    expected = {"cifar10-efficientnet": 72, "fashion-vit": 100, "imdb-minilm": 80}[zoo]
+    assert len(whole) == len(set(whole)) == expected
+    for part_name in ("fit", "dev"):
+        counts = np.unique(labels[part_name], return_counts=True)[1]
+        assert len(counts) == (2 if zoo == "imdb-minilm" else 10)
+        assert counts.min() == counts.max()
+
+
+def _read(data: Path, zoo: str) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Samples as bytes or text, with labels that agree with the mark each fake sample carries."""
+    samples: dict[str, list[Any]] = {}
+    labels: dict[str, list[Any]] = {}
+    for name in PARTS:
+        if zoo == "imdb-minilm":
+            with (data / "reviews" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+                rows = [*csv.DictReader(file)]
+            samples[name], labels[name] = [r["text"] for r in rows], [r["label"] for r in rows]
+            assert all((r["label"] == "positive") == r["text"].startswith("good") for r in rows)
+            continue
+        if zoo == "fashion-vit":
+            images = read_idx(data / "images" / f"{name}-images-idx3-ubyte")
+            y = read_idx(data / "images" / f"{name}-labels-idx1-ubyte")
+            marks = images[:, 0, 0]
+        else:
+            with np.load(data / "images" / f"{name}.npz") as content:
+                images, y = content["x"], content["y"]
+            assert images.shape[1:] == (32, 32, 3)
+            marks = images[:, 0, 0, 0]
+        assert (marks == y).all()
+        samples[name], labels[name] = [image.tobytes() for image in images], y.tolist()
+    return samples, labels
+
+
+def test_model_folder_has_the_encoder_and_a_fresh_head(tmp_path: Path) -> None:
+    import transformers
+    from safetensors.torch import load
+
+    files = contents("imdb-minilm")
+    for folder in ("one", "two"):
+        script("convert.weights").minilm(files.__getitem__, tmp_path / folder)
+    one, two = (tmp_path / f / "model" for f in ("one", "two"))
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    model = transformers.BertForSequenceClassification.from_pretrained(one)
+    encoder = load(files["model.safetensors"])
+    state = model.state_dict()
+    assert set(state) == {f"bert.{n}" for n in encoder if "position_ids" not in n} | {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert all(torch.equal(state[f"bert.{n}"], v) for n, v in encoder.items() if "position_ids" not in n)
+    assert state["classifier.weight"].std() > 0
+    assert model.config.id2label == {0: "negative", 1: "positive"}
