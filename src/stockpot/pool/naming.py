@@ -51,6 +51,15 @@ def new_names(names: Iterable[str], rename: Rename | None, subject: str) -> dict
     clashes: list[str] = []
     for stored in names:
         name = _renamed(stored[len(prefix) :], rename, subject)
+        if not _is_text(name):
+            raise CheckpointError(
+                describe(
+                    subject,
+                    expected="names of tensors that are valid text",
+                    found=repr(name)[:120],
+                    fix="rename the tensor where the file was made, or leave this file out of the pool",
+                )
+            )
         if name in result:
             clashes.append(f"{result[name]!r} and {stored!r} both become {name!r}")
         result[name] = stored
@@ -64,6 +73,15 @@ def new_names(names: Iterable[str], rename: Rename | None, subject: str) -> dict
             )
         )
     return result
+
+
+def _is_text(name: str) -> bool:
+    """Half of a surrogate pair is no text: no file could be written with such a name."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _renamed(name: str, rename: Rename | None, subject: str) -> str:

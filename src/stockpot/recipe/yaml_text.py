@@ -63,13 +63,8 @@ _Loader.add_constructor(_REPLACED[2], _whole)
 
 def parse(text: str, where: str) -> Any:
     """Plain values only; a syntax error says line and column."""
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_size(node, {})
-        return loader.construct_document(node)
+        return _values(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -77,6 +72,16 @@ def parse(text: str, where: str) -> Any:
         raise RecipeError(f"{where}: not valid YAML\n  {place}{said}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
+
+
+def _values(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, {})
+        return loader.construct_document(node)
     finally:
         loader.dispose()
 

@@ -100,7 +100,8 @@ def _npy(path: Path) -> np.ndarray[Any, Any]:
     try:
         if not path.is_file():
             raise OSError("not a regular file")
-        array: np.ndarray[Any, Any] = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array: np.ndarray[Any, Any] = np.lib.format.read_array(file, allow_pickle=False)
     except Exception as error:
         raise _unreadable(path, error) from error
     return array
@@ -110,7 +111,7 @@ def _check_inflated(path: Path) -> None:
     """Zeros shrink a thousandfold: a small archive may hold more than the machine. Data worth having does not."""
     with zipfile.ZipFile(path) as archive:
         total = sum(record.file_size for record in archive.infolist())
-    if total > max(_INFLATION * path.stat().st_size, 2**28):
+    if total > max(_INFLATION * path.stat().st_size, 2**26):
         raise ValueError(f"{total:,} bytes in an archive of {path.stat().st_size:,}")
 
 
@@ -131,7 +132,9 @@ def _safetensors(path: Path) -> dict[str, Column]:
         raise _unreadable(path, error) from error
 
 
-def _checked(path: Path, name: str, array: np.ndarray[Any, Any]) -> Column:
+def _checked(path: Path, name: str, array: Any) -> Column:
+    if not isinstance(array, np.ndarray):  # numpy hands out as bytes what is no array
+        raise _unreadable(path, ValueError(f"{name}, which is no array"))
     if array.ndim == 0:
         raise DataError(
             describe(

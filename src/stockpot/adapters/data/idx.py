@@ -53,7 +53,7 @@ def _find(path: Path, part: str, what: str) -> Path:
 
 def _unfolded(packed: bytes) -> bytes:
     """Zeros shrink a thousandfold: a small file may hold more than the machine. Images do not."""
-    most = max(_INFLATION * len(packed), 2**28)
+    most = max(_INFLATION * len(packed), 2**26)
     with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
         raw = stream.read(most + 1)
     if len(raw) > most:
