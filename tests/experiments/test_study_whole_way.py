@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import collect
@@ -13,6 +14,8 @@ import results
 import study
 from safetensors.numpy import load_file
 from studies.gather import gather
+from studies.loaded import Results
+from studies.tries import rows
 from study_zoo import make
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -84,3 +87,36 @@ def test_nothing_is_gathered_of_a_run_that_is_not_done(home: Path, tmp_path: Pat
     (folder / "run.json").write_text(json.dumps({**about, "status": "interrupted"}))
     assert gather(tmp_path / "runs" / "tiny", "tiny")["runs"] == {}
     assert collect.main(["tiny", "--home", str(tmp_path)]) == 1
+
+
+def test_seeds_of_a_variant_are_taken_together(home: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(home / "runs" / "tiny", runs)
+    shutil.copytree(runs / "rates-mehl-plus-0.02", runs / "presets-authors-0")  # differs from main-0
+    shutil.copytree(runs / "main-1", runs / "presets-authors-1")  # does not differ from main-1
+    value = gather(runs, "tiny")
+    change = value["runs"]["presets-authors-0"]["methods"]["mehl+"]["to_main"]
+    whole = value["variants"]["presets-authors"]["mehl+"]
+    assert change[0] != 0
+    assert whole["to_main"][0] == pytest.approx(change[0] / 2, abs=1e-5)
+    assert set(value["variants"]["presets-authors"]) == {"mehl+"}
+
+
+def test_tries_are_listed_best_first_and_are_no_results(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs" / "tiny"
+    shutil.copytree(home / "runs" / "tiny", runs)
+    shutil.copytree(runs / "main-0", runs / "try-base")
+    shutil.copytree(runs / "rates-mehl-plus-0.02", runs / "try-slow")
+    found = rows(runs, "base")
+    assert found[0][-1] == "minus base"
+    scores = [float(row[2]) for row in found[1:]]
+    assert scores == sorted(scores, reverse=True)
+    slow = next(row for row in found if row[0] == "slow")
+    assert "[" in slow[-1]  # compared with mehl+ of the other
+    assert collect.main(["tiny", "--home", str(tmp_path), "--tries", "--against", "base"]) == 0
+    assert "slow" in capsys.readouterr().out
+    assert collect.main(["tiny", "--home", str(tmp_path), "--tries", "--against", "none"]) == 1
+    assert "expected a finished try" in capsys.readouterr().err
+    assert "try-slow" not in Results(gather(runs, "tiny")).runs
