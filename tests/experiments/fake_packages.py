@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import importlib
 import io
 import json
 import tarfile
@@ -22,7 +23,7 @@ from torch import Tensor
 
 EACH = 12  # samples in a CIFAR file
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "b", "c", "d")
-BERT = {
+BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
     "model_type": "bert",
     "vocab_size": len(WORDS),
@@ -139,11 +140,10 @@ def _imdb() -> dict[str, bytes]:
 
 
 def _encoder() -> dict[str, Tensor]:
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     torch.manual_seed(0)
     model = transformers.BertModel(transformers.BertConfig(**BERT))
-    positions = torch.arange(BERT["max_position_embeddings"]).unsqueeze(0)  # type: ignore[call-overload]
+    positions = torch.arange(BERT["max_position_embeddings"]).unsqueeze(0)
     return {**model.state_dict(), "embeddings.position_ids": positions}
 
 

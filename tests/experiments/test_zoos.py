@@ -43,8 +43,8 @@ def ready(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     return tmp_path / zoo
 
 
-def every(name: str) -> Any:
-    return pytest.mark.parametrize(name, ZOOS, indirect=name == "ready")
+every_zoo = pytest.mark.parametrize("zoo", ZOOS)
+every_ready = pytest.mark.parametrize("ready", ZOOS, indirect=True)
 
 
 def stockpot(*arguments: object, sets: dict[str, Any]) -> Any:
@@ -54,7 +54,7 @@ def stockpot(*arguments: object, sets: dict[str, Any]) -> Any:
     return json.loads(result.stdout)
 
 
-@every("zoo")
+@every_zoo
 def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml")
     assert recipe.finetune is not None
@@ -77,14 +77,14 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
         assert recipe.path(path).resolve().is_relative_to(data)  # where git does not look
 
 
-@every("zoo")
+@every_zoo
 def test_dev_stands_in_for_test(zoo: str) -> None:
     recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml", ["data.report=dev"])
     assert recipe.data.report is not None
     assert recipe.data.report.of == "dev"
 
 
-@every("ready")
+@every_ready
 def test_from_packages_to_a_table(ready: Path) -> None:
     zoo = ready.name
     if zoo == "fashion-vit":
@@ -114,7 +114,7 @@ def test_from_packages_to_a_table(ready: Path) -> None:
     assert (ready.parent / "data" / zoo / "run" / "report.html").is_file()
 
 
-@every("ready")
+@every_ready
 def test_parts_hold_every_sample_once_and_all_classes_in_proportion(ready: Path) -> None:
     zoo = ready.name
     samples, labels = _read(ready.parent / "data" / zoo, zoo)
