@@ -87,21 +87,6 @@ VIT_L14_CIFAR100 = Table(
         "ensemble": Row(93.65),
     },
 )
-VIT_L14_IMAGENET = Table(
-    "Table 2: CLIP ViT-L/14, ImageNet, K = 8",
-    {
-        "best": Row(85.48),
-        "uniform": Row(85.11),
-        "greedy": Row(85.64, 473, 15, 7097, "6 GB"),
-        "learned": Row(85.20, 7340, 5, 36700, "90 GB"),
-        "hl": Row(85.70, 950, 5, 4748, "23 GB"),
-        "mehl": Row(85.70, 950, 5, 4748, "23 GB"),
-        "learned+": Row(85.53, 7372, 5, 36858, "90 GB"),
-        "hl+": Row(86.03, 1066, 5, 5330, "23 GB"),
-        "mehl+": Row(86.03, 1066, 5, 5330, "23 GB"),
-        "ensemble": Row(86.10),
-    },
-)
 RESNET_101 = Table(
     "Appendix C: ResNet-101, CIFAR-100, K = 32",
     {
