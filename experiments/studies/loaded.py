@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from studies.plans import DEFAULT, PAPER
+from studies.plans import PAPER
 
 ORDER = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
 
@@ -113,6 +113,3 @@ def read_all(folder: Path) -> list[Results]:
 def _same(one: Mapping[str, Any], other: Mapping[str, Any], free: Iterable[str]) -> bool:
     left, right = one["settings"], other["settings"]
     return all(left.get(key) == right.get(key) for key in {*left, *right} - set(free))
-
-
-__all__ = ["DEFAULT", "ORDER", "PAPER", "Point", "Results", "read_all"]

@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMES = {
-    "best": "Best individual model",
-    "uniform": "Uniform-Soup",
-    "greedy": "Greedy-Soup",
-    "learned": "Learned-Soup",
-    "hl": "HL-Soup",
-    "mehl": "MEHL-Soup",
-    "learned+": "Learned-Soup+",
-    "hl+": "HL-Soup+",
-    "mehl+": "MEHL-Soup+",
-    "ensemble": "Ensemble",
-}
-
 
 @dataclass(frozen=True)
 class Row:
