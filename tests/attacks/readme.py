@@ -32,14 +32,15 @@ PARTS: tuple[tuple[str, str, str, list[Threat]], ...] = (
 )
 HEAD = """# Attacks
 
-Files as a hostile stranger would make them. They are written by the scripts here when the tests run; none is stored. Those
-that carry code would create a file called `marker` if anything ran it; `test_the_payloads_are_live` shows that they are no duds.
-For each threat the tests demand our error with the words below (or that it opens with the right numbers, where it is harmless), no
-marker, no more than 150 MB of memory, and an end.
+Files as a hostile stranger would make them. They are written by the scripts here when the tests run; none is
+stored. Those that carry code would create a file called `marker` if anything ran it;
+`test_the_payloads_are_live` shows that they are no duds. For each threat the tests demand our error with the
+words below (or that it opens with the right numbers, where it is harmless), no marker, no more than 150 MB of
+memory, and an end.
 
-Not in the tables: run directories and saved states (`test_attacks_records.py`), names of files, tensors and classes on their way
-to a terminal and into a report (`test_attacks_names.py`), and that the package has no switch that runs a pickle
-(`test_attacks_switch.py`). Known-bad files that mutation found are in `corpus/`.
+Not in the tables: run directories and saved states (`test_attacks_records.py`), names of files, tensors and
+classes on their way to a terminal and into a report (`test_attacks_names.py`), and that the package has no
+switch that runs a pickle (`test_attacks_switch.py`).
 
 This page is written by `python -m attacks.readme`; a test compares.
 """
