@@ -117,8 +117,8 @@ SMALL = ImageInput(size=(4, 4), interpolation="bicubic")
 def pictures(folder: Path, count: int = 70) -> list[str]:
     generator = np.random.RandomState(0)
     for n in range(count):
-        PIL.fromarray(generator.randint(0, 256, (9, 7, 3), np.uint8)).save(folder / f"{n}.png")
-    return [f"{n}.png" for n in range(count)]
+        PIL.fromarray(generator.randint(0, 256, (9, 7, 3), np.uint8)).save(folder / f"{n}.bmp")
+    return [f"{n}.bmp" for n in range(count)]
 
 
 def test_images_from_a_cache_are_those_in_memory_and_are_decoded_once(
@@ -143,12 +143,12 @@ def test_a_cache_is_not_used_for_other_images(change: str, tmp_path: Path) -> No
     decode(files, SMALL, tmp_path, 0, "fit", cache=cache)
     wanted = SMALL
     if change == "content":
-        PIL.new("RGB", (7, 9)).save(tmp_path / "1.png")
-        os.utime(tmp_path / "1.png", ns=(1, 1))
+        PIL.new("RGB", (7, 9)).save(tmp_path / "1.bmp")  # as many bytes as before
+        os.utime(tmp_path / "1.bmp", ns=(1, 1))
     elif change == "size":
         wanted = ImageInput(size=(4, 4), interpolation="nearest")
     else:
-        files = ["1.png", "0.png", "2.png"]
+        files = ["1.bmp", "0.bmp", "2.bmp"]
     again = decode(files, wanted, tmp_path, 0, "fit", cache=cache)
     assert torch.equal(again, decode(files, wanted, tmp_path, 10**6, "fit"))
     assert len(list(cache.iterdir())) == 2
@@ -168,7 +168,7 @@ def test_a_cache_takes_arrays_and_encoded_images(tmp_path: Path) -> None:
 
 def test_a_failed_decoding_leaves_no_file_and_stops_soon(tmp_path: Path) -> None:
     files, cache = pictures(tmp_path, 40), tmp_path / "cache"
-    (tmp_path / "3.png").write_bytes(b"no image")
+    (tmp_path / "3.bmp").write_bytes(b"no image")
     with pytest.raises(DataError, match="expected a readable image"):
         decode(files, SMALL, tmp_path, 0, "fit", cache=cache)
     assert list(cache.iterdir()) == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -106,10 +107,11 @@ def test_inspect_has_the_norm_of_the_weights_beside_distances(folder: Path, stoc
 def test_parameters_are_what_is_learned(tmp_path: Path, stockpot: Stockpot) -> None:
     for k in range(3):
         model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
-        save_file(model.state_dict(), tmp_path / f"{k}.safetensors")
+        positions = {"positions": torch.arange(9)}
+        save_file({**model.state_dict(), **positions}, tmp_path / f"{k}.safetensors")
     value = json.loads(stockpot("inspect", tmp_path, "--json").out)
     assert value["parameters"] == sum(p.numel() for p in model.parameters()) == 35
-    assert "3 ingredients of 35 parameters in 7 tensors" in stockpot("inspect", tmp_path).out
+    assert "3 ingredients of 35 parameters in 8 tensors" in stockpot("inspect", tmp_path).out
 
 
 def test_set_without_a_recipe_is_refused(folder: Path, stockpot: Stockpot) -> None:

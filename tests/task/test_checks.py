@@ -288,6 +288,8 @@ def test_the_renaming_that_helps_most(
 
 def test_a_name_with_another_shape_is_no_hint() -> None:
     assert suggest_rename({"a.w": (2,)}, {"m.a.w": (3,)}) is None
+    places: dict[str, tuple[int, ...]] = {"b.x": (2,), "b.y": (4,), "c.x": (2,), "c.y": (3,)}
+    assert suggest_rename({"a.x": (2,), "a.y": (3,)}, places) == {"a.": "c."}
 
 
 def test_many_names_are_cut_short() -> None:
