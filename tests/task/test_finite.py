@@ -96,7 +96,8 @@ def test_labels_of_a_loss_of_ones_own_may_be_not_known() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         x, target = batch
         known = ~torch.isnan(target)
-        return (model(x)[known, 0] - target[known]).square().mean()
+        error: Tensor = model(x)[known, 0] - target[known]
+        return error.square().mean()
 
     assert torch.isfinite(torch.tensor(Task(linear(), (X, y), loss=loss, metric="loss").score().loss))
     with pytest.raises(DataError, match=r"fit data, batch\[0\].*sample 8"):

@@ -9,6 +9,7 @@ import torch
 
 from stockpot.errors import TaskError
 from stockpot.task import Scores
+from stockpot.task.scores import _bonett_price, _student, worded
 
 
 def scores(*values: float, batches: tuple[int, ...] | None = None) -> Scores:
@@ -30,13 +31,22 @@ def test_wilson_interval_stays_a_probability() -> None:
     assert 0.5 < hi < 0.6
 
 
-def test_normal_interval_of_other_scores() -> None:
+def test_students_interval_of_other_scores() -> None:
     found = scores(0.1, 0.4, 0.7, 0.2)
-    half = 1.959964 * torch.tensor([0.1, 0.4, 0.7, 0.2]).std().item() / 2
-    assert found.interval() == pytest.approx((0.35 - half, 0.35 + half), abs=1e-6)
-    assert found.standard_error == pytest.approx(half / 1.959964, abs=1e-6)
+    error = torch.tensor([0.1, 0.4, 0.7, 0.2]).std().item() / 2
+    half = 3.182446 * error  # the textbook's t for three degrees of freedom
+    assert found.interval() == pytest.approx((0.35 - half, 0.35 + half), rel=0.01)
+    assert found.standard_error == pytest.approx(error, abs=1e-6)
     lo, hi = found.interval(0.5)
     assert hi - lo < 2 * half / 2
+
+
+@pytest.mark.parametrize(
+    ("freedom", "wanted"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (29, 2.0452), (10**6, 1.95997)],
+)
+def test_students_distribution_as_in_the_tables(freedom: int, wanted: float) -> None:
+    assert _student(0.95, freedom) == pytest.approx(wanted, rel=0.01 if freedom == 3 else 2e-3)
 
 
 def test_a_mean_repeated_over_its_batch_is_one_observation() -> None:
@@ -53,8 +63,64 @@ def test_paired_difference_is_narrower_than_the_intervals() -> None:
     mean, lo, hi = Scores(better).difference(Scores(base))
     delta = better - base
     assert mean == pytest.approx(float(delta.mean()))
-    assert hi - mean == pytest.approx(1.959964 * float(delta.std()) / 10, rel=1e-6)
+    assert hi - mean == pytest.approx(1.984217 * float(delta.std()) / 10, rel=1e-5)  # t for 99
     assert 0.09 < lo < hi < 0.11
+
+
+def paired(better: int, worse: int, n: int) -> tuple[float, float, float]:
+    first = torch.zeros(n, dtype=torch.float64)
+    second = first.clone()
+    first[:better] = 1
+    second[better : better + worse] = 1
+    return Scores(first).difference(Scores(second))
+
+
+@pytest.mark.parametrize("n", [12, 100, 10_000])
+def test_a_few_samples_that_changed_prove_nothing(n: int) -> None:
+    """The sign test on the samples that differ says: five of five may be chance (p = 0.06), six of six not (0.03)."""
+    for better in range(6):
+        mean, lo, hi = paired(better, 0, n)
+        assert mean == better / n
+        assert lo <= 0 < hi, better
+    assert paired(6, 0, n)[1] > 0
+    assert paired(0, 6, n)[2] < 0
+    assert paired(0, 5, n)[2] >= 0
+    assert paired(9, 2, n)[1] <= 0  # p = 0.065
+    assert paired(10, 2, n)[1] > 0  # p = 0.039
+
+
+def test_two_samples_are_not_enough_for_any_claim() -> None:
+    mean, lo, hi = paired(2, 0, 2)
+    assert mean == 1.0
+    assert lo < 0
+    assert hi == 1.0
+
+
+def test_on_much_data_the_interval_is_the_usual_one() -> None:
+    mean, lo, hi = paired(400, 300, 10_000)
+    error = math.sqrt((0.07 - 0.01**2) / 10_000)
+    assert (lo, hi) == pytest.approx((mean - 1.959964 * error, mean + 1.959964 * error), abs=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("n", "up", "down"), [(20, 0.2, 0.2), (50, 0.1, 0.05), (300, 0.01, 0.01), (300, 0.03, 0.0)]
+)
+def test_intervals_hold_what_they_promise(n: int, up: float, down: float) -> None:
+    """Drawn many times, at least about 95 % of the intervals hold the truth."""
+    draws = torch.rand(4000, n, generator=torch.Generator().manual_seed(0))
+    better, worse = (draws < up).sum(1), ((draws >= up) & (draws < up + down)).sum(1)
+    held = 0
+    for b, w in zip(better.tolist(), worse.tolist(), strict=True):
+        lo, hi = _bonett_price(b, w, n)
+        held += lo <= up - down <= hi
+    assert held / 4000 > 0.935
+
+
+def test_words_say_the_uncertainty() -> None:
+    assert (
+        worded(scores(*[1.0] * 8, 0.0, 0.0), "accuracy") == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
+    )
+    assert worded(scores(-0.5, -0.7, -0.6), "loss") == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
 
 
 def test_difference_needs_the_same_samples() -> None:

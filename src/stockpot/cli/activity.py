@@ -128,5 +128,10 @@ class Activity:
     def _trial_done(self, data: Mapping[str, Any]) -> str:
         if data["failure"] is not None:
             return f"{data['trial']}: failed: {data['failure']}"
-        score = "" if data["score"] is None else f" score {data['score']['mean']:.4f},"
+        found = data["score"]
+        score = ""
+        if found is not None:
+            ends = [found.get(end) for end in ("low", "high")]
+            between = "" if None in ends else f" ({ends[0]:.4f} to {ends[1]:.4f})"
+            score = f" score {found['mean']:.4f}{between},"
         return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"

@@ -61,8 +61,13 @@ def _show(records: list[TrialRecord], metric: str) -> None:
     from stockpot.report import words
 
     def score(record: TrialRecord) -> str:
-        mean = None if record.score is None else record.score["mean"]
-        return "failed" if record.failed else "-" if mean is None else words.Metric(metric).value(mean)
+        found, shown = record.score, words.Metric(metric)
+        if record.failed or found is None or found["mean"] is None:
+            return "failed" if record.failed else "-"
+        low, high = found.get("low"), found.get("high")
+        if low is None or high is None or shown.scale != 100:
+            return shown.value(found["mean"])
+        return f"{shown.value(found['mean'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["mean"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
     best = -max(scored)[1] if scored else None

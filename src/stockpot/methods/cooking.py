@@ -104,6 +104,7 @@ def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore
         peak_host=peak.host,
         peak_device=peak.device,
         notes=(*result.notes, *remarks(kitchen.pool, kitchen.task)),
+        metric=kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score",
     )
     kitchen.listen(Event("cooked", {"method": method, "seconds": seconds, "models_used": result.models_used}))
     return result

@@ -1,8 +1,9 @@
 """Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
 
 A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. Every sample is held out
-by one fold, which also gives an honest score for the guard: if the best individual, the uniform or the greedy soup,
-chosen in the same cross-fitted way, does better on held-out data, that one is returned instead.
+by one fold, which also gives a score for the guard: if the best individual, the uniform or the greedy soup, chosen in
+the same cross-fitted way, does better on held-out data, that one is returned instead. The learned soup's score there is
+a little too good, because the fold also said when to stop; what a soup is worth, the report data says.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from stockpot.methods.remarks import thin_classes
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
+from stockpot.methods.visit import finite
 from stockpot.soup import weights
 from stockpot.task import Scores
+from stockpot.task.scores import worded
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,17 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     scores.update(_baselines(kitchen, live, settings, folds, len(data)))
     means = {name: float(values.mean()) for name, values in scores.items()}
     winner = max(means, key=lambda name: means[name])  # the first of equals: the learned one
-    decision = {"kind": "guard", "held_out": means, "winner": winner}
-    history.append(decision)
-    kitchen.listen(Event("guard", {"held_out": means, "winner": winner}))
+    known = {name: Scores(values) for name, values in scores.items()}
+    intervals = {name: [finite(end) for end in one.interval()] for name, one in known.items()}
+    decision = {"held_out": means, "intervals": intervals, "winner": winner}
+    history.append({"kind": "guard", **decision})
+    kitchen.listen(Event("guard", decision))
     if winner == "learned":
         return Learned(W, temperature, Scores(scores[winner]), winner, tuple(history), notes)
+    metric = kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score"
     note = (
-        f"the guard returned {winner} ({100 * means[winner]:.2f} on held-out data) instead of the learned soup"
-        f" ({100 * means['learned']:.2f})"
+        f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
+        f" {worded(known['learned'], metric)}"
     )
     W = _baseline(kitchen, live, settings, winner)
     return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))

@@ -9,6 +9,7 @@ from typing import Any
 from stockpot.methods.settings import Settings
 from stockpot.soup import Soup
 from stockpot.task import Scores
+from stockpot.task.scores import worded
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,9 @@ class Result:
     settings: Settings
     soup: Soup | None  # None for the ensemble, which is no soup
     fit: Scores | None  # on the data the soup was made with
-    held_out: Scores | None = None  # each sample scored by coefficients that were not fitted on it (crossfit)
+    # Each sample scored by coefficients that were not fitted on it (crossfit). A little too good: when to stop was
+    # chosen on the same samples.
+    held_out: Scores | None = None
     report: Scores | None = None  # on the report data, touched once
     history: tuple[Mapping[str, Any], ...] = ()  # decisions, steps and evaluations, in order
     models_used: int = 0
@@ -27,6 +30,7 @@ class Result:
     peak_host: int = 0  # bytes, without file-backed pages
     peak_device: int = 0  # bytes
     notes: tuple[str, ...] = field(default=())
+    metric: str = "accuracy"  # or "loss" (negated), or "score" for a metric of the task's own
 
     @property
     def score(self) -> Scores:
@@ -36,11 +40,9 @@ class Result:
         return best
 
     def __str__(self) -> str:
-        low, high = self.score.interval()
         where = "report" if self.report else "held-out" if self.held_out else "fitting"
         lines = [
-            f"{self.method}: {100 * self.score.mean:.2f} % on {where} data"
-            f" (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {self.score.n}),"
+            f"{self.method}: {worded(self.score, self.metric)} on {where} data,"
             f" {self.models_used} model{'s' if self.models_used != 1 else ''}, {self.seconds:.1f} s"
         ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])

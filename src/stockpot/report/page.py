@@ -163,7 +163,8 @@ def _tiles(run: Run, rows: list[Row]) -> list[Tile]:
     tiles = []
     if row is not None and row.score is not None:
         n = f", {row.score.n:,} examples" if row.score.n else ""
-        tiles.append(Tile(row.metric.value(row.score.mean), f"{row.method} on {DATA[row.kind]}{n}"))
+        between = f" (95 %: {row.metric.bare(row.score.low)} to {row.metric.bare(row.score.high)})"
+        tiles.append(Tile(row.metric.value(row.score.mean), f"{row.method} on {DATA[row.kind]}{n}{between}"))
     if row is not None and row.difference is not None:
         mean, low, high = row.difference
         tone = "good" if low > 0 else "bad" if high < 0 else ""
@@ -193,7 +194,8 @@ def _verdict(rows: list[Row]) -> str:
     if not scored:
         return "Nothing has been scored yet."
     best = max(scored, key=lambda row: row.score.mean if row.score else -math.inf)
-    return f"So far {best.method} scores highest: {best.cells()[1]} on the {DATA[best.kind]}."
+    score, between = best.cells()[1:3]
+    return f"So far {best.method} scores highest: {score} on the {DATA[best.kind]} (95 % interval {between})."
 
 
 def _greedy(run: Run) -> tuple[list[Decision], str]:
@@ -225,8 +227,11 @@ def _guard(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     guard = method.result["guard"]
     winner = str(guard.get("winner"))
     scores = [(str(name), Score.read(value)) for name, value in (guard.get("held_out") or {}).items()]
+    intervals = guard.get("intervals") or {}
     table = [
-        (name, run.metric.value(score.mean), name == winner) for name, score in scores if score is not None
+        (name, run.metric.value(score.mean) + _between(run, intervals.get(name)), name == winner)
+        for name, score in scores
+        if score is not None
     ]
     if winner == "learned":
         summary = "The guard kept the learned soup: nothing simpler did better on data it had not seen."
@@ -250,7 +255,9 @@ def _ingredients(run: Run) -> tuple[list[dict[str, str]], list[str]]:
         score = run.own_scores[k]
         line = {
             "ingredient": run.names[k] + (" (outlier)" if k == odd else ""),
-            "own score": "–" if math.isnan(score) else run.metric.value(float(score)),
+            "own score": "–"
+            if math.isnan(score)
+            else run.metric.value(float(score)) + _between(run, _ends(run.ingredients[k].get("fit"))),
         }
         if weight is not None and shown is not None:
             line[f"weight in {shown.name}"] = f"{weight[k]:.3f}".replace("-", "−")
@@ -258,6 +265,18 @@ def _ingredients(run: Run) -> tuple[list[dict[str, str]], list[str]]:
         line["digest"] = str(run.ingredients[k].get("digest") or "")[:8]
         lines.append(line)
     return lines, list(lines[0]) if lines else []
+
+
+def _ends(score: Any) -> list[Any] | None:
+    return [score.get("low"), score.get("high")] if isinstance(score, Mapping) else None
+
+
+def _between(run: Run, ends: Any) -> str:
+    """The 95 % interval in brackets, where it is known."""
+    if not ends or any(end is None for end in ends):
+        return ""
+    low, high = (run.metric.bare(float(end)) for end in ends)
+    return f" ({low} to {high})"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from stockpot.run.records import MethodRecord
 from stockpot.task import Scores
+from stockpot.task.scores import worded
 
 BASELINE = "best"
 
@@ -36,20 +37,20 @@ def verdict(records: Mapping[str, MethodRecord], name: str, metric: str, models:
     )
     if used == 1 and name != "ensemble":
         return (
-            f"{name} keeps a single model of the {models}, which scores {shown(scores.mean, metric)} on {data}:"
+            f"{name} keeps a single model of the {models}, which scores {worded(scores, metric)} on {data}:"
             " mixing did not do better here."
         )
-    what = (
-        f"{name} mixes {used} of {models} models into one that scores {shown(scores.mean, metric)} on {data}"
-    )
+    what = f"{name} mixes {used} of {models} models into one that scores {worded(scores, metric)} on {data}"
     baseline = records.get(BASELINE)
     if name == "ensemble":
-        what = f"the ensemble of {models} models scores {shown(scores.mean, metric)} on {data}"
+        what = f"the ensemble of {models} models scores {worded(scores, metric)} on {data}"
     if baseline is None or name == BASELINE or baseline.reported != record.reported:
         return f"{what}."
     other = baseline.scores(which)
     assert other is not None
-    return f"{what}; the best single model scores {shown(other.mean, metric)}. {_difference(scores, other, metric)}"
+    return (
+        f"{what}; the best single model scores {worded(other, metric)}. {_difference(scores, other, metric)}"
+    )
 
 
 def _difference(scores: Scores, other: Scores, metric: str) -> str:
@@ -64,10 +65,6 @@ def _difference(scores: Scores, other: Scores, metric: str) -> str:
     if mean == 0:
         return f"There is no difference on this data ({interval})."
     return f"The difference of {signed(mean, metric)} is within chance on this much data ({interval})."
-
-
-def shown(value: float, metric: str) -> str:
-    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def signed(value: float, metric: str, *, unit: bool = True) -> str:
