@@ -33,7 +33,7 @@ class Scalars:
         data = event.data
         if event.kind == "method":
             self._method = data["method"]
-        elif event.kind in ("step", "held_out"):
+        elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
             place = f"{self._method}/fold{data['fold']}/block{data['block']}"
             self._writer.add_scalar(
                 f"{place}/{'fit' if event.kind == 'step' else 'held_out'}_loss", data["loss"], data["step"]
