@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError
 from stockpot.task import Task
-from stockpot.task.renaming import suggest_rename
+from stockpot.task.renaming import left_over, suggest_rename
 
 from .models import Encoder, Plain, blobs, linear, normalised
 
@@ -289,7 +289,9 @@ def test_the_renaming_that_helps_most(
 def test_a_name_with_another_shape_is_no_hint() -> None:
     assert suggest_rename({"a.w": (2,)}, {"m.a.w": (3,)}) is None
     places: dict[str, tuple[int, ...]] = {"b.x": (2,), "b.y": (4,), "c.x": (2,), "c.y": (3,)}
-    assert suggest_rename({"a.x": (2,), "a.y": (3,)}, places) == {"a.": "c."}
+    pool: dict[str, tuple[int, ...]] = {"a.x": (2,), "a.y": (3,)}
+    assert suggest_rename(pool, places) == {"a.": "c."}
+    assert left_over(pool, places, {"a.": "b."}) == 1  # a name is not enough to fit
 
 
 def test_many_names_are_cut_short() -> None:
