@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test bench results experiments-small clean
+.PHONY: help setup demo check test bench results experiments-small torture clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
@@ -12,6 +12,7 @@ help:
 	@echo "make bench   CPU benchmarks, about two minutes"
 	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
+	@echo "make torture kills, full disks, a soak, mutated files: half an hour; a sample is in make test"
 	@echo "make clean   remove the environment"
 
 setup: $(STAMP)
@@ -47,6 +48,11 @@ experiments-small: setup
 	$(BIN)/stockpot finetune experiments/small/recipe.yaml
 	$(BIN)/stockpot compare experiments/small/recipe.yaml
 	$(BIN)/python experiments/small/check.py experiments/data/small/run
+
+torture: setup
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.kills
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.full_disk
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
 
 clean:
 	rm -rf $(VENV)

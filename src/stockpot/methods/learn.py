@@ -195,8 +195,9 @@ class Learner:
         if key in self.visits.done:
             after = self.visits.recall(key, track)[at : at + len(block)]
         else:
-            after = self._learn(t, block, directions, track, before)
-            self.visits.add(key, after, track)
+            with self.visits.holding():
+                after = self._learn(t, block, directions, track, before)
+                self.visits.add(key, after, track)
         new = coefficients(after.to(live.device), self.simplex)
         directions.mix(theta, new, out=theta)
         if theta is not track.theta:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
+from stockpot.signals import Stop, held
 
 Partial = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -35,6 +37,13 @@ class Visits:
         self._settings = settings
         self._store = store
         self._saved_at = time.monotonic()
+        self._stop = Stop()
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """While a visit is under way, a signal to stop waits until it can be saved."""
+        with held() as self._stop:
+            yield
 
     def add(self, key: str, raw: Tensor, track: Track) -> None:
         """What a track ended a visit with."""
@@ -73,7 +82,7 @@ class Visits:
             self.partial = None
 
     def due(self) -> bool:
-        return time.monotonic() - self._saved_at > self._store.interval
+        return self._stop.asked or time.monotonic() - self._saved_at > self._store.interval
 
     def save(self) -> None:
         tensors = {f"visit.{key}": tensor for key, tensor in self.done.items()}
@@ -90,6 +99,7 @@ class Visits:
             values["partial"] = self.partial[1]
         self._store.save(tensors, values)
         self._saved_at = time.monotonic()
+        self._stop.obey()
 
     def restore(self) -> None:
         saved = self._store.load()

@@ -94,7 +94,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
             tell(Event("reused", {"method": name}))
             continue
         try:
-            done[name] = _decide(kitchen, name, settings, folder, job)
+            done[name] = _decide(kitchen, name, settings, folder, job, directory)
         except (WriteError, ChangedError):
             raise  # not the method's fault, and nothing after it could go better
         except StockpotError as error:
@@ -102,7 +102,6 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
             # One method that cannot be cooked must not cost the others.
             failed[name] = error
             tell(Event("failed", {"method": name, "error": str(error)}))
-        keep_scores(directory, kitchen)
     if not done or job.wanted in failed:
         raise next(iter(failed.values())) if job.wanted is None else failed[job.wanted]
     points = _grow(directory, job, kitchen, done, tell) if job.growth else {}
@@ -154,10 +153,20 @@ def _same(directory: RunDirectory, key: str, now: str | None, what: str) -> None
         raise refused(directory.path, f"the {what} this run was started with", "other samples", found)
 
 
-def _decide(kitchen: Kitchen, name: str, settings: Settings, folder: Path, job: Job) -> MethodRecord:
+def _decide(
+    kitchen: Kitchen,
+    name: str,
+    settings: Settings,
+    folder: Path,
+    job: Job,
+    directory: RunDirectory | None = None,
+) -> MethodRecord:
+    """The method's decisions, on disk; and first, in `directory`, the ingredients' scores if it asked for them."""
     store = DiskStore(folder, job.save_every)
     result = prepare(kitchen, name, settings, store)
     result = dataclasses.replace(result, seconds=result.seconds + store.earlier)
+    if directory is not None:
+        keep_scores(directory, kitchen)  # before the record: a method with a record does not score them again
     record = records.write(folder, result, job.max_shard)
     store.clear()
     return record

@@ -1,0 +1,33 @@
+"""A little of `make torture`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def tortured(script: str, *arguments: str) -> str:
+    """What the script says; it exits with 1 when anything is lost."""
+    paths = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", f"torture.{script}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("case", ["cook mehl+ in shards", "finetune with BatchNorm"])
+def test_killed_commands_end_like_uninterrupted_ones(case: str) -> None:
+    said = tortured("kills", "--kills", "4", "--only", case)
+    assert "\n0 mismatches" in said
