@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+_ALIKE = 4  # places considered for one tensor
 _TRIED = 16  # candidates that are looked at closely
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -22,9 +23,9 @@ def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
     candidates: Counter[tuple[tuple[str, str], ...]] = Counter()
     for name in strangers:
         # The longest common ending leaves the shortest prefixes.
-        ending = next((e for e in _endings(name) if (e, pool[name]) in by_ending), None)
-        for there in by_ending.get((ending or "", pool[name]), ())[:4]:
-            old, new = name.removesuffix(ending or ""), there.removesuffix(ending or "")
+        common = next((e for e in _endings(name) if (e, pool[name]) in by_ending), "")
+        for there in by_ending.get((common, pool[name]), ())[:_ALIKE]:
+            old, new = name.removesuffix(common), there.removesuffix(common)
             candidates[((old, new),)] += 1
             if not old:  # a prefix for all names, or only for those that have no place yet
                 firsts = dict.fromkeys(f"{n.partition('.')[0]}{'.' if '.' in n else ''}" for n in strangers)
