@@ -13,8 +13,8 @@ def percent(score: float | None) -> str:
 
 
 def points(difference: float) -> str:
-    """A size without a sign."""
-    return f"{100 * difference:.2f}"
+    """A size without a sign; fine enough that a limit and what is just above it do not look the same."""
+    return f"{100 * difference:.3f}"
 
 
 def change(difference: float) -> str:

@@ -68,9 +68,9 @@ def test_a_range_needs_all_its_points_and_its_limit_is_three_tenths_of_a_point()
     assert found(value)[asked] == ("not measured yet", "–")
     sweep(value, "crossfit", {0.05: 0.8972})
     sweep(value, "mehl+", {0.005: 0.9, 0.02: 0.89, 0.05: 0.87})
-    assert found(value)[asked] == ("0.28 points; mehl+ beside it: 3.00", "yes")
-    sweep(value, "crossfit", {0.05: 0.8968})
-    assert found(value)[asked] == ("0.32 points; mehl+ beside it: 3.00", "**no**")
+    assert found(value)[asked] == ("0.280 points; mehl+ beside it: 3.000", "yes")
+    sweep(value, "crossfit", {0.05: 0.89695})
+    assert found(value)[asked] == ("0.305 points; mehl+ beside it: 3.000", "**no**")
 
 
 def test_half_to_double_the_steps_leaves_a_quarter_out_which_is_the_cheaper_learner() -> None:
@@ -78,7 +78,7 @@ def test_half_to_double_the_steps_leaves_a_quarter_out_which_is_the_cheaper_lear
     sweep(value, "crossfit", {250: 0.85, 500: 0.899, 2000: 0.901}, "steps")
     told = found(value)
     asked = "the default varies by less than 0.3 points over half to double the steps"
-    assert told[asked] == ("0.20 points; mehl+ beside it: not measured yet", "yes")
+    assert told[asked] == ("0.200 points; mehl+ beside it: not measured yet", "yes")
     cheaper = next(text for name, text in told.items() if name.startswith("at most a third"))
     assert cheaper == ("4,000 steps to 1,000, 4.0x fewer: −5.00 [−6.00, −4.00]", "**no**")
 
