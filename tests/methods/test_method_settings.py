@@ -228,7 +228,7 @@ def test_compare_runs_every_method_on_the_same_data_and_reports_last(tmp_path: P
     for result in results.values():
         assert result.seconds > 0
         assert str(result).startswith(f"{result.method}: ")
-        assert "% on report data" in str(result)
+        assert "n = 40) on report data" in str(result)
         assert result.score is result.report
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -208,9 +207,9 @@ def _check(s: Settings) -> None:
     need(0 <= s.momentum < 1, "momentum", "in [0, 1)", "lower momentum")
     need(0 <= s.warmup < 1, "warmup", "a share in [0, 1)", "0.2 means the first fifth of the steps")
     need(s.clip is None or s.clip > 0, "clip", "more than 0, or None", "use None for no clipping")
-    for name in ("lr", "weight_decay", "epochs", "clip"):
-        value = getattr(s, name)
-        need(value is None or math.isfinite(value), name, "a finite number", "use the default")
+    for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
+        value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
+        need(value is None or value <= most, name, f"at most {most:g}", "use the default")
     need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
     need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
     need(
