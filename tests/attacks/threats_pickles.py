@@ -287,3 +287,16 @@ def bytes_as_name(folder: Path) -> Path:
 @threat("name: half of a surrogate pair", "expected names of tensors that are valid text", PICKLES)
 def surrogate_name(folder: Path) -> Path:
     return archive(folder / "m.pt", table((text("w\ud800".encode("utf-8", "surrogatepass")), tensor())))
+
+
+@threat("name: a storage, whose text would list all of its numbers", None, PICKLES)
+def storage_as_name(folder: Path) -> Path:
+    place = (
+        b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + number(4) + b"tQ"
+    )
+    return archive(folder / "m.pt", table((text(b"w"), tensor()), (place, b"N")))
+
+
+@threat("pickle: a protocol that does not exist", "protocol 34", PICKLES)
+def future_protocol(folder: Path) -> Path:
+    return archive(folder / "m.pt", b"\x80\x22" + table((text(b"w"), tensor()))[2:])

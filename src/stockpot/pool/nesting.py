@@ -52,7 +52,7 @@ def find_weights(saved: object, key: str | None, subject: str) -> Weights:
         assert isinstance(saved, Mapping)
         return Weights(saved, None, ())
     inside = (
-        [str(name) for name, inner in saved.items() if _holds_tensors(inner)]
+        [shown_key(name) for name, inner in saved.items() if _holds_tensors(inner)]
         if isinstance(saved, Mapping)
         else []
     )
@@ -122,9 +122,16 @@ def _holds_tensors(thing: object) -> bool:
     return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
 
 
+def shown_key(key: object) -> str:
+    """A key as text. Not every object's own text is short: that of a storage lists all of its numbers."""
+    return (
+        str(key) if isinstance(key, (str, bytes, int, float, bool)) else f"a key of type {type(key).__name__}"
+    )
+
+
 def _outline(thing: object) -> str:
     if not isinstance(thing, Mapping):
         return f"an object of type {type(thing).__name__}"
     if not thing:
         return "an empty mapping"
-    return "a mapping with the keys " + listed([str(key)[:60] for key in thing], 8)
+    return "a mapping with the keys " + listed([shown_key(key)[:60] for key in thing], 8)

@@ -16,6 +16,7 @@ from typing import Any
 _MOST_HASHING = 10_000_000  # steps; well under a second
 _DEEPEST = 100  # tuples in tuples; hashing recurses without a limit of its own
 _LONGEST_NUMBER = 9  # bytes; longer ones can all be made to hash alike
+_NEWEST = 5
 _GETS = {"GET", "BINGET", "LONG_BINGET"}
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 _NOTHING = {"PROTO", "FRAME", "STOP"}
@@ -126,7 +127,8 @@ class _Machine:
         elif opcode in ("TUPLE1", "TUPLE2", "TUPLE3"):
             self._push(tuple(self._last(int(opcode[-1]))))
         elif opcode in _NOTHING:
-            pass
+            if opcode == "PROTO" and argument > _NEWEST:
+                raise PickleError(f"it is of protocol {argument}, which does not exist")
         elif opcode in _VALUES:
             self._value(argument)
         else:

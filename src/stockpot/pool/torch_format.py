@@ -15,7 +15,7 @@ from stockpot.errors import CheckpointError, describe
 from stockpot.pool.allowed import check_table
 from stockpot.pool.archive import ArchiveError, check_archive
 from stockpot.pool.files import PICKLE, SAFETENSORS, ZIP, looks_like, reason, require_file, shown
-from stockpot.pool.nesting import find_weights
+from stockpot.pool.nesting import find_weights, shown_key
 from stockpot.pool.pickles import CodeError
 from stockpot.pool.source import Source
 from stockpot.pool.spec import TensorSpec
@@ -37,7 +37,7 @@ def open_torch(path: Path, key: str | None = None) -> Source:
         if isinstance(name, str) and isinstance(value, Tensor):
             tensors[name] = _plain(value, name, path, size)
         else:
-            ignored.append(str(name))
+            ignored.append(shown_key(name))
     _check_total(tensors, path, size)
     specs = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return Source(
