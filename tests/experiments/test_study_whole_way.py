@@ -65,7 +65,9 @@ def test_gathered_numbers_are_those_of_the_runs(home: Path) -> None:
     assert ours["report"]["mean"] == pytest.approx(scores("main-0", "crossfit").mean(), rel=1e-5)
     assert (ours["steps"], ours["b"], ours["T"], ours["J"]) == (4 * 8, 5, 1, 8)
     assert ours["epochs"] == pytest.approx(32 * 16 / 60, rel=1e-5)
-    assert 5 < greedy["epochs"] <= 9  # five ingredients, and at most four candidates
+    tried = json.loads((home / "runs/tiny/main-0/methods/greedy/result.json").read_text())["greedy"]
+    assert len(tried) == 5  # the best, which was evaluated with the other ingredients, and four candidates
+    assert greedy["epochs"] == pytest.approx(5 + sum(one["evaluated"] for one in tried[1:]) / 60, rel=1e-5)
     delta = np.stack([scores(f"main-{s}", "crossfit") - scores(f"main-{s}", "mehl+") for s in (0, 1)])
     lead = value["over_seeds"]["mehl+"]["default_minus"]
     assert lead[0] == pytest.approx(delta.mean(), abs=1e-6)
