@@ -112,7 +112,7 @@ def prepare(kitchen: Kitchen, method: str, settings: Settings, store: StateStore
 
 def reported(kitchen: Kitchen, results: dict[str, Result]) -> dict[str, Result]:
     """The same results with their scores on the report data, where there is some."""
-    return dict(report_on(kitchen, results, members)) if kitchen.task.has_report else results
+    return dict(report_on(kitchen, results)) if kitchen.task.has_report else results
 
 
 def _decision(kitchen: Kitchen, method: str, settings: Settings) -> str:
@@ -148,7 +148,7 @@ def _greedy(kitchen: Kitchen, order: Order) -> Result:
 
 
 def _ensemble(kitchen: Kitchen, order: Order) -> Result:
-    scores = kitchen.task.ensemble_scores(members(kitchen), listen=kitchen.listen)
+    scores = kitchen.task.ensemble_scores(kitchen.members(), listen=kitchen.listen)
     note = "averages the outputs of all models: a baseline that costs K times as much to serve, not a soup"
     return Result(order.method, order.settings, None, scores, models_used=len(kitchen.pool), notes=(note,))
 
@@ -188,14 +188,6 @@ _COOKS: Mapping[str, Callable[[Kitchen, Order], Result]] = {
     "ensemble": _ensemble,
     **dict.fromkeys(sorted(LEARNED), _learned),
 }
-
-
-def members(kitchen: Kitchen) -> Iterable[int]:
-    """Load one ingredient after the other into the model."""
-    with kitchen.live(kitchen.layout("model")) as live:
-        for k in range(len(kitchen.pool)):
-            live.load_ingredient(k)
-            yield k
 
 
 def _about(order: Order) -> dict[str, Any]:

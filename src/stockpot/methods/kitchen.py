@@ -65,6 +65,13 @@ class Kitchen:
             finally:
                 self._open = None
 
+    def members(self) -> Iterator[int]:
+        """Load one ingredient after the other into the model, for the ensemble."""
+        with self.live(self.layout("model")) as live:
+            for k in range(len(self.pool)):
+                live.load_ingredient(k)
+                yield k
+
     def individual(self) -> list[Scores]:
         """Every ingredient on the fitting data; evaluated once, whoever asks, in whatever live model is open."""
         if self._individual is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +24,6 @@ from stockpot.task import Data, Scores, Task
 from stockpot.task.sealed import open_report
 
 Key = TypeVar("Key")
-Members = Callable[[Kitchen], Iterable[int]]
 
 
 def about(method: str, settings: Settings) -> dict[str, Any]:
@@ -43,9 +42,7 @@ def decision(how: Mapping[str, Any], digests: Iterable[str], layout: Layout | No
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def report_on(
-    kitchen: Kitchen, decided: Mapping[Key, Result], members: Members
-) -> Iterator[tuple[Key, Result]]:
+def report_on(kitchen: Kitchen, decided: Mapping[Key, Result]) -> Iterator[tuple[Key, Result]]:
     """The same results with their scores on the report data, one after the other.
 
     All of them must be given at once: from the first look on, the task takes part in no other decision.
@@ -54,15 +51,15 @@ def report_on(
     data = open_report(kitchen.task, [_decision_of(kitchen, result) for result in decided.values()])
     listen(Event("unsealed", {"decisions": len(decided), "samples": len(data)}))
     for key, result in decided.items():
-        scores = _score(kitchen, result, data, members)
+        scores = _score(kitchen, result, data)
         listen(Event("report", {"method": result.method, "mean": scores.mean, "n": scores.n}))
         yield key, dataclasses.replace(result, report=scores)
 
 
-def _score(kitchen: Kitchen, result: Result, data: Data, members: Members) -> Scores:
+def _score(kitchen: Kitchen, result: Result, data: Data) -> Scores:
     task = kitchen.task
     if result.soup is None:
-        return task.ensemble_scores(members(kitchen), data, listen=kitchen.listen)
+        return task.ensemble_scores(kitchen.members(), data, listen=kitchen.listen)
     result.soup.load_into(task.model)
     return task.score(data, listen=kitchen.listen)
 

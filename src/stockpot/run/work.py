@@ -16,7 +16,7 @@ from stockpot.engine.threads import threads_for
 from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
-from stockpot.methods.cooking import members, prepare
+from stockpot.methods.cooking import prepare
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.reporting import report_on
 from stockpot.methods.result import Result
@@ -187,7 +187,7 @@ def _report(
         for (name, n), record in every.items()
         if not record.reported
     }
-    for place, result in report_on(kitchen, waiting, members) if waiting else ():
+    for place, result in report_on(kitchen, waiting) if waiting else ():
         assert result.report is not None
         every[place] = records.write_report(every[place], result.report)
     return {name: every[name, len(pool)] for name in done}, {place: every[place] for place in points}
