@@ -111,6 +111,17 @@ def test_a_skipped_step_leaves_no_trace(tmp_path: Path, how: str, settings: dict
         assert (found["raw"] != 0).any()
 
 
+def test_half_the_rate_is_half_the_step(tmp_path: Path) -> None:
+    found = []
+    for factor in (1.0, 0.5):
+        with descending(tmp_path / str(factor), [""], optimizer="sgd", weight_decay=0.0) as descent:
+            descent.slow(factor)
+            descent.run(descent.live.task.fit, [torch.arange(16)])
+            found.append(descent.raw.detach().clone())
+    assert (found[0] != 0).any()
+    assert torch.equal(found[1], found[0] / 2)
+
+
 def test_coefficients_that_are_not_finite_are_noticed_also_where_the_loss_does_not_see_them(
     tmp_path: Path,
 ) -> None:
