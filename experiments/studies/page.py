@@ -13,7 +13,8 @@ from studies.claims import claims
 from studies.loaded import ORDER, Results
 from studies.markdown import table
 from studies.plans import DEFAULT
-from studies.sections import METHODS, SECTIONS, Section, provenance
+from studies.sections import SECTIONS, Section, provenance
+from studies.tables import METHODS
 
 MISSING = "Not measured yet."
 INTRODUCTION = f"""# Results
