@@ -76,6 +76,7 @@ def pretrain(
     lr: float,
     seed: int,
     device: torch.device,
+    compiled: bool = False,
     say: Callable[[str], None] = print,
 ) -> VisionTransformer:
     """An encoder that has learned to complete images; the same seed on the same machine and versions repeats it."""
@@ -91,7 +92,7 @@ def pretrain(
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=on_gpu)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
-    loss_of: Callable[[Tensor, Tensor], Tensor] = torch.compile(model) if on_gpu else model
+    loss_of: Callable[[Tensor, Tensor], Tensor] = torch.compile(model) if compiled else model
     stream = torch.Generator(device).manual_seed(seed)
     began, every = time.perf_counter(), max(1, steps // 20)
     for step in range(steps):
@@ -130,15 +131,22 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--epochs", type=float, default=300)
     parser.add_argument("--batch", type=int, default=2048)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--images", type=int, help="take only that many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-compile", action="store_true", help="where torch.compile does not work")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with images/, and for the result")
     chosen = parser.parse_args(given)
     images = read_images(chosen.data / "images")[: chosen.images]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = pretrain(
-        images, epochs=chosen.epochs, batch=chosen.batch, lr=chosen.lr, seed=chosen.seed, device=device
+        images,
+        epochs=chosen.epochs,
+        batch=chosen.batch,
+        lr=chosen.lr,
+        seed=chosen.seed,
+        device=device,
+        compiled=device.type == "cuda" and not chosen.no_compile,
     )
     # The head has learned nothing; a recipe starts it anew by its own seed.
     weights = {n: v.cpu().contiguous() for n, v in encoder.state_dict().items() if not n.startswith("head.")}
