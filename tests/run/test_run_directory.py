@@ -92,6 +92,65 @@ def test_a_file_in_the_way_and_a_run_of_the_future_are_refused(tmp_path: Path) -
         RunDirectory.open(tmp_path / "nowhere")
 
 
+def test_overwriting_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of an earlier run must be taken neither for a run nor for somebody's files."""
+    run = tmp_path / "run"
+    make(run)
+    (run / "methods" / "best").mkdir(parents=True)
+    (run / "methods" / "best" / "result.json").write_text("{}")
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stockpot.run.directory.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(run, OTHER, overwrite=True)
+    assert not (run / "run.json").exists()
+    assert (run / "methods").exists()
+    make(run, OTHER)  # without --overwrite: that was said before
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "recipe.yaml", "run.json"]
+
+
+def test_a_run_killed_at_its_first_write_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".run.json.writing").write_text('{"form')
+    (run / ".lock").write_text("1\n")
+    make(run)
+    assert not (run / ".run.json.writing").exists()
+
+
+def test_what_killed_processes_left_half_written_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunDirectory.create(run, FIRST) as directory:
+        directory.method("hl+").mkdir(parents=True)
+    half = run / "methods" / "hl-plus" / ".soup.writing"
+    half.mkdir()
+    (half / "shard-0").write_text("half")
+    (run / "methods" / "hl-plus" / ".state.safetensors.writing").write_text("half")
+    (run / "methods" / "hl-plus" / ".mine").write_text("keep me")
+    make(run)
+    assert [path.name for path in (run / "methods" / "hl-plus").iterdir()] == [".mine"]
+
+
+def test_an_error_while_the_disk_is_full_is_not_hidden_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def failing() -> None:
+        with RunDirectory.create(tmp_path / "run", FIRST):
+            monkeypatch.setattr("os.fsync", full)
+            raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        failing()
+    monkeypatch.undo()
+    make(tmp_path / "run")  # the lock was let go
+
+
 def test_a_stopped_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), RunDirectory.create(tmp_path / "run", FIRST):
         raise KeyboardInterrupt
