@@ -16,7 +16,7 @@ def interrupt() -> None:
 
 
 def test_a_signal_waits_until_it_is_obeyed() -> None:
-    done = []
+    done: list[bool | str] = []
 
     def work() -> None:
         with held() as stop:
