@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from stockpot import Pool, Task, cook
-from zoo import mlp, samples
+from zoo import MARK, marked_loss, mlp, samples
 
 RUNS = {
     "mehl+": {"method": "mehl+", "block_size": 2},
@@ -18,16 +18,26 @@ RUNS = {
     "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2, "guard": False},
     "accumulated": {"method": "mehl", "accumulate": 3},
     "one sample per batch": {"method": "mehl", "batch_size": 1},  # a worker without any
+    "bad numbers": {"method": "mehl", "steps": 80, "batch_size": 4},  # in the share of one worker
 }
 
 
 def run(pool: Pool, name: str) -> dict[str, object]:
-    task = Task(mlp().double(), samples(dtype=torch.float64))
+    x, y = samples(dtype=torch.float64)
+    if name == "bad numbers":
+        x[-1, 0] = MARK
+    task = Task(mlp().double(), (x, y), loss=marked_loss if name == "bad numbers" else None)
     settings = {"steps": 5, "batch_size": 15, "lr": 0.05, **RUNS[name]}
     result = cook(pool, task, **settings)  # type: ignore[arg-type]
     assert result.soup is not None
     losses = [h["loss"] for h in result.history if h["kind"] in ("step", "held_out")]
-    return {"W": result.soup.W.tolist(), "losses": losses, "temperature": result.soup.temperature}
+    skipped = [h["step"] for h in result.history if h["kind"] == "skipped"]
+    return {
+        "W": result.soup.W.tolist(),
+        "losses": losses,
+        "skipped": skipped,
+        "temperature": result.soup.temperature,
+    }
 
 
 def main(rank: int, folder: Path) -> None:
