@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,19 @@ def test_normalising_leaves_everything_else_alone() -> None:
     assert args[0] is floats
     assert kwargs["labels"] is labels
     assert kwargs["flag"] is True
+
+
+def test_normalising_moves_its_numbers_once_and_travels_without_them() -> None:
+    hook = Normalise((0.5,), (0.5,))
+    image = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
+    first = hook(nn.Linear(1, 1), (image,), {})[0][0]
+    moved = hook._there[image.device]
+    again = hook(nn.Linear(1, 1), (image,), {})[0][0]
+    assert hook._there[image.device] is moved
+    assert torch.equal(first, again)
+    other = copy.deepcopy(hook)
+    assert other._there == {}
+    assert torch.equal(other(nn.Linear(1, 1), (image,), {})[0][0], first)
 
 
 def test_a_part_that_is_no_file_of_the_folder_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from stockpot.adapters.inputs import ImageInput
 from stockpot.engine import Directions, Engine, FlatPlan, Live, reference
 from stockpot.engine.loader import Loader
 from stockpot.engine.plan import Slot
@@ -303,3 +304,20 @@ def test_bad_numbers_mean_the_same_on_gpu_and_cpu(tmp_path: Path, method: str) -
     weights = [r.soup.W for r in results if r.soup is not None]
     assert (weights[0] - weights[1]).abs().max() < 5e-3
     assert (weights[0] - weights[2]).abs().max() < 5e-3
+
+
+def test_images_are_normalised_inside_the_graph(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 4))
+
+    model = network()
+    ImageInput(mean=(0.5, 0.25, 0.0), std=(0.5, 1.0, 2.0)).attach(model)
+    pixels = torch.randint(0, 256, (64, 3, 4, 4), dtype=torch.uint8)
+    states = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        states.append(network().state_dict())
+    told: list[Event] = []
+    task = Task(model.cuda(), (pixels, torch.arange(64) % 4))
+    cook(write(tmp_path, states), task, "hl+", steps=3, batch_size=16, listen=told.append)
+    assert [event.data["path"] for event in told if event.kind == "engine"] == ["CUDA graph"]

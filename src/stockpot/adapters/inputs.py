@@ -62,6 +62,7 @@ class Normalise:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean = tuple(mean)
         self.std = tuple(std)
+        self._there: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -75,7 +76,15 @@ class Normalise:
     def _image(self, value: Any, dtype: torch.dtype) -> Any:
         if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 4):
             return value
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, device=value.device).view(shape)
-        std = torch.tensor(self.std, device=value.device).view(shape)
+        mean, std = self._on(value.device)
         return value.float().div_(255).sub(mean).div_(std).to(dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_there": {}}  # other processes have devices of their own
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Moved once: a copy from the host cannot be part of a CUDA graph."""
+        if device not in self._there:
+            mean, std = (torch.tensor(x).view(1, -1, 1, 1).to(device) for x in (self.mean, self.std))
+            self._there[device] = mean, std
+        return self._there[device]
