@@ -37,6 +37,15 @@ def ideas(problem: Problem) -> dict[str, tuple[Way, int]]:
         "300 steps at 0.02": (Way(**short), FOLDS),
         "300 steps at 0.05": (Way(steps=300, lr=0.05), FOLDS),
         "100 steps at 0.05": (Way(steps=100, lr=0.05), FOLDS),
+        "100 steps at 0.02": (Way(steps=100, lr=0.02), FOLDS),
+        "100 steps at 0.01": (Way(steps=100, lr=0.01), FOLDS),
+        "100 steps at 0.005": (Way(steps=100, lr=0.005), FOLDS),
+        "300 steps at 0.005": (Way(steps=300, lr=0.005), FOLDS),
+        "300 steps at 0.002": (Way(steps=300, lr=0.002), FOLDS),
+        "100 steps at 0.005, 8 folds": (Way(steps=100, lr=0.005), 8),
+        "100 steps at 0.005 from greedy": (Way(steps=100, lr=0.005, greedy=True), FOLDS),
+        "100 steps at 0.02 per model": (Way(steps=100, lr=0.02, coordinates=whole), FOLDS),
+        "100 steps at 0.005 per module": (Way(steps=100, lr=0.005, coordinates=modules), FOLDS),
         "2 folds": (Way(**short), 2),
         "8 folds": (Way(**short), 8),
         "one coefficient per module": (Way(**short, coordinates=modules), FOLDS),
@@ -104,7 +113,7 @@ def main() -> None:
         reference: Tensor | None = None
         for name, (way, folds) in ideas(problem).items():
             wanted = not options.only or any(word in name for word in options.only)
-            if not wanted and not name.startswith("default"):
+            if not wanted:
                 continue
             row, _, values = attempt(problem, way, folds, options.seed)
             reference = values if reference is None else reference

@@ -12,7 +12,7 @@ from torch import Tensor
 from learners.coordinates import Plain
 from learners.problem import BATCH, Problem
 
-EVALUATIONS = 10
+EVALUATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _next_block(
 
 def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: Tensor) -> Solved:
     c = way.coordinates
-    z = c.start(start).requires_grad_(True)
+    z = c.start(start).contiguous().requires_grad_(True)
     optimiser = torch.optim.LBFGS([z], max_iter=1, history_size=10, line_search_fn="strong_wolfe")
     best = Solved(start, problem.loss_on(start, outside), 0)
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())
@@ -147,7 +147,7 @@ def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: T
             pull = way.penalty / scale * torch.einsum("gkm,mg->kg", problem.gram, a)
             loss = loss + 0.5 * (pull * a).sum()
             slope = slope + pull
-        z.grad = c.pull(slope)
+        z.grad = c.pull(slope).contiguous()  # as its own views want it
         return loss
 
     worse = 0
