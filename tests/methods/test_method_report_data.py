@@ -137,8 +137,9 @@ def reporting(folder: Path) -> tuple[Pool, Task]:
 def test_a_task_that_has_looked_decides_nothing_new(tmp_path: Path) -> None:
     pool, task = reporting(tmp_path)
     cook(pool, task, "hl+", **BRIEF)
+    events: list[Event] = []
     for again in (
-        lambda: cook(pool, task, "crossfit", **BRIEF),
+        lambda: cook(pool, task, "crossfit", listen=events.append, **BRIEF),
         lambda: cook(pool, task, "hl+", **{**BRIEF, "lr": 0.2}),
         lambda: cook(pool, task, "hl+", exclude=["0.bias"], **BRIEF),
         lambda: cook(pool.subset([0, 1, 2]), task, "hl+", **BRIEF),
@@ -151,6 +152,9 @@ def test_a_task_that_has_looked_decides_nothing_new(tmp_path: Path) -> None:
             caught.value
         )
         assert "make a new Task" in str(caught.value)
+    assert not {"method", "step", "unsealed"} & {
+        event.kind for event in events
+    }  # said before hours of learning
 
 
 def test_the_same_question_again_is_no_new_decision(tmp_path: Path) -> None:
