@@ -63,9 +63,11 @@ def test_files_are_as_readable_as_the_user_wants(tmp_path: Path) -> None:
         by_bytes(tmp_path / "bytes")
         with atomic.file(tmp_path / "library") as place:
             save_file({"x": torch.zeros(3)}, place)  # makes it private by itself
+        with atomic.directory(tmp_path / "folder") as folder:
+            save_file({"x": torch.zeros(3)}, folder / "model.safetensors")
     finally:
         os.umask(before)
-    for name in ("bytes", "library"):
+    for name in ("bytes", "library", "folder/model.safetensors"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
 
 

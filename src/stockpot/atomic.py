@@ -53,11 +53,9 @@ def file(path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     with writing(path):
         folder.mkdir()
-        # What the library makes may be private; the file is to be as readable as any other of the user.
-        mode = folder.stat().st_mode & 0o666
         try:
             yield folder / path.name
-            (folder / path.name).chmod(mode)
+            (folder / path.name).chmod(_readable(folder))
             _sync(folder / path.name)
             (folder / path.name).replace(path)
         finally:
@@ -87,6 +85,8 @@ def directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             for entry in temporary.rglob("*"):
+                if entry.is_file():
+                    entry.chmod(_readable(temporary))
                 _sync(entry)
             _sync(temporary)
             _swap(temporary, path)
@@ -154,6 +154,11 @@ def _refusal(path: Path, found: str, number: int | None) -> WriteError:
             fix=f"{first} or choose another place; what was there before is unchanged",
         )
     )
+
+
+def _readable(folder: Path) -> int:
+    # What a library makes may be private; files are to be as readable as any other of the user.
+    return folder.stat().st_mode & 0o666
 
 
 def _recover(path: Path) -> None:

@@ -54,9 +54,9 @@ def _make(file: Path, needed: int, shape: tuple[int, ...], fill: Fill) -> None:
     if free < needed:
         raise _no_place(file.parent, f"{needed:,} bytes for decoded images", f"{free:,} bytes free")
     handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
-    os.close(handle)
     try:
-        images = np.memmap(temporary, np.uint8, "w+", shape=shape)
+        _reserve(handle, needed, file.parent)
+        images = np.memmap(temporary, np.uint8, "r+", shape=shape)
         fill(images)
         images.flush()  # msync: on the disk before it gets its name
         del images
@@ -65,6 +65,21 @@ def _make(file: Path, needed: int, shape: tuple[int, ...], fill: Fill) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _reserve(handle: int, needed: int, folder: Path) -> None:
+    """Room for the whole file: a disk that is full when a page of a mapping is written ends the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, needed)
+        else:
+            os.truncate(handle, needed)
+    except OSError as error:
+        raise _no_place(
+            folder, f"{needed:,} bytes for decoded images", error.strerror or str(error)
+        ) from error
+    finally:
+        os.close(handle)
 
 
 def _no_place(folder: Path, expected: str, found: str) -> DataError:
