@@ -31,6 +31,7 @@ from torture.mutations import Original, damage, originals
 
 SLOWEST = 5.0  # seconds
 MOST_MEMORY = 2**30  # bytes
+_SILENT = f"no answer within {SLOWEST:g} s"
 _BATCH = 200
 _ADDRESSES = 16 * 2**30  # of virtual memory; keeps the machine alive when something goes wrong
 
@@ -114,6 +115,7 @@ def _batch(
 ) -> Iterator[tuple[int, str, str]]:
     """(case, what happened, what was done); a process that dies or waits is a failure of its case."""
     rest = cases
+    again: int | None = None  # a case that is tried a second time, because the machine may have been busy
     while rest:
         room = Path(tempfile.mkdtemp(dir=folder))
         reader, writer = os.pipe()
@@ -134,7 +136,7 @@ def _batch(
         while not ended:
             ready, _, _ = select.select([reader], [], [], SLOWEST)
             if not ready:
-                trouble = f"no answer within {SLOWEST:g} s"
+                trouble = _SILENT
                 os.kill(child, signal.SIGKILL)
                 break
             content = os.read(reader, 65536)
@@ -151,6 +153,10 @@ def _batch(
         shutil.rmtree(room, ignore_errors=True)
         if last + 1 >= rest.stop and status == 0:
             return
+        if trouble == _SILENT and again != last + 1:
+            again = last + 1
+            rest = range(last + 1, rest.stop)
+            continue
         if last + 1 < rest.stop:
             yield last + 1, "FAILED", f"{trouble} (status {status})"
         rest = range(last + 2, rest.stop)
