@@ -34,7 +34,7 @@ def test_every_python_block_runs(
     result = names["result"]
     assert result.report is not None
     assert result.report.mean > 0.5
-    assert "% on report data" in capsys.readouterr().out
+    assert "on report data" in capsys.readouterr().out
     assert (tmp_path / "soup" / "model.safetensors").is_file()
 
     from stockpot import Pool, Soup
