@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test bench results experiments-small torture clean
+.PHONY: help setup demo check test bench results experiments-small torture mutants clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
 	@echo "make torture kills, full disks, a soak, mutated files: half an hour; a sample is in make test"
+	@echo "make mutants do the tests notice small mistakes in algebra, validation and saving? half an hour"
 	@echo "make clean   remove the environment"
 
 setup: $(STAMP)
@@ -53,6 +54,10 @@ torture: setup
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.kills
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.full_disk
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_files --count 20000
+
+mutants: setup
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutation_check
 
 clean:
 	rm -rf $(VENV)
