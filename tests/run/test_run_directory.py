@@ -200,3 +200,12 @@ def test_the_journal_survives_a_torn_line(tmp_path: Path) -> None:
     events = read_events(path)
     assert [event["kind"] for event in events] == ["step", "cooked"]
     assert events[0]["loss"] is None
+
+
+def test_zeros_that_a_power_cut_left_in_the_journal_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind": "step"}\n' + b"\0" * 40 + b'\n{"kind": "lost"}\n')
+    journal = Journal(path)
+    journal(Event("cooked", {"method": "best"}))
+    journal.close()
+    assert [event["kind"] for event in read_events(path)] == ["step", "cooked"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from stockpot.run.records import read
 from stockpot.run.soups import rebuild_soup
 from stockpot.run.verdict import recommended
 from stockpot.task import Task
+from torture.evidence import facts
 from zoo import fine_tunes, mlp, normed, same, samples, write, zoo
 
 IDENTITY = Identity("compare", "toy")
@@ -153,6 +157,62 @@ def test_other_ingredients_or_data_are_refused(tmp_path: Path) -> None:
         cooked(tmp_path / "run", again, task, methods)
     with pytest.raises(RunError, match=r"found other samples"):
         cooked(tmp_path / "run", pool, Task(mlp(), samples(seed=3)), methods)
+
+
+def test_other_report_data_is_refused_also_when_only_some_methods_were_scored(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings("best"))
+    other = Task(mlp(), samples(), report=samples(60, seed=6))
+    with pytest.raises(
+        RunError, match=r"the report data this run was started with, found other samples"
+    ) as caught:
+        cooked(tmp_path / "run", pool, other, settings("best", "uniform"))
+    assert re.search(
+        r"the content of the report data: fingerprint [0-9a-f]{12} -> [0-9a-f]{12}", str(caught.value)
+    )
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "stockpot.run.work.keep_scores",
+        "stockpot.run.records.write",
+        "stockpot.run.state.DiskStore.clear",
+        "stockpot.run.records.write_report",
+        "stockpot.soup.soup.Soup.save",
+        "stockpot.run.directory.RunDirectory.write_json",
+    ],
+)
+def test_a_run_stopped_between_two_files_ends_with_the_same_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pool, task = toy(tmp_path)
+    methods = settings("greedy", "mehl+", block_size=2)
+    cooked(tmp_path / "whole", pool, task, methods)
+    for turn in range(1, 9):
+        turns = iter(range(1, 10**6))
+        original = _found(moment)
+
+        def stop(*args: Any, **options: Any) -> Any:
+            if next(turns) == turn:  # noqa: B023  (called within this turn)
+                raise KeyboardInterrupt
+            return original(*args, **options)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(moment, stop)
+            with contextlib.suppress(KeyboardInterrupt):
+                cooked(tmp_path / "parts", pool, task, methods, save_every=0.0)
+    cooked(tmp_path / "parts", pool, task, methods)
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def _found(path: str) -> Any:
+    """The function that a dotted path names; the path leads through modules and then maybe a class."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return getattr(_found(module), name)
 
 
 def test_a_method_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:
