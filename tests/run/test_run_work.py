@@ -187,7 +187,7 @@ def test_a_run_stopped_between_two_files_ends_with_the_same_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     pool, task = toy(tmp_path)
-    methods = settings("greedy", "mehl+", block_size=2)
+    methods = settings("mehl+", "greedy", block_size=2)
     cooked(tmp_path / "whole", pool, task, methods)
     for turn in range(1, 9):
         turns = iter(range(1, 10**6))
