@@ -27,7 +27,8 @@ from torture.evidence import damaged, differences, facts
 from torture.process import Command, warm_up
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-CASES = ("cook mehl+ in shards", "cook greedy with BatchNorm", "compare with BatchNorm", "finetune")
+CASES = ("cook mehl+ in shards", "cook greedy with BatchNorm", "compare with growth", "finetune")
+POINTS = 40  # calls of a command at which errors are injected, at most
 _INSIDE = "STOCKPOT_TORTURE_INSIDE"  # set where mounting is allowed
 # Rewritten in place, whole each time, as a run goes on; `damaged` looks at them.
 _MOVING = ("run.json", "pool.json", "results.json", "result.json", "weights.safetensors", "state.safetensors")
@@ -115,6 +116,9 @@ def on_small_disks(disk: Disk, case: Case, stride: int) -> None:
 def at_every_call(disk: Disk, case: Case, stride: int) -> None:
     out = disk.folder / "out"
     disk.whole(case, out)
+    calls = disk.start(case, out, save_every=0.1).board.calls
+    shutil.rmtree(out)
+    stride = max(stride, calls // POINTS)
     at = 1
     while len(disk.failures) <= 20:
         for error, lasting in ((errno.ENOSPC, True), (errno.EACCES, False)):
