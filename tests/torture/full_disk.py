@@ -94,6 +94,7 @@ def on_small_disks(disk: Disk, case: Case, stride: int) -> None:
     out = disk.small / "out"
     _mount(disk.small, None)
     disk.whole(case, out)
+    _umount(disk.small)
     pages = 1
     while True:
         _mount(disk.small, pages)
