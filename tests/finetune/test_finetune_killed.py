@@ -19,6 +19,7 @@ from safetensors import safe_open
 from stockpot.errors import RunError
 from stockpot.finetune import Plan, Trial, finetune, training
 from stockpot.finetune.folder import Folder
+from stockpot.finetune.record import read_records
 from zoo import mlp, samples
 
 SCRIPT = """
@@ -101,12 +102,12 @@ def test_a_worker_that_is_killed_is_missed_and_costs_nothing(tmp_path: Path) -> 
     assert "run again to continue, nothing is lost" in err
     assert _members(search.pid) == set()
     for number in range(2):  # the other one saved before it went
-        assert saved_step(tmp_path / "pool" / "search" / f"trial_00{number}.safetensors") > 0
+        assert course(tmp_path / "pool" / "search" / f"trial_00{number}.safetensors")["step"] > 0
 
 
-def saved_step(path: Path) -> int:
+def course(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
-        return int(json.loads(file.metadata()["values"])["course"]["step"])
+        return dict(json.loads(file.metadata()["values"])["course"])
 
 
 def _is_worker(pid: int) -> bool:
@@ -126,6 +127,7 @@ ORPHAN = """
 import sys, time
 from pathlib import Path
 from stockpot.finetune.folder import Folder
+from stockpot.finetune.record import read_records
 Folder(Path(sys.argv[1])).join()
 print("joined", flush=True)
 time.sleep(60)
@@ -182,6 +184,7 @@ def test_a_stop_in_the_middle_of_a_trial_is_saved_first(
     model = mlp()
     finetune(model, samples(48), None, tmp_path / "whole", plan)
     steps, interruptions, step = 0, 0, training._step
+    spent: list[float] = []
 
     def stepping(*args: Any) -> torch.Tensor:
         nonlocal steps
@@ -197,8 +200,13 @@ def test_a_stop_in_the_middle_of_a_trial_is_saved_first(
             break
         except KeyboardInterrupt:
             interruptions += 1
-            assert saved_step(tmp_path / "parts" / "search" / "trial_000.safetensors") == steps
+            saved = course(tmp_path / "parts" / "search" / "trial_000.safetensors")
+            assert saved["step"] == steps
+            spent.append(saved["seconds"])
     assert (steps, interruptions) == (36, 3)  # no step was taken twice
+    spent.append(read_records(tmp_path / "parts")[0].seconds)
+    assert spent == sorted(spent)  # earlier processes count
+    assert spent[0] > 0
     for name in ("trial_000.safetensors", "trial_000.json"):
         whole, parts = ((tmp_path / which / name).read_bytes() for which in ("whole", "parts"))
         if name.endswith(".json"):

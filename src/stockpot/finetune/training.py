@@ -42,6 +42,7 @@ class Course:
     losses: list[float] = field(default_factory=list)  # mean of each epoch
     open_sum: float = 0.0  # of the epoch in progress
     open_count: int = 0
+    seconds: float = 0.0  # that earlier processes put into the steps done
 
 
 def train(
@@ -61,7 +62,7 @@ def train(
     optimiser = Optimiser(parameters, settings.lr, settings.weight_decay, course.steps, plan, scaled=scaled)
     if saved is not None:
         _resume(task, course, optimiser, saved)
-    last_save = time.monotonic()
+    began, last_save = time.perf_counter(), time.monotonic()
     unseen: list[Tensor] = []  # losses still on the device
     cuda = [task.device] if task.device.type == "cuda" else []
     with held() as stop, torch.random.fork_rng(devices=cuda), torch.enable_grad():
@@ -83,7 +84,7 @@ def train(
                 not unseen and saved is not None and time.monotonic() - last_save >= saved.interval
             )
             if due and saved is not None:
-                _save(task, course, optimiser, saved)
+                _save(task, course, optimiser, saved, course.seconds + time.perf_counter() - began)
                 last_save = time.monotonic()
             stop.obey()
     _check_weights(task.model, course)
@@ -134,7 +135,7 @@ def _check_weights(model: nn.Module, course: Course) -> None:
             raise DivergedError(f"{name} is not finite", course.steps - 1, course.steps, course.losses)
 
 
-def _save(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> None:
+def _save(task: Task, course: Course, optimiser: Optimiser, saved: Saved, seconds: float) -> None:
     tensors, values = optimiser.state()
     whole = {f"optimizer.{name}": value for name, value in tensors.items()}
     for name, value in task.model.state_dict().items():
@@ -144,6 +145,7 @@ def _save(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> Non
         "step": course.step,
         "losses": course.losses,
         "open": [course.open_sum, course.open_count],
+        "seconds": seconds,
     }
     saved.save(whole, {"optimizer": values, "course": progress})
 
@@ -161,3 +163,4 @@ def _resume(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> N
     optimiser.restore(parts["optimizer"], values["optimizer"])
     course.step, course.losses = values["course"]["step"], values["course"]["losses"]
     course.open_sum, course.open_count = values["course"]["open"]
+    course.seconds = values["course"].get("seconds", 0.0)

@@ -41,6 +41,7 @@ def run_trial(workshop: Workshop, number: int, listen: Listener) -> TrialRecord:
     began = time.perf_counter()
     scores: Scores | None = None
     failure: str | None = None
+    earlier = 0.0
     try:
         with modes_restored(model):
             model.train()
@@ -53,7 +54,7 @@ def run_trial(workshop: Workshop, number: int, listen: Listener) -> TrialRecord:
                 saved=saved,
                 on_epoch=on_epoch,
             )
-        steps, losses = course.steps, course.losses
+        steps, losses, earlier = course.steps, course.losses, course.seconds
         path: Path | None = _write(workshop, name)
         judge = workshop.validation_task()
         scores = None if judge is None else judge.score()
@@ -64,7 +65,7 @@ def run_trial(workshop: Workshop, number: int, listen: Listener) -> TrialRecord:
         settings=settings,
         path=path,
         score=None if scores is None else as_score(scores),
-        seconds=time.perf_counter() - began,
+        seconds=earlier + time.perf_counter() - began,
         steps=steps,
         losses=tuple(losses),
         failure=failure,
