@@ -143,7 +143,10 @@ def _stricken(
     given: dict[str, Any] = {"charts": chance.random() < 0.1, "save_every": chance.choice((0.0, 0.1, 1e9))}
     how = kind
     if kind == "call":
-        given["at"] = chance.randint(1, max(1, whole.calls))
+        given["at"], given["save_every"] = (
+            chance.randint(1, max(1, whole.calls)),
+            0.0,
+        )  # as when they were counted
         how = f"call {given['at']}"
     elif kind == "phase":
         phase = chance.choice(list(whole.entries))
