@@ -103,29 +103,22 @@ def _not_ours(node: ast.AST) -> Iterator[ast.AST]:
         whole = [node]
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         whole = [node.returns, *node.decorator_list]
-    elif isinstance(node, ast.arg):
+    elif isinstance(node, (ast.arg, ast.AnnAssign)):
         whole = [node.annotation]
-    elif isinstance(node, ast.AnnAssign):
-        whole = [node.annotation]
-    elif isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)):
+    elif isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)) or _for_types(node):
         whole = [node]
-    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        whole = [node]
-    elif (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Subscript)
-        and "[" in ast.unparse(node.value)
-    ):
-        if isinstance(node.value.value, ast.Name) and node.value.value.id in (
-            "Callable",
-            "Sequence",
-            "Mapping",
-            "tuple",
-        ):
-            whole = [node]
     for part in whole:
         if part is not None:
             yield from ast.walk(part)
+
+
+def _for_types(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.unparse(node.test)
+    alias = isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)
+    return alias and ast.unparse(node).split(" = ")[-1].startswith(
+        ("Callable", "Sequence", "Mapping", "tuple")
+    )
 
 
 def _set(field: str, value: object) -> Change:
@@ -137,7 +130,7 @@ def _expression(node: ast.AST) -> Iterator[Site]:
         for k, operator in enumerate(node.ops):
             for new in _COMPARE.get(type(operator), []):
                 what = f"{type(operator).__name__} -> {new.__name__} in `{ast.unparse(node)}`"
-                yield what, node, lambda n, k=k, new=new: n.ops.__setitem__(k, new())  # type: ignore[misc,attr-defined]
+                yield what, node, _other_comparison(k, new)
     elif isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in _ARITHMETIC:
         new_operator = _ARITHMETIC[type(node.op)]
         yield (
@@ -167,15 +160,26 @@ def _expression(node: ast.AST) -> Iterator[Site]:
 def _call(node: ast.Call) -> Iterator[Site]:
     name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
     if name in _CALLS:
-        field = "id" if isinstance(node.func, ast.Name) else "attr"
-        yield (
-            f"{name} -> {_CALLS[name]} in `{ast.unparse(node)}`",
-            node,
-            lambda n: setattr(n.func, field, _CALLS[name]),
-        )  # type: ignore[attr-defined]
+        yield f"{name} -> {_CALLS[name]} in `{ast.unparse(node)}`", node, _other_function(_CALLS[name])
     plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
     if len(plain) == len(node.args) >= 2 and name not in ("isinstance", "min", "max", "getattr"):
         yield f"first two arguments exchanged in `{ast.unparse(node)}`", node, _exchange_arguments
+
+
+def _other_comparison(k: int, new: type[ast.cmpop]) -> Change:
+    def change(node: ast.AST) -> None:
+        assert isinstance(node, ast.Compare)
+        node.ops[k] = new()
+
+    return change
+
+
+def _other_function(name: str) -> Change:
+    def change(node: ast.AST) -> None:
+        assert isinstance(node, ast.Call)
+        setattr(node.func, "id" if isinstance(node.func, ast.Name) else "attr", name)
+
+    return change
 
 
 def _exchange_arguments(node: ast.AST) -> None:
@@ -212,16 +216,14 @@ def _statement(node: ast.AST) -> Iterator[Site]:
             _set("value", ast.Constant(None)),
         )
     for field in ("body", "orelse", "finalbody"):
-        for k, inner in enumerate(
-            getattr(node, field, []) if not isinstance(node, (ast.IfExp, ast.Lambda)) else []
-        ):
+        for inner in [] if isinstance(node, (ast.IfExp, ast.Lambda)) else getattr(node, field, []):
             droppable = isinstance(inner, (ast.Raise, ast.AugAssign, ast.Continue, ast.Break))
             call = isinstance(inner, ast.Expr) and isinstance(
                 inner.value, (ast.Call, ast.Yield, ast.YieldFrom)
             )
             if droppable or call:
                 what = f"statement dropped: `{ast.unparse(inner).splitlines()[0][:70]}`"
-                yield what, inner, _as_pass(field, k)
+                yield what, inner, _as_pass()
 
 
 def _negate(node: ast.AST) -> None:
@@ -229,7 +231,7 @@ def _negate(node: ast.AST) -> None:
     node.test = ast.UnaryOp(ast.Not(), node.test)
 
 
-def _as_pass(field: str, k: int) -> Change:  # noqa: ARG001
+def _as_pass() -> Change:
     def change(node: ast.AST) -> None:
         # The node cannot be taken out of its parent from here: it becomes an `if False:` around itself.
         twin = copy.copy(node)

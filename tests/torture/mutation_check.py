@@ -1,7 +1,7 @@
 """Do the tests notice small mistakes? `python -m torture.mutation_check --each 25 --seed 0 [--file pool/compare.py]`.
 
-Every chosen module of a *copy* of the package gets one mistake at a time; the tests that reach the changed line run until one fails. A
-mistake that none notices survives and is printed. Tests that hang count as failed.
+Every chosen module of a *copy* of the package gets one mistake at a time; the tests that reach the changed line
+run until one fails. A mistake that none notices survives and is printed. Tests that hang count as failed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -103,7 +104,7 @@ class _Reached:
             yield
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
         self.seconds[item.nodeid] = time.perf_counter() - began
         for file, line in self._now:
             self.reached[f"{file}:{line}"].add(item.nodeid)
@@ -129,8 +130,22 @@ class _Mistaken(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(name, loader, origin=str(self._file))
 
 
+def _warm_up() -> None:
+    """Load once, for all children, the libraries that package and tests use; ours are forgotten again."""
+    import hypothesis  # noqa: F401
+    import torch
+
+    import stockpot
+    import zoo  # noqa: F401
+
+    torch.set_num_threads(1)
+    for name in ("pool", "soup", "layout", "methods", "engine", "task", "run", "recipe", "report"):
+        importlib.import_module(f"{stockpot.__name__}.{name}")
+    _forget()
+
+
 def _forget() -> None:
-    for name in [n for n in sys.modules if n == "stockpot" or n.startswith("stockpot.")]:
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("stockpot", "zoo")]:
         del sys.modules[name]
 
 
@@ -197,8 +212,7 @@ def _tests_for(
         found = {test for place, tests in reached.items() if place.startswith(f"{name}:") for test in tests}
     quick = sorted((test for test in found if seconds[test] < _SLOWEST_TEST), key=lambda test: seconds[test])
     # The fastest, and some from all over: neighbours often test the same thing.
-    chosen = quick[:20] + random.Random(0).sample(quick[20:], min(len(quick[20:]), _MOST_TESTS - 20))
-    return chosen
+    return quick[:20] + random.Random(0).sample(quick[20:], min(len(quick[20:]), _MOST_TESTS - 20))
 
 
 def _inside_a_function(mutant: Mutant) -> bool:
@@ -257,10 +271,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--least", type=float, default=0.95, help="share that must be noticed")
     given = parser.parse_args()
-    import hypothesis  # noqa: F401  (loaded once, for all children)
-    import torch
-
-    torch.set_num_threads(1)
+    _warm_up()
     with tempfile.TemporaryDirectory(prefix="mutation-check-") as place:
         copy = Path(place).resolve()
         for part in ("src", "tests"):
