@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,39 @@ def test_the_errors_of_safetensors_are_told_apart(tmp_path: Path) -> None:
         saving("Error while serializing: I/O error: No space left on device (os error 28)")
     with pytest.raises(SafetensorError, match="dtype"):
         saving("unknown dtype")
+
+
+def filled(path: Path, text: str) -> None:
+    with atomic.directory(path, overwrite=True) as folder:
+        (folder / "model").write_text(text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others cannot exchange two names")
+def test_a_directory_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path / "soup", "old")
+    exchange, seen = atomic._exchange, []
+
+    def watched(first: Path, second: Path) -> bool:
+        seen.append((second / "model").read_text())
+        done = exchange(first, second)
+        seen.append((second / "model").read_text())
+        return done
+
+    monkeypatch.setattr(atomic, "_exchange", watched)
+    monkeypatch.setattr("os.rename", full)  # not needed
+    filled(tmp_path / "soup", "new")
+    assert seen == ["old", "new"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["soup"]
+
+
+def test_a_directory_is_replaced_where_names_cannot_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    for text in ("old", "new"):
+        filled(tmp_path / "soup", text)
+        assert (tmp_path / "soup" / "model").read_text() == text
+        assert [entry.name for entry in tmp_path.iterdir()] == ["soup"]
 
 
 def test_sweeping_removes_halves_and_puts_back_what_stepped_aside(tmp_path: Path) -> None:

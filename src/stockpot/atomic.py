@@ -8,6 +8,7 @@ most a stray temporary name, which the next write of the same path or `sweep` re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -169,8 +170,13 @@ def _recover(path: Path) -> None:
 
 
 def _swap(new: Path, path: Path) -> None:
-    # A directory cannot be renamed over a full one, so the old one steps aside first; it is put back if the
-    # second rename fails, and removed only after the new one stands.
+    # A directory cannot be renamed over a full one. Where the system can exchange two names, the path is never without
+    # content; elsewhere the old one steps aside first, is put back if the second rename fails, and removed only after
+    # the new one stands.
+    if path.is_dir() and not path.is_symlink() and _exchange(new, path):
+        sync_directory(path.parent)
+        shutil.rmtree(new, ignore_errors=True)
+        return
     old = path.with_name(_ASIDE.format(name=path.name))
     shutil.rmtree(old, ignore_errors=True)
     if path.is_dir():
@@ -185,6 +191,16 @@ def _swap(new: Path, path: Path) -> None:
         raise
     sync_directory(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Give each the other's name in one step, or answer that this cannot be done here."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux
+    except (OSError, AttributeError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 def sync_directory(path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -105,3 +108,28 @@ def test_the_command_line_says_it_and_exits_with_one(tmp_path: Path, monkeypatch
     assert f"error: {out}: expected" in result.stderr
     assert "found 1.0 kB" in result.stderr
     assert [path.name for path in out.iterdir()] == [".lock"]
+
+
+def test_a_read_only_place_is_said_in_our_words(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no mount namespaces here")
+    prepare(tmp_path, 0)
+    out = tmp_path / "out"
+    out.mkdir()
+    inside = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && echo mounted && shift && exec "$@"'
+    command = [sys.executable, "-m", "stockpot.cli", "cook", str(tmp_path / "plain.yaml"), "--out", str(out)]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", inside, "sh", out, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if "mounted" not in done.stdout:
+        pytest.skip(f"no read-only mounts here: {done.stderr[-200:]}")
+    assert done.returncode == 1
+    assert (
+        f"error: {out}/.lock: expected room and permission to write, found Read-only file system"
+        in done.stderr
+    )
+    assert "Fix: make it writable or choose another place" in done.stderr
