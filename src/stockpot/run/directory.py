@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from safetensors import SafetensorError
-
-from stockpot import atomic, small_files
+from stockpot import atomic
 from stockpot._version import __version__
 from stockpot.disk import LOCK, Lock
 from stockpot.errors import RunError, WriteError, describe
 from stockpot.recipe.yaml_text import dump, parse
 from stockpot.run.differences import differences
 from stockpot.run.journal import Journal
+from stockpot.run.reading import read_json
 
 FORMAT = 1
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
@@ -165,29 +164,6 @@ class RunDirectory:
 
 def slug(method: str) -> str:
     return method.replace("+", "-plus")
-
-
-def read_json(path: Path) -> Any:
-    if not path.exists():
-        return None
-    with readable(path):
-        return small_files.read_json(path)
-
-
-@contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """A file of the record that somebody damaged or removed, in our words."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
-        raise RunError(
-            describe(
-                str(path),
-                expected="a file of a run record",
-                found=str(error),
-                fix="restore it from a copy, or start again with another output directory",
-            )
-        ) from error
 
 
 def _described(identity: Identity) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
 from stockpot.pool import Pool, PoolFacts
-from stockpot.run.directory import POOL, RunDirectory, read_json, readable, refused
+from stockpot.run.directory import POOL, RunDirectory, refused
 from stockpot.run.distances import distances
+from stockpot.run.reading import read_json, readable
 from stockpot.run.scores import decode, encode, number
 
 SCORES = "ingredients.safetensors"

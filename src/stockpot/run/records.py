@@ -21,7 +21,7 @@ from stockpot.methods.settings import Settings
 from stockpot.pool import Pool
 from stockpot.run import scores as score_json
 from stockpot.run.curves import curves
-from stockpot.run.directory import read_json, readable
+from stockpot.run.reading import read_json, readable
 from stockpot.soup import Soup
 from stockpot.soup import record as soup_record
 from stockpot.task import Scores
