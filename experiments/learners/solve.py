@@ -29,6 +29,8 @@ class Way:
     temperature: bool = False
     block: int | None = None  # models moved at a time
     chosen_blocks: bool = False  # the next block by the size of its gradient
+    first: Way | None = None  # start where this one ends, on the same fold
+    retreat: bool = False  # where the held-out loss did not fall: back to the best, at half the rate
     lbfgs: bool = False  # full batches; `steps` is then the number of iterations
 
 
@@ -42,6 +44,8 @@ class Solved:
 def solve(problem: Problem, way: Way, inside: Tensor, outside: Tensor, seed: int) -> Solved:
     """Learn on `inside`, keep what was best on `outside`."""
     start = problem.greedy_start(inside) if way.greedy else torch.zeros_like(problem.a)
+    if way.first is not None:
+        start = solve(problem, way.first, inside, outside, seed).a
     if way.lbfgs:
         return _lbfgs(problem, way, start, inside, outside)
     return _adam(problem, way, start, inside, outside, seed)
@@ -76,6 +80,7 @@ def _adam(
     per_block = way.steps if way.block is None else max(1, way.steps * way.block // problem.K)
     mask: Tensor | None = None
     generator = torch.Generator().manual_seed(seed)
+    factor, best_z = 1.0, z.detach().clone()
     for j in range(way.steps if stop is None else stop):
         if way.block is not None and j % per_block == 0:
             mask = _next_block(problem, way, c.to_a(z.detach()), inside, blocks, generator)
@@ -90,7 +95,7 @@ def _adam(
         if tau is not None:
             tau.grad = problem.tau_slope.clone()
         for group in optimiser.param_groups:
-            group["lr"] = way.lr * 0.5 * (1 + math.cos(math.pi * j / way.steps))
+            group["lr"] = factor * way.lr * 0.5 * (1 + math.cos(math.pi * j / way.steps))
         before = z.detach().clone() if mask is not None else None
         optimiser.step()
         if mask is not None and before is not None:  # models that are not loaded stay where they are
@@ -104,7 +109,12 @@ def _adam(
             shown = total / count if count else now
             loss = problem.loss_on(shown, outside, tau)
             if loss < best.held_out:
-                best = Solved(shown.clone(), loss, j + 1)
+                best, best_z = Solved(shown.clone(), loss, j + 1), z.detach().clone()
+            elif way.retreat:
+                factor *= 0.5
+                with torch.no_grad():
+                    z.copy_(best_z)
+                optimiser.state.clear()
     if outside is None:
         return Solved(total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps)
     return best

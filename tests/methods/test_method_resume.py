@@ -31,6 +31,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax with a learned temperature": ("learned+", {"temperature": True}),
     "temperature and folds": ("mehl+", {"block_size": 2, "temperature": True, "folds": 2}),
     "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
+    "parts, without held-out data": ("mehl+", {"block_size": 3, "coarse": 0.5}),
+    "parts and many retreats": (
+        "crossfit",
+        {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10, "coarse": 0.5},
+    ),
     "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
     "free weights, accumulation": (
         "mehl+",

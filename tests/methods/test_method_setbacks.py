@@ -218,6 +218,7 @@ def test_with_folds_the_way_back_leads_to_the_best_on_held_out_data(
     result = cook(
         pool, task, "crossfit", listen=script.listen,
         folds=2, steps=40, batch_size=16, lr=0.3, schedule="constant", evaluations=8, guard=False,
+        retreat=False,
     )  # fmt: skip
     (setback,) = script.of("setback")
     assert (setback["fold"], setback["step"]) == (0, 35)

@@ -242,7 +242,7 @@ def test_a_resolved_recipe_states_defaults() -> None:
     assert resolved["data"]["fit"] == {"of": None, "fraction": 0.5, "count": None, "rows": None}
     assert resolved["data"]["report"]["fraction"] == 0.5
     assert resolved["method"]["name"] == "crossfit"
-    assert resolved["method"]["steps"] == 1000
+    assert resolved["method"]["batch_size"] == 128
     assert resolved["output"]["seed"] == 0
     assert "lr" not in resolved["method"]  # differs between the methods of a comparison
 

@@ -40,6 +40,8 @@ class Choices(Protocol):
     def clip(self) -> float | None: ...
     @property
     def label_smoothing(self) -> float: ...
+    @property
+    def coarse(self) -> float: ...
 
 
 class Step(NamedTuple):
@@ -85,6 +87,13 @@ class Descent:
         self.factor = 1.0  # on every rate; less than one after a setback
         self.done = 0  # steps taken or skipped
         self.projector = Projector(live, directions) if low_memory else None
+        # On the device: a captured step reads it.
+        self._tied = torch.zeros((), dtype=torch.bool, device=live.device) if choices.coarse else None
+
+    def tie(self, together: bool) -> None:
+        """Whether the groups of a model move together, as one coefficient would."""
+        if self._tied is not None:
+            self._tied.fill_(together)
 
     def mix(self) -> None:
         """Write the current soup into the model."""
@@ -128,6 +137,8 @@ class Descent:
             )
             slope = slope.to(live.dtype)  # (b, G)
             parallel.add_up([slope, total])
+            if self._tied is not None:
+                slope = torch.where(self._tied, slope.sum(dim=1, keepdim=True).expand_as(slope), slope)
             self.raw.grad = pull_back(self.raw, slope, self.simplex)
             if self.temperature is not None:
                 if self.temperature.grad is None:
@@ -224,8 +235,19 @@ class Descent:
         self.optimizer.load_state_dict(saved)
 
 
+def coarse_steps(choices: Choices, steps: int) -> int:
+    """How many steps of a block come before the groups of a model part."""
+    return round(choices.coarse * steps)
+
+
 def learning_rates(choices: Choices, steps: int) -> list[float]:
-    """The rate of every step: linear warm-up, then cosine or constant."""
+    """The rate of every step; the schedule begins anew when the groups of a model part."""
+    coarse = coarse_steps(choices, steps)
+    return _schedule(choices, coarse) + _schedule(choices, steps - coarse)
+
+
+def _schedule(choices: Choices, steps: int) -> list[float]:
+    """Linear warm-up, then cosine or constant."""
     nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=choices.lr)
     warm = round(choices.warmup * steps)
     scheduler: LRScheduler = (

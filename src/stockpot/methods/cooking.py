@@ -76,7 +76,11 @@ def compare(
 def _compared(name: str, preset: str | None, settings: Mapping[str, Any]) -> Settings:
     """A preset or a block size for the whole comparison reaches those methods that have one."""
     switches = METHODS.get(name, {})
-    own = {key: value for key, value in settings.items() if key != "block_size" or key not in switches}
+    own = {
+        key: value
+        for key, value in settings.items()
+        if key != "block_size" or switches.get(key, 0) is not None
+    }
     return settings_for(name, None if switches.get("parametrisation") == "simplex" else preset, **own)
 
 

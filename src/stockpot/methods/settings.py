@@ -40,6 +40,9 @@ class Settings:
     weight_decay: float = 0.1
     clip: float | None = None  # global norm of the coefficient gradient
     label_smoothing: float = 0.0
+    coarse: float = (
+        0.0  # share of the inner iterations in which a model's groups move together, before they part
+    )
     temperature: bool = False  # learn a factor on the logits (Learned-Soup)
     decentralise: bool = True  # directions theta_k - mean (paper, appendix D); False: theta_k, free weights
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
@@ -47,6 +50,9 @@ class Settings:
     reset: bool = False  # coefficients start at zero on every visit
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
+    retreat: bool = (
+        False  # where held-out loss does not fall: back to the best coefficients, at half the rate
+    )
     guard: bool = False  # fall back to best / uniform / greedy when they score higher on held-out data
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
         "auto"  # how loaded models are kept; auto: exact on a CPU
@@ -62,7 +68,7 @@ class Settings:
         _check(self)
 
 
-# What a method name fixes: the three switches of DESIGN.md, and for `crossfit` the guards around them.
+# What a method name fixes: the three switches of DESIGN.md, and for `crossfit` how it learns and what guards it.
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "best": {},
     "uniform": {},
@@ -74,7 +80,16 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "hl+": {"granularity": "tensor", "block_size": None},
     "mehl": {"granularity": "model"},
     "mehl+": {"granularity": "tensor"},
-    "crossfit": {"granularity": "tensor", "folds": 4, "guard": True},
+    "crossfit": {
+        "granularity": "tensor",
+        "block_size": "fit",
+        "steps": 100,
+        "lr": 0.02,
+        "folds": 4,
+        "evaluations": 20,
+        "retreat": True,
+        "guard": True,
+    },
 }
 LEARNED = frozenset(METHODS) - {"best", "uniform", "greedy", "ensemble"}
 
@@ -210,6 +225,13 @@ def _check(s: Settings) -> None:
     for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
         value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
         need(value is None or value <= most, name, f"at most {most:g}", "use the default")
+    need(0 <= s.coarse < 1, "coarse", "a share in [0, 1)", "0.5 means the first half of the steps")
+    need(
+        not s.retreat or s.folds > 1,
+        "retreat",
+        "False, or folds of at least 2 to have held-out data",
+        "set folds=4",
+    )
     need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
     need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
     need(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Descent, Live, parallel
-from stockpot.engine.descent import Step
+from stockpot.engine.descent import Step, coarse_steps
 from stockpot.errors import LearningError, describe
 from stockpot.methods.best import Point, Stretch, stretch_of
 from stockpot.methods.setbacks import Setbacks
@@ -18,6 +18,8 @@ from stockpot.methods.track import Track
 from stockpot.methods.visits import Visits
 
 Tell = Callable[..., None]
+
+RETREATS = 6  # halvings of the rate after which further steps would hardly move
 
 
 class Visit:
@@ -39,14 +41,17 @@ class Visit:
         self.t, self.track, self.descent, self.steps = t, track, descent, steps
         self.live, self.settings, self.visits, self._tell = live, settings, visits, tell
         self.every = max(1, steps // settings.evaluations)
+        self.coarse = coarse_steps(settings, steps)  # steps before the groups of a model part
         self.done = 0
+        self.retreats = 0  # since the visit began or the groups parted
         self.setbacks = track.setbacks
         self.setbacks.begin_visit()
         self.best = Point(track.held_out_loss, raw, track.temperature)
         self.stretch = Stretch(raw, track.temperature)
         if visits.partial is not None:
             self._continue()
-        descent.slow(self.setbacks.factor)
+        descent.tie(self.done < self.coarse)
+        descent.slow(self._factor)
 
     def run(self) -> Point:
         """The coefficients to go on with: the best on held-out data, else the last."""
@@ -55,6 +60,8 @@ class Visit:
             if self.done == 0 and self.t == 0 and self.track.held_out is not None:
                 self.best = Point(self._held_out(), self.best.raw, self.best.temperature)
             while self.done < self.steps:
+                if self.done == self.coarse > 0:
+                    self._part()
                 self._advance()
                 self._judge()
                 if self.visits.due():
@@ -68,11 +75,28 @@ class Visit:
 
     # Steps.
 
+    @property
+    def _factor(self) -> float:
+        """On the learning rate."""
+        return self.setbacks.factor * 0.5**self.retreats
+
+    def _part(self) -> None:
+        """From here on every group of a model moves on its own, from the best so far."""
+        start = self._here(float("inf")) if self.track.held_out is None else self.best
+        self.retreats = 0
+        self.descent.tie(False)
+        self._restart(start)
+
+    def _restart(self, point: Point) -> None:
+        self.descent.go_back(point.raw, point.temperature, self.done)
+        self.descent.slow(self._factor)
+        self.stretch = Stretch(point.raw, point.temperature)
+
     def _advance(self) -> None:
         """Up to the next judgement, at most as many steps as the engine likes to take at once."""
         j, track = self.done, self.track
         length = self.every if track.held_out is not None else stretch_of(self.every)
-        stop = min(self.steps, (j // length + 1) * length, j + self.descent.burst)
+        stop = min(self._stage_end, (j // length + 1) * length, j + self.descent.burst)
         seed = self.settings.seed * 1009 + track.number
         first = self.t * self.steps
         _seed(self.live.device, seed * 1_000_000_007 + first + j)
@@ -82,11 +106,14 @@ class Visit:
             self.done += 1
             if too_often:
                 # What the engine did after this step is undone with it: every device stops at the same one.
-                best = self._went_back(f"{self.setbacks.lately} skipped, the last with {_found(step)}")
-                self.descent.go_back(best.raw, best.temperature, self.done)
-                self.descent.slow(self.setbacks.factor)
-                self.stretch = Stretch(best.raw, best.temperature)
+                self._restart(
+                    self._went_back(f"{self.setbacks.lately} skipped, the last with {_found(step)}")
+                )
                 break
+
+    @property
+    def _stage_end(self) -> int:
+        return self.coarse if self.done < self.coarse else self.steps
 
     def _count(self, step: Step) -> bool:
         """Say what the step found; whether too many were skipped."""
@@ -94,7 +121,7 @@ class Visit:
         if step.skipped:
             self._tell("skipped", **place, found=_found(step))
         else:
-            rate = self.descent.rates[self.done] * self.setbacks.factor
+            rate = self.descent.rates[self.done] * self._factor
             self._tell("step", **place, loss=step.loss, lr=rate)
         self.stretch.add(step.loss, step.skipped)
         return self.setbacks.count(step.skipped)
@@ -121,11 +148,20 @@ class Visit:
                 here = self._here(self._held_out())
                 if here.loss < self.best.loss and _is_finite(here):
                     self.best = here
+                elif self.settings.retreat:
+                    self._retreat()
         elif self.done % stretch_of(self.every) == 0:
             self.best = self.stretch.better_than(self.best)
             here = self._here(float("inf"))
             if _is_finite(here):
                 self.stretch = Stretch(here.raw, here.temperature)
+
+    def _retreat(self) -> None:
+        """Try again from the best coefficients in smaller steps, or leave it at them."""
+        self.retreats += 1
+        if self.retreats == RETREATS:
+            self.done = self._stage_end
+        self._restart(self.best)
 
     def _here(self, loss: float) -> Point:
         d = self.descent
@@ -165,6 +201,7 @@ class Visit:
             "stretch_temperature": self.stretch.temperature,
             "stretch": [self.stretch.total, self.stretch.steps, self.stretch.clean],
             "setbacks": self.setbacks.to_json(),
+            "retreats": self.retreats,
         }
         self.visits.partial = (tensors, values)
         self.visits.save()
@@ -180,6 +217,7 @@ class Visit:
         total, steps, clean = values["stretch"]
         self.stretch = Stretch(tensors["stretch"], values["stretch_temperature"], total, steps, clean)
         self.setbacks = self.track.setbacks = Setbacks.from_json(values["setbacks"])
+        self.retreats = values["retreats"]
 
     # Giving up.
 

@@ -18,7 +18,7 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 GRANULARITIES = ("model", "block", "module", "tensor")
 
 # What tells methods apart: in a comparison the method's name decides these, not the recipe.
-_SWITCHES = {"parametrisation", "granularity", "folds", "guard"}
+_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat"}
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
@@ -91,8 +91,8 @@ class Method(Section):
     )
     block_size: BlockSize = Field(
         None,
-        description="Models loaded at a time (the paper's b). `auto`: at most 18; `fit`: as many as there is memory for;"
-        " null: all.",
+        description="Models loaded at a time (the paper's b). `auto`: at most 18; `fit`: as many as memory allows; "
+        "null: all.",
     )
     passes: int | None = Field(None, description="Times every model is visited.")
     blocks: int | None = Field(None, description="Blocks visited (the paper's T); overrides `passes`.")
@@ -112,6 +112,10 @@ class Method(Section):
         None, description="Largest norm of the coefficients' gradient. null: no limit."
     )
     label_smoothing: float | None = Field(None, description="Label smoothing while learning.")
+    coarse: float | None = Field(
+        None,
+        description="Share of a block's steps in which a model moves as a whole, before its groups go their own ways.",
+    )
     temperature: bool | None = Field(None, description="Also learn a factor on the logits.")
     decentralise: bool | None = Field(None, description="Directions from the mean (the paper's appendix D).")
     centre: Literal["mean", "soup"] | None = Field(
@@ -121,6 +125,11 @@ class Method(Section):
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
     folds: int | None = Field(None, description="More than 1: learn once per fold, stop early, average.")
     evaluations: int | None = Field(None, description="Held-out evaluations per block when folds > 1.")
+    retreat: bool | None = Field(
+        None,
+        description="Where held-out loss does not fall, go back to the best coefficients at half the rate. "
+        "Needs folds.",
+    )
     guard: bool | None = Field(
         None, description="Fall back to best, uniform or greedy when they score higher on held-out data."
     )

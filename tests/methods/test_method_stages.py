@@ -1,0 +1,94 @@
+"""A model first moves as a whole, then its groups part; where held-out loss does not fall, steps get smaller."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stockpot import cook
+from stockpot.engine.descent import learning_rates
+from stockpot.errors import MethodError
+from stockpot.methods.settings import settings_for
+from stockpot.methods.visit import RETREATS
+from zoo import zoo
+
+BRIEF: dict[str, Any] = {"batch_size": 16, "lr": 0.1}
+
+
+def history(folder: Path, method: str, **settings: Any) -> list[dict[str, Any]]:
+    pool, task = zoo(folder, 5)
+    return [dict(h) for h in cook(pool, task, method, **{**BRIEF, **settings}).history]
+
+
+def losses(told: list[dict[str, Any]]) -> list[float]:
+    return [h["loss"] for h in told if h["kind"] == "step"]
+
+
+def test_the_first_part_is_a_soup_with_one_coefficient_per_model(tmp_path: Path) -> None:
+    whole = losses(history(tmp_path / "a", "hl", steps=8))
+    staged = losses(history(tmp_path / "b", "hl+", steps=16, coarse=0.5))
+    fine = losses(history(tmp_path / "c", "hl+", steps=16))
+    assert staged[:8] == pytest.approx(whole, rel=1e-5)
+    assert len(staged) == 16
+    assert fine[1:8] != pytest.approx(whole[1:], rel=1e-3)  # the two are told apart
+
+
+def test_afterwards_the_groups_part(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    W = {}
+    for steps, coarse in ((16, 0.5), (16, 0.99)):
+        soup = cook(pool, task, "hl+", steps=steps, coarse=coarse, **BRIEF).soup
+        assert soup is not None
+        W[coarse] = soup.W
+    assert (W[0.99] - W[0.99][:, :1]).abs().max() < 1e-5  # 16 of 16 steps together
+    assert (W[0.5] - W[0.5][:, :1]).abs().max() > 1e-2
+
+
+def test_the_schedule_begins_anew() -> None:
+    rates = learning_rates(settings_for("hl+", coarse=0.5), 8)
+    assert rates[:4] == rates[4:] == learning_rates(settings_for("hl+"), 4)
+    assert learning_rates(settings_for("hl+", coarse=0.25, schedule="constant"), 8) == [0.01] * 8
+
+
+def test_where_held_out_loss_does_not_fall_steps_get_smaller_until_it_is_left_at_that(tmp_path: Path) -> None:
+    told = history(
+        tmp_path, "crossfit",
+        folds=2, steps=60, evaluations=30, coarse=0.0, lr=5.0, schedule="constant", guard=False,
+    )  # fmt: skip
+    for fold in (0, 1):
+        mine = [h for h in told if h.get("fold") == fold]
+        rate, best, retreats = 5.0, float("inf"), 0
+        for now, after in pairwise(mine):
+            if now["kind"] == "held_out":
+                if now["loss"] < best:
+                    best = now["loss"]
+                elif now["step"] > 0:
+                    retreats += 1
+                    rate /= 2
+            if after["kind"] == "step":
+                assert after["lr"] == rate
+        assert mine[-1]["kind"] == "held_out"
+        assert sum(h["kind"] == "step" for h in mine) < 60
+        assert retreats + (mine[-1]["loss"] >= best) == RETREATS
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"retreat": True}, "setting retreat: expected False, or folds of at least 2"),
+        ({"coarse": 1.0}, "setting coarse: expected a share in"),
+        ({"coarse": -0.1}, "setting coarse: expected a share in"),
+    ],
+)
+def test_what_cannot_be(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(MethodError, match=text):
+        settings_for("hl+", **given)
+
+
+def test_the_default_loads_what_fits_and_is_judged_often() -> None:
+    default = settings_for("crossfit")
+    assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 100, 20, 4)
+    assert (default.lr, default.coarse, default.retreat, default.guard) == (0.02, 0.0, True, True)
