@@ -103,6 +103,12 @@ def _not_ours(node: ast.AST) -> Iterator[ast.AST]:
         whole = [node]
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         whole = [node.returns, *node.decorator_list]
+    elif (
+        isinstance(node, ast.keyword) and node.arg == "strict"
+    ):  # a second look at lengths that are equal anyway
+        whole = [node.value]
+    elif isinstance(node, ast.ClassDef):
+        whole = list(node.decorator_list)
     elif isinstance(node, (ast.arg, ast.AnnAssign)):
         whole = [node.annotation]
     elif isinstance(node, (ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)) or _for_types(node):

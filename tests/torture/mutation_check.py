@@ -52,8 +52,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "methods/visits.py": _LEARN,
     "methods/state.py": _LEARN,
     "run/state.py": ("tests/run/test_run_work.py", "tests/attacks/test_attacks_records.py"),
-    "atomic.py": ("tests/soup/test_soup_save.py", "tests/run/test_run_directory.py"),
-    "small_files.py": (*_POOL, "tests/attacks/test_attacks_records.py"),
+    "atomic.py": ("tests/test_atomic.py", "tests/soup/test_soup_save.py", "tests/run/test_power_cut.py"),
+    "small_files.py": ("tests/test_small_files.py",),
     **{
         f"pool/{name}.py": _POOL
         for name in (
@@ -63,7 +63,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     },
 }  # fmt: skip
 _SLOWEST_TEST = 3.0  # seconds; slower ones are left to the suite
-_MOST_TESTS = 60
+_FIRST_ROUND = 20  # tests
 _TIMEOUT = 90.0  # seconds, for a handful of tests that take less than one
 _KILLED, _SURVIVED, _UNREACHED = "killed", "survived", "not reached by any test"
 
@@ -204,15 +204,17 @@ def _reach(copy: Path, names: list[str]) -> tuple[dict[str, set[str]], dict[str,
 
 def _tests_for(
     name: str, mutant: Mutant, reached: dict[str, set[str]], seconds: dict[str, float]
-) -> list[str]:
-    """The tests that reach the changed lines, the fastest first; for lines that run at import, all of the module's."""
+) -> list[list[str]]:
+    """The tests that reach the changed lines, in two rounds: the fastest of them, and if need be all the others.
+
+    For lines that run at import these are all tests that reach the module.
+    """
     first, last = mutant.lines
     found = {test for line in range(first, last + 1) for test in reached.get(f"{name}:{line}", ())}
     if not found and not _inside_a_function(mutant):
         found = {test for place, tests in reached.items() if place.startswith(f"{name}:") for test in tests}
     quick = sorted((test for test in found if seconds[test] < _SLOWEST_TEST), key=lambda test: seconds[test])
-    # The fastest, and some from all over: neighbours often test the same thing.
-    return quick[:20] + random.Random(0).sample(quick[20:], min(len(quick[20:]), _MOST_TESTS - 20))
+    return [part for part in (quick[:_FIRST_ROUND], quick[_FIRST_ROUND:]) if part]
 
 
 def _inside_a_function(mutant: Mutant) -> bool:
@@ -235,28 +237,31 @@ def _start(copy: Path, name: str, mutant: Mutant, tests: list[str]) -> int:
         os._exit(min(code, 100))
 
 
-def _check(
-    copy: Path, jobs: list[tuple[str, Mutant, list[str]]], workers: int
-) -> Iterator[tuple[str, Mutant, str]]:
-    running: dict[int, tuple[str, Mutant, float]] = {}
+Job = tuple[str, Mutant, list[list[str]]]
+
+
+def _check(copy: Path, jobs: list[Job], workers: int) -> Iterator[tuple[str, Mutant, str]]:
+    running: dict[int, tuple[Job, float]] = {}
     waiting = list(jobs)
     while waiting or running:
         while waiting and len(running) < workers:
-            name, mutant, tests = waiting.pop(0)
-            if not tests:
+            name, mutant, rounds = waiting.pop(0)
+            if not rounds:
                 yield name, mutant, _UNREACHED
                 continue
-            running[_start(copy, name, mutant, tests)] = (name, mutant, time.monotonic())
-        for child, (name, mutant, began) in list(running.items()):
+            running[_start(copy, name, mutant, rounds[0])] = ((name, mutant, rounds[1:]), time.monotonic())
+        for child, ((name, mutant, rounds), began) in list(running.items()):
             done, status = os.waitpid(child, os.WNOHANG)
             if not done and time.monotonic() - began > _TIMEOUT:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
-                _, status = os.waitpid(child, 0)
-                done = child
+                done, status = os.waitpid(child, 0)
             if done:
                 del running[child]
-                yield name, mutant, _SURVIVED if status == 0 else _KILLED
+                if status == 0 and rounds:
+                    waiting.insert(0, (name, mutant, rounds))
+                else:
+                    yield name, mutant, _SURVIVED if status == 0 else _KILLED
         time.sleep(0.02)
 
 
@@ -282,7 +287,7 @@ def main() -> int:
         names = given.file or list(SUITES)
         reached, seconds = _reach(copy, names)
         print(f"{len(seconds)} tests", flush=True)
-        jobs = []
+        jobs: list[Job] = []
         for name in names:
             made = mutants((copy / "src" / "stockpot" / name).read_text())
             if given.only is not None:
