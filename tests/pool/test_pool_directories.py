@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,10 +101,10 @@ def test_links_to_blobs_are_followed_in_the_hugging_face_cache_only(tmp_path: Pa
 
 
 @pytest.mark.parametrize("rename", [{"a": 1}, {1: "a"}, {"a": "b", "c": 1}, {"a": "b", 1: "c"}, 5, ["a"]])
-def test_renaming_is_checked_before_anything_is_opened(tmp_path: Path, rename: object) -> None:
+def test_renaming_is_checked_before_anything_is_opened(tmp_path: Path, rename: Any) -> None:
     for door in (open_checkpoint, Pool.open):
         with pytest.raises(PoolError, match="rename: expected a map of prefixes or a function"):
-            door(tmp_path / "none.pt", rename=rename)  # type: ignore[operator]
+            door(tmp_path / "none.pt", rename=rename)
 
 
 def test_a_path_that_is_not_there_is_told_before_its_ending(tmp_path: Path) -> None:
