@@ -25,6 +25,7 @@ def matrix(*rows: list[float]) -> Tensor:
         (matrix([2, 2], [-1, -1]), None),
         (matrix([1, 2], [0, 0]), None),  # free weights: one ingredient, scaled
         (matrix([0, 0], [0, 0]), None),
+        (matrix([1, 1], [0.5, 0], [-0.5, 0]), None),  # the others cancel, and are there all the same
     ],
 )
 def test_a_soup_of_one_ingredient_is_recognised(W: Tensor, found: int | None) -> None:

@@ -97,6 +97,7 @@ def _not_ours(node: ast.AST) -> Iterator[ast.AST]:
         whole = [node.exc, node.cause]
     elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
         "describe",
+        "field",
         "re.compile",
         "warnings.simplefilter",
     ):
