@@ -10,6 +10,7 @@ any result differs by a bit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -162,7 +163,8 @@ def _stricken(
     workers = command.children() if case.parallel else []
     if workers and chance.random() < 0.4:
         # One worker: the search has to notice and end by itself.
-        os.kill(chance.choice(workers), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may just have finished
+            os.kill(chance.choice(workers), signal.SIGKILL)
         ended = command.wait(LIMIT)
         if not ended or (command.code != 0 and "died with exit code -9" not in command.text()):
             return _gone(command), "worker"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -86,6 +87,8 @@ class Command:
                 self._become(arguments, folder, fault)
             finally:
                 os._exit(70)  # never back into the torturer
+        with contextlib.suppress(OSError):  # by both: whoever comes first
+            os.setpgid(self.pid, self.pid)
         self.status: int | None = None
 
     def _become(self, arguments: list[str], folder: Path, fault: dict[str, object]) -> None:
