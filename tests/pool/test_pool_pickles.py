@@ -168,4 +168,6 @@ def test_the_stack_is_followed_exactly() -> None:
     check_pickle(b"\x80\x02](NN1Na.", PLAIN)
     check_pickle(b"\x80\x02N2\x86.", PLAIN)
     assert "no valid pickle" in refusal(b"\x80\x02(N1a.")
+    check_pickle(b"\x80\x04](K\x01\x91a.", PLAIN)  # a frozenset is a value
+    check_pickle(b"\x80\x02]K\x05\x85Qa.", PLAIN)  # and so is something outside
     check_pickle(b"\x80\x04]\x94(h\x00e.", PLAIN)  # MEMOIZE numbers from nothing

@@ -59,3 +59,22 @@ def test_a_statistic_is_the_average_over_positive_weights() -> None:
     assert mix_statistic(parts, [0.6, 0.2, 0.2]).tolist() == pytest.approx([21.0])
     assert mix_statistic(parts, [0.0, 1.0, 0.0]).tolist() == [2.0]
     assert mix_statistic(parts[:2], [-1.0, 0.0]).tolist() == [1.5], "without any, all count alike"
+
+
+def test_tensors_are_computed_only_a_few_ahead() -> None:
+    """A soup of any size is built in the memory of a handful of its tensors."""
+    from stockpot.soup.build import _ahead
+
+    begun: list[str] = []
+
+    def make(name: str) -> Tensor:
+        begun.append(name)
+        return torch.zeros(1)
+
+    names = [f"t{k}" for k in range(40)]
+    values = _ahead(make, names)
+    for taken in range(1, 31):
+        next(values)
+        assert len(begun) <= taken + 8
+    assert len(list(values)) == 10
+    assert sorted(begun) == sorted(names)
