@@ -300,3 +300,9 @@ def storage_as_name(folder: Path) -> Path:
 @threat("pickle: a protocol that does not exist", "protocol 34", PICKLES)
 def future_protocol(folder: Path) -> Path:
     return archive(folder / "m.pt", b"\x80\x22" + table((text(b"w"), tensor()))[2:])
+
+
+@threat("time: a table that contains itself", None, PICKLES)
+def circular_table(folder: Path) -> Path:
+    inside = b"}q\x00(" + text(b"w") + tensor() + text(b"again") + b"h\x00u"
+    return archive(folder / "m.pt", b"\x80\x02" + inside + b".")

@@ -138,3 +138,16 @@ def test_renaming_that_loses_names_is_refused(tmp_path: Path, rename: Any, words
 def test_rename_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PoolError, match=r"rename: expected a map of prefixes or a function, found 'model\.'"):
         open_checkpoint(tmp_path / "m.pt", rename="model.")  # type: ignore[arg-type]
+
+
+def test_averaged_weights_are_known_anywhere_on_their_path(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"params_ema": {"model": {"w": torch.ones(1)}}}, path)
+    assert open_checkpoint(path, key="ema").key == "params_ema.model"
+
+
+def test_the_advice_names_a_place_with_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"epoch": {"number": 3}, "trainer": {"w": torch.ones(1)}}, path)
+    with pytest.raises(CheckpointError, match="for example key='trainer'"):
+        open_checkpoint(path)

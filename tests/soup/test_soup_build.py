@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot.errors import SoupError
 from stockpot.layout import Layout
-from stockpot.soup import Soup, weights
+from stockpot.soup import Soup, build, weights
 from stockpot.soup.mix import CHUNK, mix_statistic, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
@@ -246,3 +246,15 @@ def test_load_into_a_model_with_tied_names_unsaved_buffers_and_counters(tmp_path
     soup.load_into(model)
     assert torch.equal(model.outer.weight, soup.state_dict()["inner.weight"])
     assert model.get_buffer("ids").tolist() == [0, 1, 2]
+
+
+def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
+    """Averaged statistics, weights that sum to one, the ingredients' dtype, excluded tensors of the first."""
+    pool = write(tmp_path, fine_tunes(normed, 3))
+    layout = Layout.of(pool, "model", exclude=["4.bias"])
+    W = weights.uniform(3, 1)
+    built = dict(build.tensors(pool, layout, W))
+    assert same(built, Soup(pool, layout, W, copy_statistics=False, free=False).state_dict())
+    assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
+    own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
+    assert torch.allclose(built["1.running_var"], own.mean(dim=0))
