@@ -35,6 +35,10 @@ def cook(
     wanted = read_recipe(recipe, overrides, out)
     with drawing() as listen:
         outcome = run_cook(
-            wanted, title=title_of(recipe), overwrite=overwrite, command=["stockpot", *sys.argv[1:]], listen=listen
+            wanted,
+            title=title_of(recipe),
+            overwrite=overwrite,
+            command=["stockpot", *sys.argv[1:]],
+            listen=listen,
         )
     end(outcome, recipe, as_json)
