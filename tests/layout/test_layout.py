@@ -156,3 +156,9 @@ def test_complex_tensors_are_refused_unless_they_are_kept(tmp_path: Path) -> Non
     with pytest.raises(LayoutError, match="tensor phase: expected real numbers, found complex ones"):
         Layout.of(pool)
     assert Layout.of(pool, exclude="phase").kept == {"phase": EXCLUDED}
+
+
+def test_without_being_told_the_first_ingredient_is_the_donor(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 2))
+    assert Layout.of(pool, exclude=["2.bias"]).donor == 0
+    assert Layout(("all",), {"w": 0}, {}).donor == 0

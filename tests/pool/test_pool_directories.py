@@ -148,3 +148,17 @@ def test_the_advice_for_dtypes_depends_on_all_of_them(tmp_path: Path) -> None:
 def test_what_the_first_bytes_suggest(tmp_path: Path, head: bytes, words: str) -> None:
     (tmp_path / "x").write_bytes(head)
     assert words in looks_like(tmp_path / "x")
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("stockpot.pool.discover.weights_of", refuse)
+    monkeypatch.setattr("stockpot.pool.huggingface.weights_of", refuse)
+    with pytest.raises(PoolError, match="expected a folder to look into, found Permission denied"):
+        Pool.open(tmp_path)
+    with pytest.raises(CheckpointError, match="expected a checkpoint directory, found Permission denied"):
+        open_checkpoint(tmp_path)

@@ -37,6 +37,7 @@ _SOUP = ("tests/soup", "tests/layout")
 _POOL = ("tests/pool", "tests/attacks/test_attacks_checkpoints.py", "tests/soup/test_soup_save.py")
 _LEARN = (
     "tests/methods/test_method_blocks.py",
+    "tests/methods/test_method_visits.py",
     "tests/methods/test_method_laws.py",
     "tests/methods/test_method_resume.py",
     "tests/methods/test_method_settings.py",
