@@ -249,3 +249,11 @@ def test_leading_zeros_do_not_make_a_number_larger() -> None:
 
 def test_numbers_of_any_length_can_be_compared() -> None:
     assert natural_key("9" * 6000) > natural_key("8" * 6000)
+
+
+def test_a_name_is_not_tied_to_itself(tmp_path: Path) -> None:
+    """`a` and `c` are one tensor in the first file only; `a` and `b` are equal by initialisation."""
+    zeros = torch.zeros(3)
+    torch.save({"a": zeros, "b": torch.zeros(3), "c": zeros}, tmp_path / "0.pt")
+    torch.save({"a": torch.zeros(3), "b": torch.zeros(3), "c": torch.ones(3)}, tmp_path / "1.pt")
+    assert Pool.open(tmp_path).facts().tied == ()
