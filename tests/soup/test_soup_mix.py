@@ -78,3 +78,9 @@ def test_tensors_are_computed_only_a_few_ahead() -> None:
         assert len(begun) <= taken + 8
     assert len(list(values)) == 10
     assert sorted(begun) == sorted(names)
+
+
+def test_negative_weights_come_last_however_small_the_others_are() -> None:
+    parts = [torch.tensor([float(k + 1)]) for k in range(4)]
+    found = mix_tensor(parts, [0.75, -0.75, 0.5, 0.5])  # in this order, the first two would cancel
+    assert found.item() == pytest.approx(0.75 - 1.5 + 1.5 + 2.0)
