@@ -257,3 +257,11 @@ def test_a_name_is_not_tied_to_itself(tmp_path: Path) -> None:
     torch.save({"a": zeros, "b": torch.zeros(3), "c": zeros}, tmp_path / "0.pt")
     torch.save({"a": torch.zeros(3), "b": torch.zeros(3), "c": torch.ones(3)}, tmp_path / "1.pt")
     assert Pool.open(tmp_path).facts().tied == ()
+
+
+def test_nan_in_float8_is_counted(tmp_path: Path) -> None:
+    for k in range(2):
+        values = torch.tensor([float("nan"), 1.0, float(k)]).to(torch.float8_e4m3fn)
+        write(tmp_path / f"{k}.safetensors", {"w": values})
+    with pytest.raises(PoolError, match=r"w \(1 NaN of 3\)"):
+        Pool.open(tmp_path).verify_finite()
