@@ -149,6 +149,13 @@ def statistics(zoo: Zoo) -> list[Planned]:
     ]
 
 
+def directions(zoo: Zoo) -> list[Planned]:
+    """Models kept exactly, and rounded further than `main` does on a GPU (bf16)."""
+    del zoo
+    methods = ("hl+", PAPER, DEFAULT)
+    return [Planned(f"directions-{kind}", methods, _values(0, directions=kind)) for kind in ("fp32", "int8")]
+
+
 # In the order in which they are worth their time.
 STUDIES: dict[str, Callable[[Zoo], list[Planned]]] = {
     "main": main,
@@ -159,6 +166,7 @@ STUDIES: dict[str, Callable[[Zoo], list[Planned]]] = {
     "cost": cost,
     "decentralise": decentralise,
     "statistics": statistics,
+    "directions": directions,
     "blocks": blocks,
     "visits": visits,
     "inner": inner,

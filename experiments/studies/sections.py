@@ -99,6 +99,14 @@ SECTIONS = (
         tables.statistics,
     ),
     Section(
+        "directions",
+        "Models rounded while learning",
+        "On a GPU `main` keeps the models as bf16 while it learns; here exactly (fp32) and with 8 bits. The soup is"
+        " always built from the files. In brackets the change against `main`, in points. Seed 0.",
+        ("main", "directions"),
+        tables.directions,
+    ),
+    Section(
         "presets",
         "The paper's text and the authors' code",
         "`preset: paper` is what the paper says, `preset: authors` what the released code does instead; see the"

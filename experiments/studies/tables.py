@@ -180,6 +180,21 @@ def statistics(zoo: Results) -> list[str]:
     return table(["method", *runs], rows)
 
 
+def directions(zoo: Results) -> list[str]:
+    runs = zoo.study("directions")
+    if not runs or zoo.main is None:
+        return []
+    rows = [
+        [
+            name,
+            _accuracy(zoo.main, name),
+            *(f"{_accuracy(run, name)} ({interval(_to_main(run, name))})" for run in runs.values()),
+        ]
+        for name in ("hl+", PAPER, DEFAULT)
+    ]
+    return table(["method", "as in `main`", *(key.removeprefix("directions-") for key in runs)], rows)
+
+
 def presets(zoo: Results) -> list[str]:
     rows = [[name, *row] for name in ("hl+", PAPER) for row in _by_seed(zoo, "presets-authors", name)]
     return table(["method", "seed", "`paper`", "`authors`", "authors minus paper"], rows) if rows else []

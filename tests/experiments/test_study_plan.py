@@ -99,6 +99,13 @@ def test_the_first_ingredients_are_taken_in_search_order(home: Path) -> None:
     )
 
 
+def test_models_are_also_kept_exactly_and_with_eight_bits(home: Path) -> None:
+    found = plans.plan(Zoo.open(home, "tiny"), ["directions"])
+    assert [run.name for run in found] == ["directions-fp32", "directions-int8"]
+    assert [dict(run.values)["method.directions"] for run in found] == ["fp32", "int8"]
+    assert {plans.DEFAULT, plans.PAPER} <= set(found[0].methods)
+
+
 def test_networks_without_batch_norm_have_no_study_of_its_statistics(home: Path) -> None:
     assert plans.plan(Zoo.open(home, "tiny"), ["statistics"]) == []
     assert len(plans.statistics(Zoo("zoo", home, (), (), 8, True))) == 2
