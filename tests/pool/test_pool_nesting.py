@@ -151,3 +151,15 @@ def test_the_advice_names_a_place_with_tensors(tmp_path: Path) -> None:
     torch.save({"epoch": {"number": 3}, "trainer": {"w": torch.ones(1)}}, path)
     with pytest.raises(CheckpointError, match="for example key='trainer'"):
         open_checkpoint(path)
+
+
+def test_what_was_found_instead_is_outlined(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    for saved, words in (
+        ({"epoch": 3, 7: "x"}, "found a mapping with the keys epoch, 7"),
+        ({}, "found an empty mapping"),
+        ([1], "found an object of type list"),
+    ):
+        torch.save(saved, path)
+        with pytest.raises(CheckpointError, match=words):
+            open_checkpoint(path)

@@ -258,3 +258,20 @@ def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
     assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
     own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
     assert torch.allclose(built["1.running_var"], own.mean(dim=0))
+
+
+def test_tensors_after_a_tied_pair_are_their_own(tmp_path: Path) -> None:
+    """The pair is mixed once; what comes after it in the file must not move up."""
+    states = []
+    for k in range(3):
+        generator = torch.Generator().manual_seed(k)
+        tied, last = torch.randn(4, generator=generator), torch.randn(4, generator=generator)
+        states.append({"a": tied, "b": tied, "c": last, "d": last * 2})
+    pool = write(tmp_path, states)
+    layout = layout_of(pool)
+    assert layout.tied == (("a", "b"),)
+    state = Soup(pool, layout, weights.uniform(3, len(layout))).state_dict()
+    for name in "abcd":
+        assert torch.allclose(state[name], torch.stack([s[name] for s in states]).mean(dim=0), atol=1e-6), (
+            name
+        )

@@ -53,7 +53,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "methods/blocks.py": _LEARN[:2],
     "methods/visits.py": _LEARN[:2],
     "methods/state.py": _LEARN[:2],
-    "run/state.py": ("tests/run/test_run_work.py", "tests/attacks/test_attacks_records.py"),
+    "run/state.py": ("tests/run/test_run_state.py", "tests/attacks/test_attacks_records.py"),
     "atomic.py": ("tests/test_atomic.py", "tests/soup/test_soup_save.py", "tests/run/test_power_cut.py"),
     "small_files.py": ("tests/test_small_files.py",),
     **{
