@@ -54,7 +54,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "methods/visits.py": _LEARN[:2],
     "methods/state.py": _LEARN[:2],
     "run/state.py": ("tests/run/test_run_state.py", "tests/attacks/test_attacks_records.py"),
-    "atomic.py": ("tests/test_atomic.py", "tests/test_atomic_flush.py", "tests/soup/test_soup_save.py", "tests/run/test_power_cut.py"),
+    "atomic.py": ("tests/test_atomic.py", "tests/test_atomic_flush.py", "tests/soup/test_soup_save.py"),
     "small_files.py": ("tests/test_small_files.py",),
     **{
         f"pool/{name}.py": _POOL
