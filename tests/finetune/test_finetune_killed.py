@@ -62,11 +62,16 @@ def test_no_worker_outlives_a_killed_search(tmp_path: Path) -> None:
         children = _members(search.pid) - {search.pid}
         assert len(children) >= 2
         os.kill(search.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while _members(search.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert _members(search.pid) == set()
+        assert _all_gone(search.pid)
     assert state.is_file()
+
+
+def _all_gone(session: int) -> bool:
+    """Whether no process of a session is left, after a while on a busy machine."""
+    deadline = time.monotonic() + 20
+    while _members(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not _members(session)
 
 
 def _members(session: int) -> set[int]:
@@ -100,7 +105,7 @@ def test_a_worker_that_is_killed_is_missed_and_costs_nothing(tmp_path: Path) -> 
     assert "LearningError: parallel trials: expected workers that live until the last trial" in err
     assert "found one that died with exit code -9" in err
     assert "run again to continue, nothing is lost" in err
-    assert _members(search.pid) == set()
+    assert _all_gone(search.pid)
     for number in range(2):  # the other one saved before it went
         assert course(tmp_path / "pool" / "search" / f"trial_00{number}.safetensors")["step"] > 0
 

@@ -66,7 +66,7 @@ def test_the_soup_is_the_mean_of_the_folds_and_each_sample_is_scored_by_who_did_
 
 def test_a_fold_keeps_the_coefficients_that_were_best_on_what_it_left_out(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path, 5)
-    settings = {**BRIEF, "lr": 1.0, "schedule": "constant", "block_size": 5}
+    settings = {**BRIEF, "lr": 1.0, "schedule": "constant", "block_size": 5, "retreat": False}
     result = cook(pool, task, "crossfit", guard=False, **settings)
     tracks, folds = tracks_of(pool, task, guard=False, **settings)
     stopped_early = 0
