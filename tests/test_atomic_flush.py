@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)  # the way without one step
     return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads names of open files from /proc")
 def test_a_directory_is_flushed_before_it_is_named_and_the_old_one_stays_until_then(
-    tmp_path: Path, told: list[str]
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)  # the way without one step
     home = tmp_path / "home"
     (home / "soup").mkdir(parents=True)
     (home / "soup" / "old").touch()
@@ -56,3 +57,22 @@ def test_a_directory_is_flushed_before_it_is_named_and_the_old_one_stays_until_t
         "remove .soup.replaced",
         "flush home",
     ]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux exchanges two names in one step")
+def test_an_exchange_is_flushed_before_the_old_content_goes(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "soup").mkdir(parents=True)
+    (home / "soup" / "old").touch()
+    monkeypatch.chdir(home)  # a relative name is one in the current folder
+    with atomic.directory(Path("soup"), overwrite=True) as folder:
+        (folder / "weights").write_text("w")
+    assert [line for line in told if line != "flush weights"] == [
+        "flush .soup.writing",
+        "flush home",
+        "remove .soup.writing",
+        "flush home",
+    ]
+    assert [path.name for path in (home / "soup").iterdir()] == ["weights"]

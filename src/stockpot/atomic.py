@@ -196,7 +196,7 @@ def _swap(new: Path, path: Path) -> None:
 def _exchange(first: Path, second: Path) -> bool:
     """Give each the other's name in one step, or answer that this cannot be done here."""
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux
+        rename = ctypes.CDLL(None).renameat2  # Linux
     except (OSError, AttributeError, TypeError):
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
