@@ -326,6 +326,7 @@ def test_all_missing_shards_are_listed(tmp_path: Path) -> None:
         (b"[]", "JSON without a weight_map"),
         (b'{"weight_map": {}}', "JSON without a weight_map"),
         (b'{"weight_map": {"a": 5}}', "JSON without a weight_map"),
+        (b'{"weight_map": {"a": "model-a.safetensors", "b": 5}}', "JSON without a weight_map"),
         (b"", "an empty file"),
     ],
 )

@@ -33,6 +33,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
 }
 _CALLS = {"min": "max", "max": "min", "all": "any", "any": "all", "sorted": "list", "startswith": "endswith"}
+_PACE = {"CHUNK", "_CHUNK", "THREADS", "threads", "INTERVAL", "_STEPS"}
 _CALLS |= {"append": "extend", "argmax": "argmin", "sum": "len"}
 
 
@@ -91,9 +92,11 @@ def _sites(tree: ast.Module) -> Iterator[Site]:
 
 
 def _not_ours(node: ast.AST) -> Iterator[ast.AST]:
-    """What is left alone: texts for people, annotations, what exists for type checkers, imports."""
+    """What is left alone: texts for people, annotations, what exists for type checkers, imports, and pace."""
     whole: list[ast.AST | None] = []
-    if isinstance(node, ast.Raise):
+    if _is_pace(node):
+        whole = [node]
+    elif isinstance(node, ast.Raise):
         whole = [node.exc, node.cause]
     elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
         "describe",
@@ -117,6 +120,16 @@ def _not_ours(node: ast.AST) -> Iterator[ast.AST]:
     for part in whole:
         if part is not None:
             yield from ast.walk(part)
+
+
+def _is_pace(node: ast.AST) -> bool:
+    """How much at a time, how many at once, how often: time and memory depend on it, results do not."""
+    if isinstance(node, ast.Assign):
+        names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        return bool(names & _PACE) or "cpu_count" in ast.unparse(node.value)
+    if isinstance(node, ast.Compare):
+        return any(isinstance(side, ast.Name) and side.id in _PACE for side in node.comparators)
+    return False
 
 
 def _for_types(node: ast.AST) -> bool:

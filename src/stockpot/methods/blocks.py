@@ -12,11 +12,10 @@ def schedule(
 ) -> list[list[int]]:
     """Shuffled passes over the pool, cut into blocks of at most `size`; indices within a block are sorted,
     so that one block of all models is the same whatever the seed."""
-    wanted = blocks if blocks is not None else passes * -(-models // size)
+    per_pass = -(-models // size)
+    wanted = blocks if blocks is not None else passes * per_pass
     out: list[list[int]] = []
-    number = 0
-    while len(out) < wanted:
+    for number in range(-(-wanted // per_pass)):
         order = torch.randperm(models, generator=generator("blocks", seed, number)).tolist()
         out += [sorted(order[start : start + size]) for start in range(0, models, size)]
-        number += 1
     return out[:wanted]

@@ -61,8 +61,8 @@ def tensors(
         check_holds(mixed, name, dtype if dtype is not None else spec.dtype)
         return mixed
 
-    first_of = {name: names[0] for names in layout.tied for name in names if name in layout.group_of}
-    tied: dict[str, Tensor] = {}  # mixed once under the first name
+    first_of = {name: names[0] for names in layout.tied for name in names}
+    tied: dict[str, Tensor] = {}  # made once under the first name
     total = sum(spec.nbytes for spec in pool.specs.values())
     written = 0
     names = [name for name in pool.specs if first_of.get(name, name) == name]
