@@ -27,6 +27,7 @@ from zoo import Tied, fine_tunes, layout_of, mlp, normed, write
         ("embeddings.word.weight", "embeddings.word", "embeddings.word"),
         ("conv1.weight", "conv1", "conv1"),
         ("wav2vec2.encoder.layers.3.fc1.weight", "wav2vec2.encoder.layers.3", None),  # the root is no block
+        ("wav2vec2.layers.3.weight", "wav2vec2.layers.3", None),
         ("stage2.conv.weight", "stage2", "stage2.conv"),
         ("cls_token", "cls_token", "cls_token"),
         ("param2", "param2", "param2"),  # the tensor's own name is no block

@@ -275,3 +275,10 @@ def test_tensors_after_a_tied_pair_are_their_own(tmp_path: Path) -> None:
         assert torch.allclose(state[name], torch.stack([s[name] for s in states]).mean(dim=0), atol=1e-6), (
             name
         )
+
+
+def test_a_soup_its_type_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    pool = write(tmp_path, [{"w": torch.full((3,), sign * 6e4).half()} for sign in (1, -1)])
+    soup = Soup(pool, Layout.of(pool), torch.tensor([[2.0], [-1.0]], dtype=torch.float64))
+    with pytest.raises(SoupError, match="w"):
+        soup.state_dict()

@@ -182,7 +182,8 @@ def _call(node: ast.Call) -> Iterator[Site]:
     if name in _CALLS:
         yield f"{name} -> {_CALLS[name]} in `{ast.unparse(node)}`", node, _other_function(_CALLS[name])
     plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-    if len(plain) == len(node.args) >= 2 and name not in ("isinstance", "min", "max", "getattr"):
+    several = len(plain) == len(node.args) >= 2 and ast.dump(plain[0]) != ast.dump(plain[1])
+    if several and name not in ("isinstance", "min", "max", "getattr"):
         yield f"first two arguments exchanged in `{ast.unparse(node)}`", node, _exchange_arguments
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count, islice
+
 import torch
 
 from stockpot.task.order import generator
@@ -12,10 +15,12 @@ def schedule(
 ) -> list[list[int]]:
     """Shuffled passes over the pool, cut into blocks of at most `size`; indices within a block are sorted,
     so that one block of all models is the same whatever the seed."""
-    per_pass = -(-models // size)
-    wanted = blocks if blocks is not None else passes * per_pass
-    out: list[list[int]] = []
-    for number in range(-(-wanted // per_pass)):
+    wanted = blocks if blocks is not None else passes * -(-models // size)
+    return list(islice(_endless(models, size, seed), wanted))
+
+
+def _endless(models: int, size: int, seed: int) -> Iterator[list[int]]:
+    for number in count():
         order = torch.randperm(models, generator=generator("blocks", seed, number)).tolist()
-        out += [sorted(order[start : start + size]) for start in range(0, models, size)]
-    return out[:wanted]
+        for start in range(0, models, size):
+            yield sorted(order[start : start + size])
