@@ -156,3 +156,17 @@ def test_sweeping_removes_halves_and_puts_back_what_stepped_aside(tmp_path: Path
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".hidden", "c.writing", "done", "soup"]
     assert (tmp_path / "soup" / "model").read_text() == "old"
     atomic.sweep(tmp_path / "nowhere")
+
+
+def test_directories_are_made_with_what_they_lie_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = tmp_path / "a" / "b" / "c"
+    atomic.make_directory(wanted)
+    assert wanted.is_dir()
+    atomic.make_directory(wanted)
+    # Another process may make it between the look and the making.
+    real, looks = Path.is_dir, [True]
+    monkeypatch.setattr(
+        Path, "is_dir", lambda self: real(self) and not (self == wanted and looks and looks.pop())
+    )
+    atomic.make_directory(wanted)
+    assert not looks

@@ -55,6 +55,13 @@ def test_the_users_path_wins(tmp_path: Path) -> None:
     assert opened(tmp_path, saved).key == "state_dict"
 
 
+def test_four_keys_deep_is_deeper_than_real_files_go(tmp_path: Path) -> None:
+    three = {"model": {"module": {"state_dict": RAW}}}
+    assert opened(tmp_path, three).key == "model.module.state_dict"
+    with pytest.raises(CheckpointError):
+        opened(tmp_path, {"net": three})
+
+
 def test_nested_known_keys_give_a_dotted_path(tmp_path: Path) -> None:
     found = opened(tmp_path, {"model": {"state_dict": RAW, "ema": EMA}})
     assert (found.key, found.other_keys) == ("model.state_dict", ("model.ema",))
