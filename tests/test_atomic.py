@@ -170,3 +170,10 @@ def test_directories_are_made_with_what_they_lie_in(tmp_path: Path, monkeypatch:
     )
     atomic.make_directory(wanted)
     assert not looks
+
+
+def test_a_directory_takes_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "soup").write_text("a file")
+    with atomic.directory(tmp_path / "soup", overwrite=True) as folder:
+        (folder / "model").write_text("new")
+    assert [path.name for path in (tmp_path / "soup").iterdir()] == ["model"]
