@@ -229,6 +229,12 @@ def deep_key(folder: Path) -> Path:
     return archive(folder / "m.pt", table((text(b"w"), tensor()), (b"K\x01" + b"\x85" * 10**6, b"N")))
 
 
+@threat("crash: pairs nested a hundred thousand deep on one side", "nested more than 100 deep", PICKLES)
+def lopsided_key(folder: Path) -> Path:
+    pairs = b"K\x01" + b"K\x01\x86" * 10**5
+    return archive(folder / "m.pt", table((text(b"w"), tensor()), (pairs, b"N")))
+
+
 @threat("memory: a value numbered four billion", "more than it can have", PICKLES)
 def large_memo(folder: Path) -> Path:
     return archive(folder / "m.pt", _in_a_table(b"Nr\xff\xff\xff\xff"))
