@@ -90,12 +90,12 @@ def _members(session: int) -> set[int]:
 def test_a_worker_that_is_killed_is_missed_and_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pool")]
-    state = tmp_path / "pool" / "search" / "trial_001.safetensors"
+    states = [tmp_path / "pool" / "search" / f"trial_00{number}.safetensors" for number in range(2)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as search:
         deadline = time.monotonic() + 60
-        while not state.is_file() and time.monotonic() < deadline:
+        while not all(state.is_file() for state in states) and time.monotonic() < deadline:
             time.sleep(0.05)
         workers = [pid for pid in _members(search.pid) - {search.pid} if _is_worker(pid)]
         assert len(workers) == 2
@@ -106,8 +106,8 @@ def test_a_worker_that_is_killed_is_missed_and_costs_nothing(tmp_path: Path) -> 
     assert "found one that died with exit code -9" in err
     assert "run again to continue, nothing is lost" in err
     assert _all_gone(search.pid)
-    for number in range(2):  # the other one saved before it went
-        assert course(tmp_path / "pool" / "search" / f"trial_00{number}.safetensors")["step"] > 0
+    for state in states:  # the other one saved before it went
+        assert course(state)["step"] > 0
 
 
 def course(path: Path) -> dict[str, Any]:
