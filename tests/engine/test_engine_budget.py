@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def test_first_precision_then_the_batch_then_models_then_gradients() -> None:
     assert at(total(18, torch.int8, 4)) == (18, torch.int8, 4, False)
     assert at(total(9, torch.int8, 16)) == (9, torch.int8, 16, False)
     assert at(total(1, torch.int8, 16, True)) == (1, torch.int8, 16, True)
+
+
+@pytest.mark.parametrize("sample", [1e3, 0.0])  # small activations; on a CPU nobody knows what they take
+def test_a_batch_is_cut_only_as_far_as_that_helps(sample: float) -> None:
+    need = replace(NEED, sample=sample)
+    room = int(MARGIN * sum(parts(need, 9, torch.int8, 1, False).values())) + 1
+    found = plan(room, need=need)  # 18 do not fit however the batch is cut
+    assert (found.block_size, found.accumulate) == (9, 1)
+    assert plan(1000, need=need).accumulate == (16 if sample else 1)
 
 
 def test_a_block_size_the_user_fixed_is_kept() -> None:

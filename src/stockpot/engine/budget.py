@@ -96,8 +96,9 @@ def choose(
 ) -> Plan:
     """The first arrangement that fits the budget, giving up as little as possible.
 
-    First precision (rounded directions do not change results measurably), then the batch in pieces, then the block
-    size unless the user fixed it, then low-memory mode. The last resort is returned even if it does not fit.
+    First precision (rounded directions do not change results measurably), then the batch in as few pieces as will do,
+    then the block size unless the user fixed it, then low-memory mode. The last resort is returned even if it does
+    not fit.
     """
 
     def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
@@ -117,20 +118,21 @@ def choose(
         if best.total <= budget:
             return best
     dtype = dtypes[-1]
-    pieces = accumulate
-    while pieces * 2 <= max_accumulate and best.total > budget:
-        pieces *= 2
-        best = plan(wanted_block, dtype, pieces, low_memory, "the whole batch would not fit")
-    if best.total <= budget:
-        return best
-    if not fixed_block:
-        b = wanted_block
-        while b > 1 and best.total > budget:
-            b = max(1, b // 2)
-            best = plan(b, dtype, pieces, low_memory, f"{wanted_block} models would not fit")
-        if best.total <= budget:
-            return best
-    best = plan(best.block_size, dtype, pieces, True, "gradients would not fit at once")
+    cuts = [accumulate]
+    while need.sample and cuts[-1] * 2 <= max_accumulate:  # without activations to save, pieces save nothing
+        cuts.append(cuts[-1] * 2)
+    blocks = [wanted_block]
+    while not fixed_block and blocks[-1] > 1:
+        blocks.append(blocks[-1] // 2)
+    for b in blocks:
+        reason = (
+            "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
+        )
+        for pieces in cuts:
+            best = plan(b, dtype, pieces, low_memory, reason)
+            if best.total <= budget:
+                return best
+    best = plan(blocks[-1], dtype, cuts[-1], True, "gradients would not fit at once")
     return (
         best
         if best.total <= budget

@@ -6,12 +6,12 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stockpot.report import charts, glossary, words
 from stockpot.report.charts.canvas import Picture
-from stockpot.report.charts.distances import outlier
-from stockpot.report.record import Method, Run, Score
+from stockpot.report.decisions import Decision, greedy_decisions, guard_decision
+from stockpot.report.facts import ingredient_table, machine_facts, pool_facts
+from stockpot.report.record import Run
 from stockpot.report.rows import DATA, Row, common_kind, rows_of
 
 
@@ -22,15 +22,6 @@ class Tile:
     value: str
     text: str
     tone: str = ""  # "good" or "bad"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What greedy did with one candidate."""
-
-    ingredient: str
-    added: bool
-    score: str
 
 
 @dataclass(frozen=True)
@@ -64,9 +55,9 @@ class Page:
 
 def page_of(run: Run) -> Page:
     rows = rows_of(run)
-    greedy, greedy_summary = _greedy(run)
-    guard, guard_summary = _guard(run)
-    ingredients, columns = _ingredients(run)
+    greedy, greedy_summary = greedy_decisions(run)
+    guard, guard_summary = guard_decision(run)
+    ingredients, columns = ingredient_table(run)
     return Page(
         title=str(run.about.get("title") or run.path.name),
         subtitle=_subtitle(run),
@@ -84,10 +75,10 @@ def page_of(run: Run) -> Page:
         guard_summary=guard_summary,
         ingredients=ingredients,
         ingredient_columns=columns,
-        facts=_facts(run),
+        facts=pool_facts(run),
         command=shlex.join(str(word) for word in run.about.get("command") or []),
         recipe=run.recipe.strip(),
-        environment=_environment(run),
+        environment=machine_facts(run),
         notes=_notes(run),
         terms=glossary.TERMS,
         version=str(run.about.get("stockpot") or ""),
@@ -196,134 +187,3 @@ def _verdict(rows: list[Row]) -> str:
     best = max(scored, key=lambda row: row.score.mean if row.score else -math.inf)
     score, between = best.cells()[1:3]
     return f"So far {best.method} scores highest: {score} on the {DATA[best.kind]} (95 % interval {between})."
-
-
-def _greedy(run: Run) -> tuple[list[Decision], str]:
-    method = next((m for m in run.methods if m.result.get("greedy")), None)
-    if method is None:
-        return [], ""
-    steps = method.result["greedy"]
-    decisions = [
-        Decision(
-            str(step.get("ingredient", "")),
-            bool(step.get("added")),
-            "–" if step.get("score") is None else run.metric.value(float(step["score"])),
-        )
-        for step in steps
-    ]
-    kept = sum(decision.added for decision in decisions)
-    summary = (
-        f"Greedy went through {words.plural(len(decisions), 'ingredient')} from the best to the worst, adding"
-        f" each to the average of those before it, and kept {kept}: the others did not raise the score on the"
-        " fitting data. A dash stands for a candidate that was given up early, because it could not win any more."
-    )
-    return decisions, summary
-
-
-def _guard(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
-    method = next((m for m in run.methods if m.result.get("guard")), None)
-    if method is None:
-        return [], ""
-    guard = method.result["guard"]
-    winner = str(guard.get("winner"))
-    scores = [(str(name), Score.read(value)) for name, value in (guard.get("held_out") or {}).items()]
-    intervals = guard.get("intervals") or {}
-    table = [
-        (name, run.metric.value(score.mean) + _between(run, intervals.get(name)), name == winner)
-        for name, score in scores
-        if score is not None
-    ]
-    if winner == "learned":
-        summary = "The guard kept the learned soup: nothing simpler did better on data it had not seen."
-    else:
-        summary = (
-            f"The guard stepped in: {winner} did better on data it had not seen, so {method.name}"
-            f" returned {winner} instead of the learned soup."
-        )
-    return table, summary
-
-
-def _ingredients(run: Run) -> tuple[list[dict[str, str]], list[str]]:
-    """One line per ingredient with its own score, its weight, and how it was trained."""
-    shown: Method | None = run.showpiece
-    weight = shown.weight if shown else None
-    odd = outlier(run)
-    trials = [item.get("trial") or {} for item in run.ingredients]
-    settings = list(dict.fromkeys(str(key) for trial in trials for key in trial))[:8]
-    lines = []
-    for k in run.best_first if run.ingredients else []:
-        score = run.own_scores[k]
-        line = {
-            "ingredient": run.names[k] + (" (outlier)" if k == odd else ""),
-            "own score": "–"
-            if math.isnan(score)
-            else run.metric.value(float(score)) + _between(run, _ends(run.ingredients[k].get("fit"))),
-        }
-        if weight is not None and shown is not None:
-            line[f"weight in {shown.name}"] = f"{weight[k]:.3f}".replace("-", "−")
-        line.update({key: _text(trials[k].get(key, "")) for key in settings})
-        line["digest"] = str(run.ingredients[k].get("digest") or "")[:8]
-        lines.append(line)
-    return lines, list(lines[0]) if lines else []
-
-
-def _ends(score: Any) -> list[Any] | None:
-    return [score.get("low"), score.get("high")] if isinstance(score, Mapping) else None
-
-
-def _between(run: Run, ends: Any) -> str:
-    """The 95 % interval in brackets, where it is known."""
-    if not ends or any(end is None for end in ends):
-        return ""
-    low, high = (run.metric.bare(float(end)) for end in ends)
-    return f" ({low} to {high})"
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    pool = run.pool
-    facts = [
-        ("seed", run.about.get("seed")),
-        ("recipe digest", str(run.about.get("recipe_digest") or "")[:16]),
-    ]
-    if pool:
-        facts += [
-            (
-                "tensors",
-                f"{pool.get('tensors', 0):,} of {words.count(int(pool.get('parameters') or 0))} parameters",
-            ),
-            ("dtypes", ", ".join(f"{count} {name}" for name, count in (pool.get("dtypes") or {}).items())),
-            ("size of one ingredient", words.size(_first(pool.get("ingredients"), "bytes"))),
-        ]
-        frozen, tied = len(pool.get("frozen") or []), len(pool.get("tied") or [])
-        if frozen:
-            facts.append(("the same in all ingredients", words.plural(frozen, "tensor")))
-        if tied:
-            facts.append(("tied within each ingredient", f"{words.plural(tied, 'group')} of tensors"))
-        doubles = [" = ".join(run.names[k] for k in group) for group in pool.get("duplicates") or []]
-        if doubles:
-            facts.append(("equal ingredients", "; ".join(doubles)))
-    return [(name, str(value)) for name, value in facts if value not in (None, "", "–")]
-
-
-def _environment(run: Run) -> list[tuple[str, str]]:
-    known = run.about.get("environment") or {}
-    return [
-        (str(key), words.size(value) if key == "memory" and isinstance(value, int) else _text(value))
-        for key, value in known.items()
-    ]
-
-
-def _first(items: Any, key: str) -> float | None:
-    return float(items[0][key]) if items and items[0].get(key) else None
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "–"}[value]
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return str(value)

@@ -6,6 +6,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _CONTROL = [chr(i) for i in (*range(32), *range(0x7F, 0xA0)) if chr(i) not in "\n\t"]
 _DIRECTION = [chr(i) for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
@@ -46,6 +47,13 @@ class Metric:
             return "?"
         shown = f"{100 * score:.2f}" if self.scale == 100 else _decimal(score)
         return shown.replace("-", "−")
+
+    def between(self, ends: Sequence[Any] | None) -> str:
+        """An interval in brackets, behind a space; nothing where it is not known."""
+        if not ends or any(end is None for end in ends):
+            return ""
+        low, high = (self.bare(float(end)) for end in ends)
+        return f" ({low} to {high})"
 
     def change(self, difference: float) -> str:
         if not math.isfinite(difference):
