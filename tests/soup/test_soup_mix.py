@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stockpot.soup import mix
+from stockpot.soup.build import AHEAD, THREADS, _ahead
 from stockpot.soup.mix import GAIN, mix_statistic, mix_tensor
 
 PARTS = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([3.0, 5.0, -1.0]), torch.tensor([-4.0, 0.25, 8.0])]
@@ -61,9 +62,9 @@ def test_a_statistic_is_the_average_over_positive_weights() -> None:
     assert mix_statistic(parts[:2], [-1.0, 0.0]).tolist() == [1.5], "without any, all count alike"
 
 
-def test_tensors_are_computed_only_a_few_ahead() -> None:
+@pytest.mark.parametrize(("size", "ahead"), [(1, THREADS + 1), (AHEAD // 2, 2), (3 * AHEAD, 1)])
+def test_tensors_are_computed_only_a_few_ahead(size: int, ahead: int) -> None:
     """A soup of any size is built in the memory of a handful of its tensors."""
-    from stockpot.soup.build import _ahead
 
     begun: list[str] = []
 
@@ -72,10 +73,10 @@ def test_tensors_are_computed_only_a_few_ahead() -> None:
         return torch.zeros(1)
 
     names = [f"t{k}" for k in range(40)]
-    values = _ahead(make, names)
+    values = _ahead(make, names, lambda name: size)
     for taken in range(1, 31):
         next(values)
-        assert len(begun) <= taken + 8
+        assert len(begun) <= taken + ahead
     assert len(list(values)) == 10
     assert sorted(begun) == sorted(names)
 

@@ -18,7 +18,8 @@ from stockpot.soup.finite import check_holds
 from stockpot.soup.mix import mix_statistic, mix_tensor
 from stockpot.soup.weights import heaviest
 
-THREADS = 4  # more would wait for the interpreter
+THREADS = 8
+AHEAD = 1 << 28  # values mixed and not yet asked for: 1 GiB as fp32
 
 
 def tensors(
@@ -66,7 +67,7 @@ def tensors(
     total = sum(spec.nbytes for spec in pool.specs.values())
     written = 0
     names = [name for name in pool.specs if first_of.get(name, name) == name]
-    with closing(_ahead(value, names)) as values:
+    with closing(_ahead(value, names, lambda name: pool.specs[name].numel)) as values:
         for name, spec in pool.specs.items():
             first = first_of.get(name, name)
             if first != name:
@@ -80,17 +81,23 @@ def tensors(
             yield name, made.to(dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype)
 
 
-def _ahead(function: Callable[[str], Tensor], names: Iterable[str]) -> Generator[Tensor, None, None]:
+def _ahead(
+    function: Callable[[str], Tensor], names: Iterable[str], size: Callable[[str], int]
+) -> Generator[Tensor, None, None]:
     """The function of each name, in order, a few of them computed ahead on other threads."""
     threads = min(THREADS, os.cpu_count() or 1)
-    waiting: deque[Future[Tensor]] = deque()
+    waiting: deque[tuple[Future[Tensor], int]] = deque()
+    held = 0
     pool = ThreadPoolExecutor(threads, "stockpot-mix")
     try:
         for name in names:
-            waiting.append(pool.submit(function, name))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
+            while waiting and (len(waiting) > threads or held + size(name) > AHEAD):
+                made, values = waiting.popleft()
+                held -= values
+                yield made.result()
+            waiting.append((pool.submit(function, name), size(name)))
+            held += size(name)
         while waiting:
-            yield waiting.popleft().result()
+            yield waiting.popleft()[0].result()
     finally:
         pool.shutdown(cancel_futures=True)
