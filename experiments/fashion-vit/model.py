@@ -9,8 +9,6 @@ from torch.nn import functional
 SIDE, PATCH = 28, 4
 PIXELS = PATCH * PATCH
 TOKENS = (SIDE // PATCH) ** 2
-# As large as embedded patches are: with small ones a model that averages its tokens is a bag of patches for long.
-POSITION = 0.3
 
 
 def build(classes: int = 10, width: int = 192, depth: int = 6, heads: int = 6) -> VisionTransformer:
@@ -52,7 +50,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, classes: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.embed = nn.Linear(PIXELS, width)
-        self.position = nn.Parameter(POSITION * torch.randn(TOKENS, width))
+        self.position = nn.Parameter(0.02 * torch.randn(TOKENS, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

@@ -31,6 +31,11 @@ class Way:
     chosen_blocks: bool = False  # the next block by the size of its gradient
     first: Way | None = None  # start where this one ends, on the same fold
     retreat: bool = False  # where the held-out loss did not fall: back to the best, at half the rate
+    advance: float = 1.0  # times this rate where the held-out loss fell
+    shared: bool = (
+        False  # one size of gradient for all coefficients instead of each its own: AdamW with a common v
+    )
+    batch: int = BATCH
     lbfgs: bool = False  # full batches; `steps` is then the number of iterations
 
 
@@ -71,7 +76,7 @@ def _adam(
     groups: list[dict[str, Any]] = [{"params": [z], "weight_decay": way.weight_decay}]
     if tau is not None:
         groups.append({"params": [tau], "weight_decay": 0.0})
-    optimiser = torch.optim.AdamW(groups, lr=way.lr, foreach=True)
+    optimiser: torch.optim.Optimizer = (Shared if way.shared else torch.optim.AdamW)(groups, lr=way.lr)
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())  # mean over k of |d_k|^2
     best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0)
     total, count = torch.zeros_like(start), 0
@@ -84,7 +89,7 @@ def _adam(
     for j in range(way.steps if stop is None else stop):
         if way.block is not None and j % per_block == 0:
             mask = _next_block(problem, way, c.to_a(z.detach()), inside, blocks, generator)
-        rows = _batch(inside, j, seed)
+        rows = _batch(inside, j, seed, way.batch)
         a = c.to_a(z.detach())
         _, slope = problem.gradient(a, rows, tau)
         if way.penalty:
@@ -110,6 +115,7 @@ def _adam(
             loss = problem.loss_on(shown, outside, tau)
             if loss < best.held_out:
                 best, best_z = Solved(shown.clone(), loss, j + 1), z.detach().clone()
+                factor *= way.advance
             elif way.retreat:
                 factor *= 0.5
                 with torch.no_grad():
@@ -174,10 +180,31 @@ def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: T
     return best
 
 
-def _batch(rows: Tensor, j: int, seed: int) -> Tensor:
-    per_epoch = len(rows) // BATCH
+class Shared(torch.optim.Optimizer):
+    """AdamW whose second moment is one number for a tensor: the mean over its elements."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(t=0, m=torch.zeros_like(p), v=torch.zeros((), device=p.device))
+                state["t"] += 1
+                state["m"].lerp_(p.grad, 0.1)
+                state["v"].lerp_(p.grad.square().mean(), 0.001)
+                m, v = state["m"] / (1 - 0.9 ** state["t"]), state["v"] / (1 - 0.999 ** state["t"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(group["lr"] * m / (v.sqrt() + 1e-8))
+
+
+def _batch(rows: Tensor, j: int, seed: int, size: int) -> Tensor:
+    per_epoch = len(rows) // size
     if per_epoch == 0:
         return rows
     epoch, place = divmod(j, per_epoch)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    return rows[order[place * BATCH : (place + 1) * BATCH]]
+    return rows[order[place * size : (place + 1) * size]]

@@ -12,7 +12,7 @@ from stockpot import cook
 from stockpot.engine.descent import learning_rates
 from stockpot.errors import MethodError
 from stockpot.methods.settings import settings_for
-from stockpot.methods.visit import RETREATS
+from stockpot.methods.visit import SLOWEST
 from zoo import zoo
 
 BRIEF: dict[str, Any] = {"batch_size": 16, "lr": 0.1}
@@ -53,26 +53,30 @@ def test_the_schedule_begins_anew() -> None:
     assert learning_rates(settings_for("hl+", coarse=0.25, schedule="constant"), 8) == [0.01] * 8
 
 
-def test_where_held_out_loss_does_not_fall_steps_get_smaller_until_it_is_left_at_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("advance", [1.0, 1.5])
+def test_steps_get_smaller_where_held_out_loss_does_not_fall_and_larger_where_it_does(
+    tmp_path: Path, advance: float
+) -> None:
     told = history(
         tmp_path, "crossfit",
-        folds=2, steps=60, evaluations=30, coarse=0.0, lr=5.0, schedule="constant", guard=False,
+        folds=2, steps=60, evaluations=30, coarse=0.0, lr=5.0, schedule="constant", guard=False, advance=advance,
     )  # fmt: skip
     for fold in (0, 1):
         mine = [h for h in told if h.get("fold") == fold]
-        rate, best, retreats = 5.0, float("inf"), 0
+        rate, best, advances = 5.0, float("inf"), 0
         for now, after in pairwise(mine):
             if now["kind"] == "held_out":
-                if now["loss"] < best:
-                    best = now["loss"]
-                elif now["step"] > 0:
-                    retreats += 1
-                    rate /= 2
+                better = now["loss"] < best
+                best = min(best, now["loss"])
+                if now["step"] > 0:
+                    rate *= advance if better else 0.5
+                    advances += better
             if after["kind"] == "step":
-                assert after["lr"] == rate
+                assert after["lr"] == pytest.approx(rate)
         assert mine[-1]["kind"] == "held_out"
-        assert sum(h["kind"] == "step" for h in mine) < 60
-        assert retreats + (mine[-1]["loss"] >= best) == RETREATS
+        assert advances
+        assert sum(h["kind"] == "step" for h in mine) < 60, "left at the best it has"
+        assert rate * 0.5 <= 5.0 * SLOWEST < rate
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,8 @@ def test_where_held_out_loss_does_not_fall_steps_get_smaller_until_it_is_left_at
         ({"retreat": True}, "setting retreat: expected False, or folds of at least 2"),
         ({"coarse": 1.0}, "setting coarse: expected a share in"),
         ({"coarse": -0.1}, "setting coarse: expected a share in"),
+        ({"advance": 0.9}, "setting advance: expected between 1 and 2"),
+        ({"advance": 2.1}, "setting advance: expected between 1 and 2"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], text: str) -> None:

@@ -53,6 +53,7 @@ class Settings:
     retreat: bool = (
         False  # where held-out loss does not fall: back to the best coefficients, at half the rate
     )
+    advance: float = 1.0  # with `retreat`: factor on the rate where held-out loss did fall
     guard: bool = False  # fall back to best / uniform / greedy when they score higher on held-out data
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
         "auto"  # how loaded models are kept; auto: exact on a CPU
@@ -88,6 +89,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "folds": 4,
         "evaluations": 20,
         "retreat": True,
+        "advance": 1.5,
         "guard": True,
     },
 }
@@ -232,6 +234,7 @@ def _check(s: Settings) -> None:
         "False, or folds of at least 2 to have held-out data",
         "set folds=4",
     )
+    need(1 <= s.advance <= 2, "advance", "between 1 and 2", "1.5 means half as fast again; 1 never speeds up")
     need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
     need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
     need(

@@ -19,7 +19,8 @@ from stockpot.methods.visits import Visits
 
 Tell = Callable[..., None]
 
-RETREATS = 6  # halvings of the rate after which further steps would hardly move
+SLOWEST = 0.5**6  # of the rate: further steps would hardly move
+FASTEST = 2.0**10
 
 
 class Visit:
@@ -43,7 +44,9 @@ class Visit:
         self.every = max(1, steps // settings.evaluations)
         self.coarse = coarse_steps(settings, steps)  # steps before the groups of a model part
         self.done = 0
-        self.retreats = 0  # since the visit began or the groups parted
+        self.pace = (
+            1.0  # factor on the rate, by what held-out loss did since the visit began or the groups parted
+        )
         self.setbacks = track.setbacks
         self.setbacks.begin_visit()
         self.best = Point(track.held_out_loss, raw, track.temperature)
@@ -78,12 +81,12 @@ class Visit:
     @property
     def _factor(self) -> float:
         """On the learning rate."""
-        return self.setbacks.factor * 0.5**self.retreats
+        return self.setbacks.factor * self.pace
 
     def _part(self) -> None:
         """From here on every group of a model moves on its own, from the best so far."""
         start = self._here(float("inf")) if self.track.held_out is None else self.best
-        self.retreats = 0
+        self.pace = 1.0
         self.descent.tie(False)
         self._restart(start)
 
@@ -148,6 +151,8 @@ class Visit:
                 here = self._here(self._held_out())
                 if here.loss < self.best.loss and _is_finite(here):
                     self.best = here
+                    if self.settings.retreat:  # which takes back what was too fast
+                        self._speed_up()
                 elif self.settings.retreat:
                     self._retreat()
         elif self.done % stretch_of(self.every) == 0:
@@ -156,10 +161,14 @@ class Visit:
             if _is_finite(here):
                 self.stretch = Stretch(here.raw, here.temperature)
 
+    def _speed_up(self) -> None:
+        self.pace = min(FASTEST, self.pace * self.settings.advance)
+        self.descent.slow(self._factor)
+
     def _retreat(self) -> None:
         """Try again from the best coefficients in smaller steps, or leave it at them."""
-        self.retreats += 1
-        if self.retreats == RETREATS:
+        self.pace *= 0.5
+        if self.pace <= SLOWEST:
             self.done = self._stage_end
         self._restart(self.best)
 
@@ -201,7 +210,7 @@ class Visit:
             "stretch_temperature": self.stretch.temperature,
             "stretch": [self.stretch.total, self.stretch.steps, self.stretch.clean],
             "setbacks": self.setbacks.to_json(),
-            "retreats": self.retreats,
+            "pace": self.pace,
         }
         self.visits.partial = (tensors, values)
         self.visits.save()
@@ -217,7 +226,7 @@ class Visit:
         total, steps, clean = values["stretch"]
         self.stretch = Stretch(tensors["stretch"], values["stretch_temperature"], total, steps, clean)
         self.setbacks = self.track.setbacks = Setbacks.from_json(values["setbacks"])
-        self.retreats = values["retreats"]
+        self.pace = values["pace"]
 
     # Giving up.
 

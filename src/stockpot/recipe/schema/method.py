@@ -18,7 +18,7 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 GRANULARITIES = ("model", "block", "module", "tensor")
 
 # What tells methods apart: in a comparison the method's name decides these, not the recipe.
-_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat"}
+_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance"}
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
@@ -129,6 +129,9 @@ class Method(Section):
         None,
         description="Where held-out loss does not fall, go back to the best coefficients at half the rate. "
         "Needs folds.",
+    )
+    advance: float | None = Field(
+        None, description="With retreat: factor on the rate where held-out loss does fall."
     )
     guard: bool | None = Field(
         None, description="Fall back to best, uniform or greedy when they score higher on held-out data."
