@@ -51,14 +51,18 @@ class Eigenbasis(Plain):
         typical = values.mean(dim=1, keepdim=True)
         kept = values > floor * values.amax(dim=1, keepdim=True)  # the mean's own direction has length zero
         scale = torch.where(kept, (typical / values.clamp_min(1e-30)).sqrt(), torch.zeros_like(values))
-        self._map = (vectors * scale.unsqueeze(1)).float()  # (G, K, K): a = map z
+        self._map: Tensor = (vectors * scale.unsqueeze(1)).float()  # (G, K, K): a = map z
 
     def start(self, a: Tensor) -> Tensor:
-        solved = torch.linalg.pinv(self._map) @ a.T.unsqueeze(-1)  # (G, K, 1)
-        return solved.squeeze(-1).T.contiguous()
+        return _columns(torch.linalg.pinv(self._map), a).contiguous()
 
     def to_a(self, z: Tensor) -> Tensor:
-        return (self._map @ z.T.unsqueeze(-1)).squeeze(-1).T
+        return _columns(self._map, z)
 
     def pull(self, slope: Tensor) -> Tensor:
-        return (self._map.mT @ slope.T.unsqueeze(-1)).squeeze(-1).T
+        return _columns(self._map.mT, slope)
+
+
+def _columns(matrices: Tensor, values: Tensor) -> Tensor:
+    """Each group's matrix times its column: (G, K, K), (K, G) -> (K, G)."""
+    return torch.einsum("gij,jg->ig", matrices, values)

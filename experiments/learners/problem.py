@@ -67,7 +67,7 @@ class Problem:
     def full_gradient(self, a: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The same over all rows, in batches."""
         loss, slope = torch.zeros((), device=self.device), torch.zeros_like(self.a)
-        for part in rows[: len(rows) // BATCH * BATCH].split(BATCH):
+        for part in torch.split(rows[: len(rows) // BATCH * BATCH], BATCH):
             one, g = self.gradient(a, part)
             loss += one
             slope += g
@@ -106,6 +106,10 @@ class Problem:
             self._steps[key] = self._made(size, backward)
         self._steps[key]()
 
+    def _clear(self) -> None:
+        self.live.clear_gradient()
+        self.tau.grad = None
+
     def _made(self, size: int, backward: bool) -> Callable[[], None]:
         example = self.task.fit.batch(torch.zeros(size, dtype=torch.long))
 
@@ -119,8 +123,7 @@ class Problem:
                 with torch.no_grad():
                     self.loss.copy_(self.task.loss(batch, temperature=self.tau))
                 return
-            self.live.clear_gradient()
-            self.tau.grad = None
+            self._clear()
             loss = self.task.loss(batch, temperature=self.tau)
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():

@@ -168,7 +168,7 @@ def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: T
 
     worse = 0
     for j in range(way.steps):
-        optimiser.step(closure)  # type: ignore[arg-type]
+        optimiser.step(closure)  # type: ignore[no-untyped-call]
         now = c.to_a(z.detach())
         loss = problem.loss_on(now, outside)
         if loss < best.held_out:
