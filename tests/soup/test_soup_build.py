@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -258,6 +259,28 @@ def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
     assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
     own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
     assert torch.allclose(built["1.running_var"], own.mean(dim=0))
+
+
+@pytest.mark.parametrize(("cores", "hashed", "wide"), [(8, True, True), (7, True, False), (8, False, False)])
+def test_many_idle_cores_share_an_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, hashed: bool, wide: bool
+) -> None:
+    """Not while the digests are computed beside: the slowest thread would hold up all others."""
+    pool = write(tmp_path / "pool", fine_tunes(mlp, 3))
+    assert not pool.hashed
+    if hashed:
+        pool.digests()
+    seen = set[bool]()
+
+    def mixed(*args: Any, wide: bool, **options: Any) -> Tensor:
+        seen.add(wide)
+        return mix_tensor(*args, **options)
+
+    monkeypatch.setattr(build, "mix_tensor", mixed)
+    monkeypatch.setattr("torch.get_num_threads", lambda: cores)
+    Soup.uniform(pool).save(tmp_path / "soup")
+    assert seen == {wide}
+    assert pool.hashed
 
 
 def test_tensors_after_a_tied_pair_are_their_own(tmp_path: Path) -> None:

@@ -73,12 +73,23 @@ def test_tensors_are_computed_only_a_few_ahead(size: int, ahead: int) -> None:
         return torch.zeros(1)
 
     names = [f"t{k}" for k in range(40)]
-    values = _ahead(make, names, lambda name: size)
+    values = _ahead(make, names, lambda name: size, THREADS)
     for taken in range(1, 31):
         next(values)
         assert len(begun) <= taken + ahead
     assert len(list(values)) == 10
     assert sorted(begun) == sorted(names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("weights", [[0.5, 0.25, 0.25], [1.5, -0.25, -0.25], [-2.0, -1.0, 4.0]])
+def test_how_many_threads_share_an_operation_changes_no_bit(
+    dtype: torch.dtype, weights: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mix, "WIDE", 3 * mix.CHUNK)
+    size = 7 * mix.CHUNK + 13
+    parts = [torch.randn(size, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(3)]
+    assert torch.equal(mix_tensor(parts, weights, wide=True), mix_tensor(parts, weights))
 
 
 def test_negative_weights_come_last_however_small_the_others_are() -> None:

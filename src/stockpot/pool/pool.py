@@ -161,6 +161,14 @@ class Pool:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
         verify_unchanged(self._stamps)
 
+    @property
+    def hashed(self) -> bool:
+        """Whether the digests are known, so that asking for them reads nothing."""
+        return all(
+            len(table) == len(checkpoint.specs)
+            for checkpoint, table in zip(self.checkpoints, self._hashes, strict=True)
+        )
+
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
         hash_all(self.checkpoints, self._hashes, listen)

@@ -18,7 +18,8 @@ from stockpot.soup.finite import check_holds
 from stockpot.soup.mix import mix_statistic, mix_tensor
 from stockpot.soup.weights import heaviest
 
-THREADS = 8
+THREADS = 4  # eight were slower on 16 slow cores
+MANY = 8  # cores, from which torch's threads do better on one operation than ours on several
 AHEAD = 1 << 28  # values mixed and not yet asked for: 1 GiB as fp32
 
 
@@ -31,13 +32,16 @@ def tensors(
     copy_statistics: bool = False,
     dtype: torch.dtype | None = None,
     free: bool = False,
+    alone: bool = True,
     listen: Listener = ignore,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the soup under its name, in the pool's order and the ingredients' dtype.
 
     Not mixed are: frozen tensors (copied), excluded ones (the donor's), integers and booleans (the heaviest
     ingredient's), and running statistics (`statistics` if given, else the heaviest ingredient's or the average).
+    `alone` says that nothing else keeps the cores busy meanwhile: threads that share an operation wait for the slowest.
     """
+    wide = alone and torch.get_num_threads() >= MANY
     columns = W.T.tolist()  # (G, K)
     heavy = heaviest(W)
     overall = W.mean(dim=1).tolist()  # (K,)
@@ -57,7 +61,7 @@ def tensors(
         mixed = (
             mix_statistic(parts, overall)
             if reason == STATISTIC
-            else mix_tensor(parts, columns[layout.group_of[name]], free=free)
+            else mix_tensor(parts, columns[layout.group_of[name]], free=free, wide=wide)
         )
         check_holds(mixed, name, dtype if dtype is not None else spec.dtype)
         return mixed
@@ -67,7 +71,8 @@ def tensors(
     total = sum(spec.nbytes for spec in pool.specs.values())
     written = 0
     names = [name for name in pool.specs if first_of.get(name, name) == name]
-    with closing(_ahead(value, names, lambda name: pool.specs[name].numel)) as values:
+    threads = 1 if wide else min(THREADS, os.cpu_count() or 1)
+    with closing(_ahead(value, names, lambda name: pool.specs[name].numel, threads)) as values:
         for name, spec in pool.specs.items():
             first = first_of.get(name, name)
             if first != name:
@@ -82,10 +87,9 @@ def tensors(
 
 
 def _ahead(
-    function: Callable[[str], Tensor], names: Iterable[str], size: Callable[[str], int]
+    function: Callable[[str], Tensor], names: Iterable[str], size: Callable[[str], int], threads: int
 ) -> Generator[Tensor, None, None]:
     """The function of each name, in order, a few of them computed ahead on other threads."""
-    threads = min(THREADS, os.cpu_count() or 1)
     waiting: deque[tuple[Future[Tensor], int]] = deque()
     held = 0
     pool = ThreadPoolExecutor(threads, "stockpot-mix")

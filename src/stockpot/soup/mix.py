@@ -14,14 +14,19 @@ CHUNK = 1 << 15
 # Chunks per call: the running sum (512 KiB) stays in a core's own cache while K ingredients stream past it, and threads
 # meet at the interpreter's lock a quarter as often.
 GROUP = 4
+# Where many cores have nothing else to do: torch's own threads share one operation, each with its own part of the sum.
+WIDE = 1 << 21
 GAIN = 4.0  # positive weights may add up to this; what negative ones take back multiplies the rounding before them
 
 
-def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, free: bool = False) -> Tensor:
+def mix_tensor(
+    parts: Sequence[Tensor], weights: Sequence[float], *, free: bool = False, wide: bool = False
+) -> Tensor:
     """sum_k weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part.
 
     Computed from the heaviest part by differences: since the weights sum to one this is the same number, but the
-    soup of identical models is that model to the last bit, and so is a soup of one.
+    soup of identical models is that model to the last bit, and so is a soup of one. `wide`, for many cores, changes
+    no bit either: every operation is elementwise.
     """
     anchor = max(range(len(parts)), key=lambda k: abs(weights[k]))
     others = [
@@ -34,22 +39,24 @@ def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, free: bool 
     if not free and weights[anchor] > 0 and gain <= GAIN:
         # The negative ones last: so no partial sum of the weights comes near zero.
         ordered = sorted(others, key=lambda other: other[1] < 0)
-        _running_mean(out, base, ordered, weights[anchor])
+        _running_mean(out, base, ordered, weights[anchor], *((WIDE, 1) if wide else (CHUNK, GROUP)))
     else:
         _extrapolate(out, base, others, sum(weights) if free else 1.0)
     return out.view(parts[anchor].shape)
 
 
-def _running_mean(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], weight: float) -> None:
+def _running_mean(
+    out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], weight: float, size: int, group: int
+) -> None:
     """The weighted mean of the parts so far, part after part: one fused operation for each."""
     shares = []
     total = weight
     for _, weight in others:
         total += weight
         shares.append(weight / total)
-    pieces = [torch.split(x, CHUNK) for x in (out, base, *(part for part, _ in others))]
-    for at in range(0, len(pieces[0]), GROUP):
-        target, first, *rest = (chunks[at : at + GROUP] for chunks in pieces)
+    pieces = [torch.split(x, size) for x in (out, base, *(part for part, _ in others))]
+    for at in range(0, len(pieces[0]), group):
+        target, first, *rest = (chunks[at : at + group] for chunks in pieces)
         torch._foreach_copy_(target, first)
         for chunks, share in zip(rest, shares, strict=True):
             torch._foreach_lerp_(target, [_as(chunk, out.dtype) for chunk in chunks], share)

@@ -74,8 +74,9 @@ class Soup:
             atomic.directory(path, overwrite=overwrite) as folder,
             ThreadPoolExecutor(1, "stockpot-digests") as beside,
         ):
+            alone = self.pool.hashed
             known = beside.submit(self.pool.digests, listen)  # hashing and mixing read the same pages
-            write_weights(folder, self._tensors(dtype, listen), shard)
+            write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
             digests = known.result()
             self._copy_companions(folder)
             if self.statistics is not None:
@@ -131,7 +132,9 @@ class Soup:
         """
         return record.load(Path(path), ingredients, listen)
 
-    def _tensors(self, dtype: torch.dtype | None, listen: Listener) -> Iterable[tuple[str, Tensor]]:
+    def _tensors(
+        self, dtype: torch.dtype | None, listen: Listener, alone: bool = True
+    ) -> Iterable[tuple[str, Tensor]]:
         return build.tensors(
             self.pool,
             self.layout,
@@ -140,6 +143,7 @@ class Soup:
             copy_statistics=self.copy_statistics,
             dtype=dtype,
             free=self.free,
+            alone=alone,
             listen=listen,
         )
 
