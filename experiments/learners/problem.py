@@ -67,11 +67,12 @@ class Problem:
     def full_gradient(self, a: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The same over all rows, in batches."""
         loss, slope = torch.zeros((), device=self.device), torch.zeros_like(self.a)
-        for part in torch.split(rows[: len(rows) // BATCH * BATCH], BATCH):
+        size = min(BATCH, len(rows))
+        n = len(rows) // size
+        for part in torch.split(rows[: n * size], size):
             one, g = self.gradient(a, part)
             loss += one
             slope += g
-        n = len(rows) // BATCH
         return loss / n, slope / n
 
     def loss_on(self, a: Tensor, rows: Tensor, tau: Tensor | None = None) -> float:

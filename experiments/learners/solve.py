@@ -32,9 +32,8 @@ class Way:
     first: Way | None = None  # start where this one ends, on the same fold
     retreat: bool = False  # where the held-out loss did not fall: back to the best, at half the rate
     advance: float = 1.0  # times this rate where the held-out loss fell
-    shared: bool = (
-        False  # one size of gradient for all coefficients instead of each its own: AdamW with a common v
-    )
+    smooth: bool = False  # judge, and keep, the mean of the iterates since the last judgement
+    shared: bool = False  # AdamW with one second moment for all coefficients
     batch: int = BATCH
     lbfgs: bool = False  # full batches; `steps` is then the number of iterations
 
@@ -110,17 +109,23 @@ def _adam(
         if way.average and j >= way.steps // 2:
             total += now
             count += 1
+        if way.smooth:
+            total += now
+            count += 1
         if outside is not None and ((j + 1) % every == 0 or j + 1 == way.steps):
             shown = total / count if count else now
             loss = problem.loss_on(shown, outside, tau)
             if loss < best.held_out:
-                best, best_z = Solved(shown.clone(), loss, j + 1), z.detach().clone()
+                best = Solved(shown.clone(), loss, j + 1)
+                best_z = c.start(shown) if way.smooth else z.detach().clone()
                 factor *= way.advance
             elif way.retreat:
                 factor *= 0.5
                 with torch.no_grad():
                     z.copy_(best_z)
                 optimiser.state.clear()
+            if way.smooth:
+                total, count = torch.zeros_like(start), 0
     if outside is None:
         return Solved(total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps)
     return best

@@ -1,0 +1,108 @@
+"""The learners of the search: their gradient, their coordinates, and that every idea of the record can be run again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import search
+import torch
+from learners.coordinates import Eigenbasis, Grouped, Plain
+from learners.problem import Problem
+from learners.solve import Shared, Way, solve
+from torch import Tensor, nn
+
+from stockpot.task import Data
+from zoo import samples, zoo
+
+ROWS = torch.arange(32)
+OUTSIDE = torch.arange(32, 48)
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Iterator[Problem]:
+    pool, task = zoo(tmp_path, 5)
+    with Problem(pool, task, Data.of(samples(30, seed=7), name="dev")) as made:
+        yield made
+
+
+def some(problem: Problem, seed: int = 0) -> Tensor:
+    return 0.3 * torch.randn(problem.K, problem.G, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_gradient_is_that_of_the_loss(problem: Problem) -> None:
+    a, along = some(problem), some(problem, 1)
+    _, slope = problem.gradient(a, ROWS)
+    step = 1e-2
+    change = problem.loss_on(a + step * along, ROWS) - problem.loss_on(a - step * along, ROWS)
+    assert float((slope * along).sum()) == pytest.approx(change / (2 * step), rel=1e-2)
+
+
+def test_one_number_added_to_a_column_changes_nothing(problem: Problem) -> None:
+    a = some(problem)
+    assert problem.loss_on(a + 0.7, ROWS) == pytest.approx(problem.loss_on(a, ROWS), rel=1e-5)
+    assert problem.gradient(a, ROWS)[1].sum(dim=0).abs().max() < 1e-5
+
+
+def coordinates(problem: Problem) -> list[Plain]:
+    return [Plain(), Grouped([0, 0, 1, 1], problem.device), Eigenbasis(problem.gram)]
+
+
+def test_coordinates_pull_a_gradient_back_as_they_map_forward(problem: Problem) -> None:
+    for one in coordinates(problem):
+        z = torch.randn_like(one.start(some(problem)))
+        slope = some(problem, 3)
+        assert (one.to_a(z) * slope).sum() == pytest.approx(float((z * one.pull(slope)).sum()), rel=1e-3)
+        again = one.to_a(one.start(one.to_a(z)))
+        assert torch.allclose(again, one.to_a(z), atol=1e-3)
+
+
+def test_directions_are_orthogonal_in_the_eigenbasis(problem: Problem) -> None:
+    one = Eigenbasis(problem.gram)
+    for j in range(problem.G):
+        basis = one._map[j].double()
+        lengths = basis.T @ problem.gram[j].double() @ basis
+        lengths = lengths / lengths.diagonal().max()
+        assert torch.allclose(lengths, lengths.diagonal().round().diag(), atol=1e-3)
+
+
+def test_what_is_kept_is_never_worse_on_the_rows_outside(problem: Problem) -> None:
+    before = problem.loss_on(torch.zeros_like(problem.a), OUTSIDE)
+    for way in (
+        Way(20, 50.0, retreat=True),
+        Way(20, 0.05),
+        Way(20, 0.05, smooth=True, retreat=True, advance=1.5),
+    ):
+        found = solve(problem, way, ROWS, OUTSIDE, 0)
+        assert found.held_out <= before
+        assert problem.loss_on(found.a, OUTSIDE) == pytest.approx(found.held_out, rel=1e-5)
+
+
+def test_a_rate_that_is_far_too_high_arrives_by_retreating(problem: Problem) -> None:
+    kept, retreated = (
+        solve(problem, Way(40, 1e4, retreat=retreat), ROWS, OUTSIDE, 0).held_out for retreat in (False, True)
+    )
+    assert retreated < kept == problem.loss_on(torch.zeros_like(problem.a), OUTSIDE)
+
+
+def test_one_second_moment_for_all() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -2.0]))
+    optimiser = Shared([{"params": [weight], "weight_decay": 0.1}], lr=0.5)
+    weight.grad = torch.tensor([3.0, -4.0])
+    optimiser.step()
+    size = (25 / 2) ** 0.5  # the root mean square of the gradient
+    assert torch.allclose(weight, torch.tensor([0.95 - 0.5 * 3 / size, -1.9 + 0.5 * 4 / size]))
+
+
+def test_every_idea_of_the_record_runs(problem: Problem) -> None:
+    all_ideas = {**search.ideas(problem), **search.earlier(problem)}
+    assert len(all_ideas) > 40
+    for name, (way, folds) in all_ideas.items():
+        short = dataclasses.replace(way, steps=4, batch=min(way.batch, 16))
+        row, a, values = search.attempt(problem, short, min(folds, 4), 0)
+        assert bool(a.isfinite().all()), name
+        assert len(values) == 30, name
+        assert row["gradient_steps"] > 0, name
+        assert row["accuracy"] == pytest.approx(float(values.mean())), name
