@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +17,18 @@ ORDER = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
 
 @dataclass(frozen=True)
 class Point:
-    """One method of one run."""
+    """One method with one value of a setting: the run of seed 0, and what other seeds found."""
 
     x: float
     record: Mapping[str, Any]
     run: Mapping[str, Any]
+    others: tuple[float, ...] = ()  # accuracies of other seeds
 
     @property
     def accuracy(self) -> float:
-        return float(self.record["report"]["mean"])
+        """The mean over the seeds."""
+        found = (float(self.record["report"]["mean"]), *self.others)
+        return sum(found) / len(found)
 
 
 class Results:
@@ -67,19 +71,40 @@ class Results:
     def points(
         self, method: str, x: Callable[[Mapping[str, Any]], float], free: Iterable[str]
     ) -> list[Point]:
-        """Every run of seed 0 on the whole pool whose settings are those of `main`, save those in `free`."""
-        own = self.of_main(method)
-        if self.main is None or own is None:
-            return []
+        """Every run on the whole pool whose settings are those of `main`, save those in `free`.
+
+        The means are over the seeds that have every value: a range of means over different seeds would mean little.
+        """
+        first = self._of_seed(self.main, method, x, free)
+        others = [
+            found
+            for run in self.study("main").values()
+            if run is not self.main and set(found := self._of_seed(run, method, x, free)) >= set(first)
+        ]
+        return [
+            dataclasses.replace(first[value], others=tuple(found[value].accuracy for found in others))
+            for value in sorted(first)
+        ]
+
+    def _of_seed(
+        self,
+        main: Mapping[str, Any] | None,
+        method: str,
+        x: Callable[[Mapping[str, Any]], float],
+        free: Iterable[str],
+    ) -> dict[float, Point]:
+        own = (main or {}).get("methods", {}).get(method)
+        if main is None or own is None or own["report"] is None:
+            return {}
         found: dict[float, Point] = {}
-        for run in [self.main, *self.runs.values()]:
-            if any(run[key] != self.main[key] for key in ("data", "models", "seed", "statistics")):
+        for run in [main, *self.runs.values()]:
+            if any(run[key] != main[key] for key in ("data", "models", "seed", "statistics")):
                 continue
             record = run["methods"].get(method)
             if record is not None and record["report"] is not None and _same(record, own, free):
                 point = Point(x(record), record, run)
                 found.setdefault(point.x, point)
-        return sorted(found.values(), key=lambda point: point.x)
+        return found
 
     def rates(self, method: str) -> list[Point]:
         return self.points(method, lambda record: record["settings"]["lr"], ["lr"])

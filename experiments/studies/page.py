@@ -84,7 +84,7 @@ def _asked(results: Sequence[Results], notes: Mapping[str, Any]) -> list[str]:
         return [*lines, MISSING, ""]
     lines += [
         "Differences are in points of test accuracy, with 95 % intervals over samples and seeds; ranges are the largest"
-        " minus the smallest accuracy of one seed.",
+        " minus the smallest accuracy: of the means over the seeds where there are several, else of seed 0.",
         "",
     ]
     for zoo in results:

@@ -62,22 +62,24 @@ def main(zoo: Zoo) -> list[Planned]:
 
 
 def rates(zoo: Zoo) -> list[Planned]:
-    """Sensitivity to the learning rate: ours, and the paper's beside it."""
+    """Sensitivity to the learning rate: ours with every seed, and the paper's beside it."""
     return [
-        Planned(f"rates-{_word(method)}-{rate}", (method,), _values(0, lr=rate))
+        Planned(f"rates-{_word(method)}-{rate}{_of_seed(seed)}", (method,), _values(seed, lr=rate))
         for method in (DEFAULT, PAPER)
+        for seed in _seeds(method)
         for rate in RATES
         if rate != zoo.settings(method).lr
     ]
 
 
 def steps_per_block(zoo: Zoo) -> list[Planned]:
-    """Sensitivity to the number of steps: a quarter, half and double of what the method itself takes."""
+    """Sensitivity to the number of steps: half and double of what the method itself takes."""
     wanted = {method: _own_steps(zoo, method) for method in (DEFAULT, PAPER)}
     return [
-        _steps_run(zoo, "steps", method, max(1, round(part * own)))
+        _steps_run(zoo, "steps", method, max(1, round(part * own)), seed)
         for method, own in wanted.items()
-        for part in (1 / 4, 1 / 2, 2)
+        for seed in _seeds(method)
+        for part in (1 / 2, 2)
     ]
 
 
@@ -222,10 +224,20 @@ def _values(seed: int, **settings: object) -> tuple[tuple[str, object], ...]:
     return (("output.seed", seed), *((f"method.{key}", value) for key, value in settings.items()))
 
 
-def _steps_run(zoo: Zoo, study: str, method: str, count: int) -> Planned:
+def _seeds(method: str) -> tuple[int, ...]:
+    """One seed says little of a range: the default's is that of the mean over all of them."""
+    return SEEDS if method == DEFAULT else SEEDS[:1]
+
+
+def _of_seed(seed: int) -> str:
+    return f"-seed-{seed}" if seed else ""
+
+
+def _steps_run(zoo: Zoo, study: str, method: str, count: int, seed: int = 0) -> Planned:
     # A recipe that counts in epochs must be told not to.
     extra = {"epochs": None} if zoo.settings(method).steps is None else {}
-    return Planned(f"{study}-{_word(method)}-{count}", (method,), _values(0, steps=count, **extra))
+    name = f"{study}-{_word(method)}-{count}{_of_seed(seed)}"
+    return Planned(name, (method,), _values(seed, steps=count, **extra))
 
 
 def _own_steps(zoo: Zoo, method: str) -> int:

@@ -249,9 +249,10 @@ def _sweep(zoo: Results, name: str, found: Sequence[Point]) -> list[list[str]]:
             changes.append(interval(point.record["to_main"]))
     scores = [point.accuracy for point in found]
     best = max(scores) - min(scores)
+    seeds = f", mean of {1 + len(found[0].others)} seeds" if found[0].others else ""
     return [
-        [f"{name} (%), range {change(best).lstrip('+')}", *(percent(score) for score in scores)],
-        ["change", *changes],
+        [f"{name} (%){seeds}, range {change(best).lstrip('+')}", *(percent(score) for score in scores)],
+        ["change" + (" of seed 0" if seeds else ""), *changes],
     ]
 
 

@@ -60,9 +60,11 @@ def test_what_main_has_is_not_run_again(home: Path) -> None:
     assert "rates-crossfit-0.02" in names
     assert "rates-crossfit-0.05" not in names
     assert {name for name in names if name.startswith("steps-crossfit")} == {
-        "steps-crossfit-2",
-        "steps-crossfit-4",
-        "steps-crossfit-16",
+        f"steps-crossfit-{count}{seed}" for count in (4, 16) for seed in ("", "-seed-1", "-seed-2")
+    }
+    assert {name for name in names if name.startswith("steps-mehl")} == {
+        "steps-mehl-plus-4",
+        "steps-mehl-plus-16",
     }
     assert "visits-1" not in names  # one block holds all five models
 
