@@ -54,6 +54,10 @@ def stockpot(*arguments: object, sets: dict[str, Any]) -> Any:
     return json.loads(result.stdout)
 
 
+# Of everything that is not test data: the parts train, fit and dev.
+LABELS = {"cifar10-efficientnet": 50_000, "fashion-vit": 60_000, "imdb-minilm": 29_582}
+
+
 @every_zoo
 def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml")
@@ -63,7 +67,9 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     assert recipe.data.train is not None
     assert recipe.data.fit is not None
     assert recipe.data.report is not None
-    assert (recipe.data.train.count, recipe.data.fit.count) == (20000, 2000)
+    assert recipe.data.train.count == 20000
+    assert recipe.data.fit.count is not None
+    assert 0.08 < recipe.data.fit.count / LABELS[zoo] <= 0.1
     assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == [
         "train",
         "fit",
