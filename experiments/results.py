@@ -1,4 +1,4 @@
-"""Write docs/results.md and its figures from experiments/results/: `python experiments/results.py`."""
+"""Write docs/results.md, its figures and the zoos' READMEs: `python experiments/results.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from studies.loaded import read_all
 from studies.page import read_notes, write
+from studies.readme import update
 
 from stockpot.errors import StockpotError
 
@@ -19,10 +20,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--results", type=Path, default=here / "results", metavar="DIR", help="gathered results"
     )
     parser.add_argument("--out", type=Path, default=here.parent / "docs" / "results.md", metavar="FILE")
+    parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos' READMEs")
     options = parser.parse_args(arguments)
     try:
         found = read_all(options.results)
         write(found, read_notes(options.results / "notes.yaml"), options.out)
+        for zoo in found:
+            update(zoo, options.home / zoo.zoo / "README.md")
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

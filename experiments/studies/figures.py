@@ -146,6 +146,8 @@ def ablations(path: Path, zoos: Sequence[Results]) -> None:
             for number, (zoo, style) in enumerate(zip(zoos, ZOO_STYLES, strict=False)):
                 found = {"b": zoo.blocks, "T": zoo.visits}.get(title[0], lambda zoo=zoo: zoo.steps(PAPER))()
                 kept = [(point, change) for point in found if (change := _change(zoo, point)) is not None]
+                if len(kept) < 2:  # `main` alone says nothing
+                    continue
                 places += [point.x for point, _ in kept]
                 line(
                     axes,
@@ -158,9 +160,13 @@ def ablations(path: Path, zoos: Sequence[Results]) -> None:
             axes.axhline(0, color="#9ca3af", linewidth=1)
             if places:
                 ticks_at(axes, places, log=True)
+                axes.legend(fontsize=9, loc="best")
+            else:
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.set_xlabel("not measured yet")
             axes.set_title(title)
         panels[0].set_ylabel(f"change of {PAPER} (points)")
-        panels[-1].legend(fontsize=9, loc="best")
 
     draw(path, 1, 3, (4.0, 3.2), paint)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import results as script
 from studies.claims import claims
 from studies.loaded import Results, read_all
 from studies.page import read_notes, write
+from studies.readme import update
 from studies.sections import SECTIONS
 from study_zoo import method, results, run, summary
 
@@ -193,11 +195,35 @@ def test_notes_that_belong_nowhere_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
-    assert script.main(["--out", str(tmp_path / "results.md")]) == 0
+    readmes = list((ROOT / "experiments").glob("*/README.md"))
+    for path in readmes:
+        (tmp_path / path.parent.name).mkdir()
+        shutil.copy(path, tmp_path / path.parent.name)
+    assert script.main(["--out", str(tmp_path / "results.md"), "--home", str(tmp_path)]) == 0
+    for path in readmes:
+        assert (tmp_path / path.parent.name / "README.md").read_text() == path.read_text(), (
+            "run `make results`"
+        )
     made = (tmp_path / "results.md").read_text()
     assert made == (ROOT / "docs" / "results.md").read_text(), "run `make results`"
     pictures = {path.name for path in (tmp_path / "results").glob("*.svg")}
     assert pictures == {path.name for path in (ROOT / "docs" / "results").glob("*.svg")}
+
+
+def test_a_zoos_readme_keeps_what_people_wrote(tmp_path: Path) -> None:
+    value = whole({"crossfit": 0.9, "greedy": 0.89}, {"greedy": (0.01, 0.001, 0.02)})
+    readme = tmp_path / "README.md"
+    update(Results(value), readme)
+    assert not readme.exists()
+    readme.write_text("# A zoo\n\nBefore.\n")
+    update(Results(value), readme)
+    first = readme.read_text()
+    assert first.startswith("# A zoo\n\nBefore.\n\n<!-- Results")
+    assert "| greedy | 89.00 | 88.00 to 90.00 | +1.00 [+0.10, +2.00] |" in first
+    readme.write_text(first + "After.\n")
+    value["over_seeds"]["greedy"]["report"][0] = 0.5
+    update(Results(value), readme)
+    assert readme.read_text() == first.replace("| 89.00 |", "| 50.00 |") + "After.\n"
 
 
 def test_committed_results_are_small_and_name_no_machine_path() -> None:
