@@ -21,6 +21,8 @@ from learners.solve import Way, refit, solve
 from torch import Tensor
 
 from stockpot.recipe import load_recipe
+from stockpot.recipe.build import build_task, build_train_data
+from stockpot.task import Data
 
 FOLDS = 4
 
@@ -138,13 +140,24 @@ def main() -> None:
     parser.add_argument("--earlier", action="store_true", help="the ideas of the first two rounds")
     parser.add_argument("--only", nargs="+", help="ideas whose names contain one of these")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--dev", default="dev", help="named part that holds the dev split")
+    parser.add_argument("--dev", default="dev", metavar="PART", help="the part of the data to judge on")
+    parser.add_argument(
+        "--unused",
+        type=int,
+        metavar="N",
+        help="judge on N of the training samples that no fine-tune has seen",
+    )
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     here = Path(__file__).parent
     file = here / options.zoo / "recipe.yaml"
-    recipe = load_recipe(file, [*options.set, "data.report=null"])
-    dev = load_recipe(file, [*options.set, "data.report=null", f"data.fit={options.dev}"])
+    stated = [*options.set, "data.report=null"]
+    recipe = load_recipe(file, stated)
+    dev = (
+        dev_data(file, stated, options.dev)
+        if options.unused is None
+        else unused(file, stated, options.unused)
+    )
     out = options.out or here / "results" / f"search-{options.zoo}-{options.seed}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Any] = {}
@@ -176,6 +189,23 @@ def main() -> None:
             rows["default and per model, averaged"] = row
             _say("default and per model, averaged", row)
             _write(out, options.zoo, options.seed, rows)
+
+
+def dev_data(file: Path, stated: list[str], part: str) -> Data:
+    return build_task(load_recipe(file, [*stated, f"data.fit={part}"]), report=False).fit
+
+
+def unused(file: Path, stated: list[str], count: int) -> Data:
+    """Of the part that fine-tuning took its samples from, some that it did not take.
+
+    Shares of one part are cut in the order report, fit, train: what `fit` takes here is what `train` took there.
+    """
+    train = load_recipe(file, stated).data.train
+    assert train is not None, f"{file} has no training data"
+    assert train.count is not None, f"{file} trains on a share that is not a number"
+    taken = f"data.fit={{of: {train.of}, count: {train.count}}}"
+    rest = f"data.train={{of: {train.of}, count: {count}}}"
+    return build_train_data(load_recipe(file, [*stated, taken, rest]))
 
 
 def _simple(problem: Problem, best: int) -> dict[str, Tensor]:

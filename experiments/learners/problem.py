@@ -163,9 +163,7 @@ class Problem:
         return out
 
 
-def open_problem(recipe: Any, dev_recipe: Any) -> Problem:
+def open_problem(recipe: Any, dev: Data) -> Problem:
     from stockpot.recipe.build import build_pool, build_task
 
-    task = build_task(recipe, report=False)
-    dev = build_task(dev_recipe, report=False).fit
-    return Problem(build_pool(recipe), task, dev)
+    return Problem(build_pool(recipe), build_task(recipe, report=False), dev)

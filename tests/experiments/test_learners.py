@@ -12,8 +12,11 @@ import torch
 from learners.coordinates import Eigenbasis, Grouped, Plain
 from learners.problem import Problem
 from learners.solve import Shared, Way, solve
+from study_zoo import make
 from torch import Tensor, nn
 
+from stockpot.recipe import load_recipe
+from stockpot.recipe.build import build_train_data
 from stockpot.task import Data
 from zoo import samples, zoo
 
@@ -106,3 +109,12 @@ def test_every_idea_of_the_record_runs(problem: Problem) -> None:
         assert len(values) == 30, name
         assert row["gradient_steps"] > 0, name
         assert row["accuracy"] == pytest.approx(float(values.mean())), name
+
+
+def test_unused_training_samples_are_those_that_fine_tuning_did_not_take(tmp_path: Path) -> None:
+    file = make(tmp_path) / "tiny" / "recipe.yaml"
+    stated = ["data.report=null", "data.train={of: dev, count: 20}"]
+    taken, left = build_train_data(load_recipe(file, stated)), search.unused(file, stated, 40)
+    rows = [tuple(row) for data in (taken, left) for row in data.columns[0].tolist()]
+    assert len(rows) == len(set(rows)) == 60
+    assert set(rows) == {tuple(row) for row in search.dev_data(file, stated[:1], "dev").columns[0].tolist()}
