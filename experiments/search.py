@@ -39,6 +39,13 @@ def ideas(problem: Problem) -> Ideas:
     model_first = Way(steps=40, lr=0.02, coordinates=whole, **pace)
     return {
         "default": (Way(**now), FOLDS),
+        "calibrated": (Way(**now, temperature=True, calibrated=True), FOLDS),
+        "calibrated, from greedy": (Way(**now, temperature=True, calibrated=True, greedy=True), FOLDS),
+        "calibrated, per model": (Way(**now, temperature=True, calibrated=True, coordinates=whole), FOLDS),
+        "calibrated, rate 0.005": (Way(**{**now, "lr": 0.005}, temperature=True, calibrated=True), FOLDS),
+        "calibrated, rate 0.05": (Way(**{**now, "lr": 0.05}, temperature=True, calibrated=True), FOLDS),
+        "calibrated, 200 steps": (Way(**{**now, "steps": 200}, temperature=True, calibrated=True), FOLDS),
+        "from greedy": (Way(**now, greedy=True), FOLDS),
         "rate 0.005": (Way(**{**now, "lr": 0.005}), FOLDS),
         "rate 0.01": (Way(**{**now, "lr": 0.01}), FOLDS),
         "rate 0.05": (Way(**{**now, "lr": 0.05}), FOLDS),
@@ -53,7 +60,6 @@ def ideas(problem: Problem) -> Ideas:
         "per model": (Way(**now, coordinates=whole), FOLDS),
         "per module": (Way(**now, coordinates=modules), FOLDS),
         "per model, then per tensor": (Way(**{**now, "steps": 60}, first=model_first), FOLDS),
-        "from greedy": (Way(**now, greedy=True), FOLDS),
         "with 8 folds": (Way(**now), 8),
         "with 8 folds, 50 steps": (Way(**{**now, "steps": 50}), 8),
         "with 8 folds, 50 steps, rate 0.005": (Way(**{**now, "steps": 50, "lr": 0.005}), 8),

@@ -26,7 +26,8 @@ class Way:
     penalty: float = 0.0  # times |theta - mean|^2 over the mean of |d_k|^2
     average: bool = False  # keep the mean of the second half's iterates
     greedy: bool = False  # start from the greedy soup of the fold
-    temperature: bool = False
+    temperature: bool = False  # learn a factor on the logits as well
+    calibrated: bool = False  # fit that factor before the first step
     block: int | None = None  # models moved at a time
     chosen_blocks: bool = False  # the next block by the size of its gradient
     first: Way | None = None  # start where this one ends, on the same fold
@@ -72,6 +73,8 @@ def _adam(
     c = way.coordinates
     z = c.start(start).requires_grad_(True)
     tau = torch.ones((), device=z.device, requires_grad=True) if way.temperature else None
+    if tau is not None and way.calibrated:
+        tau.data.fill_(_factor(problem, start, inside))
     groups: list[dict[str, Any]] = [{"params": [z], "weight_decay": way.weight_decay}]
     if tau is not None:
         groups.append({"params": [tau], "weight_decay": 0.0})
@@ -129,6 +132,27 @@ def _adam(
     if outside is None:
         return Solved(total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps)
     return best
+
+
+def _factor(problem: Problem, a: Tensor, rows: Tensor) -> float:
+    """The factor on the logits with the lowest loss on these rows: golden sections of its logarithm."""
+    low, high, share = math.log(0.25), math.log(8.0), (math.sqrt(5) - 1) / 2
+
+    def loss(x: float) -> float:
+        return problem.loss_on(a, rows, torch.tensor(math.exp(x)))
+
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    for _ in range(9):  # to within 4 %
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = loss(right)
+    return math.exp((low + high) / 2)
 
 
 def _next_block(

@@ -11,7 +11,7 @@ import search
 import torch
 from learners.coordinates import Eigenbasis, Grouped, Plain
 from learners.problem import Problem
-from learners.solve import Shared, Way, solve
+from learners.solve import Shared, Way, _factor, solve
 from study_zoo import make
 from torch import Tensor, nn
 
@@ -81,6 +81,14 @@ def test_what_is_kept_is_never_worse_on_the_rows_outside(problem: Problem) -> No
         found = solve(problem, way, ROWS, OUTSIDE, 0)
         assert found.held_out <= before
         assert problem.loss_on(found.a, OUTSIDE) == pytest.approx(found.held_out, rel=1e-5)
+
+
+def test_the_factor_on_the_logits_is_the_best_one(problem: Problem) -> None:
+    a = some(problem)
+    found = _factor(problem, a, ROWS)
+    best = problem.loss_on(a, ROWS, torch.tensor(found))
+    for other in (0.9 * found, 1.1 * found):
+        assert best < problem.loss_on(a, ROWS, torch.tensor(other))
 
 
 def test_a_rate_that_is_far_too_high_arrives_by_retreating(problem: Problem) -> None:
