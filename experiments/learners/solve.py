@@ -17,7 +17,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. The product's default is `Way(steps=1000)` with all models loaded."""
+    """One learner. The product's default is `Way(steps=100, retreat=True, advance=1.5)` with all models loaded."""
 
     steps: int = 300
     lr: float = 0.02
@@ -88,6 +88,7 @@ def _adam(
     mask: Tensor | None = None
     generator = torch.Generator().manual_seed(seed)
     factor, best_z = 1.0, z.detach().clone()
+    best_tau = 1.0 if tau is None else float(tau.detach())
     for j in range(way.steps if stop is None else stop):
         if way.block is not None and j % per_block == 0:
             mask = _next_block(problem, way, c.to_a(z.detach()), inside, blocks, generator)
@@ -121,11 +122,14 @@ def _adam(
             if loss < best.held_out:
                 best = Solved(shown.clone(), loss, j + 1)
                 best_z = c.start(shown) if way.smooth else z.detach().clone()
+                best_tau = best_tau if tau is None else float(tau.detach())
                 factor *= way.advance
             elif way.retreat:
                 factor *= 0.5
                 with torch.no_grad():
                     z.copy_(best_z)
+                    if tau is not None:
+                        tau.fill_(best_tau)
                 optimiser.state.clear()
             if way.smooth:
                 total, count = torch.zeros_like(start), 0
