@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,35 @@ from stockpot.recipe.build import build_task, build_train_data
 from stockpot.task import Data
 
 FOLDS = 4
+AVERAGED = [("default", "per model"), ("default", "greedy"), ("default", "from greedy")]
 
 
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
-def ideas(problem: Problem) -> Ideas:
+def fourth(problem: Problem) -> Ideas:
+    """The fourth round: folds that set out from their own greedy soups."""
+    modules = Grouped(_coarse(problem, "module"), problem.device)
+    whole = Grouped([0] * problem.G, problem.device)
+    now: dict[str, Any] = {"steps": 100, "lr": 0.02, "retreat": True, "advance": 1.5}
+    greedy: dict[str, Any] = {**now, "greedy": True}
+    return {
+        "default": (Way(**now), FOLDS),
+        "from greedy": (Way(**greedy), FOLDS),
+        "8 folds of 80": (Way(**{**now, "steps": 80}), 8),
+        "from greedy, batches of 256": (Way(**greedy, batch=256), FOLDS),
+        "from greedy, per module": (Way(**greedy, coordinates=modules), FOLDS),
+        "from greedy, per model": (Way(**greedy, coordinates=whole), FOLDS),
+        "from greedy, rate 0.005": (Way(**{**greedy, "lr": 0.005}), FOLDS),
+        "from greedy, rate 0.05": (Way(**{**greedy, "lr": 0.05}), FOLDS),
+        "from greedy, 50 steps": (Way(**{**greedy, "steps": 50}), FOLDS),
+        "from greedy, 200 steps": (Way(**{**greedy, "steps": 200}), FOLDS),
+        "from greedy, smooth": (Way(**greedy, smooth=True), FOLDS),
+        "from greedy, calibrated": (Way(**greedy, temperature=True, calibrated=True), FOLDS),
+    }
+
+
+def third(problem: Problem) -> Ideas:
     """The third round: what goes by the pace of held-out loss, with 5,000 samples to fit (2,900 on imdb-minilm)."""
     modules = Grouped(_coarse(problem, "module"), problem.device)
     whole = Grouped([0] * problem.G, problem.device)
@@ -76,7 +100,7 @@ def ideas(problem: Problem) -> Ideas:
     }
 
 
-def earlier(problem: Problem) -> Ideas:
+def first(problem: Problem) -> Ideas:
     """The first two rounds, with 2,000 samples to fit."""
     modules = Grouped(_coarse(problem, "module"), problem.device)
     whole = Grouped([0] * problem.G, problem.device)
@@ -117,6 +141,9 @@ def earlier(problem: Problem) -> Ideas:
     }
 
 
+ROUNDS = {"first": first, "third": third, "fourth": fourth}
+
+
 def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
     began, taken = time.perf_counter(), problem.taken
     solved = [
@@ -143,8 +170,10 @@ def main() -> None:
     )
     parser.add_argument("zoo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--earlier", action="store_true", help="the ideas of the first two rounds")
-    parser.add_argument("--only", nargs="+", help="ideas whose names contain one of these")
+    parser.add_argument(
+        "--round", choices=ROUNDS, default="fourth", help="first: the ideas of the first two rounds"
+    )
+    parser.add_argument("--only", nargs="+", help="ideas whose names match one of these, such as `from*`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--dev", default="dev", metavar="PART", help="the part of the data to judge on")
     parser.add_argument(
@@ -169,32 +198,37 @@ def main() -> None:
     rows: dict[str, Any] = {}
     with open_problem(recipe, dev) as problem:
         best = int(problem.individual.mean(dim=1).argmax())
-        for name, a in _simple(problem, best).items():
+        simple, simple_values = _simple(problem, best), {}
+        for name, a in simple.items():
             scores = problem.dev_scores(a)
+            simple_values[name] = scores.values
             rows[name] = {"accuracy": scores.mean, "loss": scores.loss, "gradient_steps": 0}
             print(f"{name:32s} {100 * scores.mean:6.2f} {scores.loss:.4f}", flush=True)
         reference: Tensor | None = None
-        found: dict[str, Tensor] = {}
-        for name, (way, folds) in (earlier if options.earlier else ideas)(problem).items():
-            wanted = not options.only or any(word in name for word in options.only)
+        found: dict[str, Tensor] = dict(simple)
+        for name, (way, folds) in ROUNDS[options.round](problem).items():
+            wanted = not options.only or any(fnmatch(name, word) for word in options.only)
             if not wanted:
                 continue
             row, found[name], values = attempt(problem, way, folds, options.seed)
             reference = values if reference is None else reference
             _add_difference(row, values, reference)
+            _add_gain(row, values, simple_values["greedy"])
             rows[name] = row
             _say(name, row)
             if name == "300 steps at 0.02":
                 step = round(sum(row["stopped_at"]) / len(row["stopped_at"]))
                 _refitted(problem, way, max(1, step), options.seed, rows, reference)
             _write(out, options.zoo, options.seed, rows)
-        if {"default", "per model"} <= set(found) and reference is not None:
-            scores = problem.dev_scores((found["default"] + found["per model"]) / 2)
-            row = {"accuracy": scores.mean, "loss": scores.loss, "gradient_steps": 0, "stopped_at": None}
-            _add_difference(row, scores.values, reference)
-            rows["default and per model, averaged"] = row
-            _say("default and per model, averaged", row)
-            _write(out, options.zoo, options.seed, rows)
+        for one, other in AVERAGED:
+            if {one, other} <= set(found) and reference is not None:
+                scores = problem.dev_scores((found[one] + found[other]) / 2)
+                row = {"accuracy": scores.mean, "loss": scores.loss, "gradient_steps": 0, "stopped_at": None}
+                _add_difference(row, scores.values, reference)
+                _add_gain(row, scores.values, simple_values["greedy"])
+                rows[f"{one} and {other}, averaged"] = row
+                _say(f"{one} and {other}, averaged", row)
+        _write(out, options.zoo, options.seed, rows)
 
 
 def dev_data(file: Path, stated: list[str], part: str) -> Data:
@@ -242,9 +276,16 @@ def _add_difference(row: dict[str, Any], values: Tensor, reference: Tensor) -> N
     row["standard_error"] = float(difference.std() / len(difference) ** 0.5)
 
 
+def _add_gain(row: dict[str, Any], values: Tensor, greedy: Tensor) -> None:
+    gain = values - greedy
+    row["over_greedy"] = [float(gain.mean()), float(gain.std() / len(gain) ** 0.5)]
+
+
 def _say(name: str, row: dict[str, Any]) -> None:
+    gain, error = row.get("over_greedy", (float("nan"), float("nan")))
     print(
-        f"{name:32s} {100 * row['accuracy']:6.2f} {row['loss']:.4f} held out {row.get('held_out', float('nan')):.4f}"
+        f"{name:32s} {100 * row['accuracy']:6.2f} {row['loss']:.4f} over greedy {100 * gain:+.2f} ({100 * error:.2f})"
+        f" held out {row.get('held_out', float('nan')):.4f}"
         f" {100 * row['difference']:+.2f} ({100 * row['standard_error']:.2f}) steps {row['gradient_steps']}"
         f" stopped {row['stopped_at']} {row.get('seconds', '')} s",
         flush=True,

@@ -32,6 +32,7 @@ class Problem:
         self.device = task.device
         self.K = len(pool)
         self.taken = 0  # gradients of one batch each
+        self._greedy: dict[bytes, Tensor] = {}
         self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def __enter__(self) -> Problem:
@@ -90,8 +91,12 @@ class Problem:
         return self.task.score(self.dev)
 
     def greedy_start(self, rows: Tensor) -> Tensor:
-        found = greedy(self.kitchen, self.live, indices=rows.cpu())
-        return (found.W - weights.uniform(self.K, self.G)).float().to(self.device)
+        """Of the greedy soup of these rows; chosen once, however many ideas begin there."""
+        key = rows.cpu().numpy().tobytes()
+        if key not in self._greedy:
+            found = greedy(self.kitchen, self.live, indices=rows.cpu())
+            self._greedy[key] = (found.W - weights.uniform(self.K, self.G)).float().to(self.device)
+        return self._greedy[key]
 
     def _go(self, a: Tensor, rows: Tensor, backward: bool, tau: Tensor | None) -> None:
         size = len(rows)

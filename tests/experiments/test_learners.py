@@ -108,7 +108,7 @@ def test_one_second_moment_for_all() -> None:
 
 
 def test_every_idea_of_the_record_runs(problem: Problem) -> None:
-    all_ideas = {**search.ideas(problem), **search.earlier(problem)}
+    all_ideas = {name: idea for make in search.ROUNDS.values() for name, idea in make(problem).items()}
     assert len(all_ideas) > 40
     for name, (way, folds) in all_ideas.items():
         short = dataclasses.replace(way, steps=4, batch=min(way.batch, 16))

@@ -1,9 +1,10 @@
 """Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
 
-A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. Every sample is held out
-by one fold, which also gives a score for the guard: if the best individual, the uniform or the greedy soup, chosen in
-the same cross-fitted way, does better on held-out data, that one is returned instead. The learned soup's score there is
-a little too good, because the fold also said when to stop; what a soup is worth, the report data says.
+A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. A fold may set out from a
+greedy soup, chosen on the samples it learns from. Every sample is held out by one fold, which also gives a score for
+the guard: if the best individual, the uniform or the greedy soup, chosen in the same cross-fitted way, does better on
+held-out data, that one is returned instead. The learned soup's score there is a little too good, because the fold also
+said when to stop; what a soup is worth, the report data says.
 """
 
 from __future__ import annotations
@@ -41,16 +42,22 @@ class Learned:
 def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
     """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
     data = kitchen.task.fit
+    greedy_start = settings.start == "greedy"
     if settings.folds == 1:
-        learner = Learner(live, settings, [Track(0, data)], listen=kitchen.listen, store=store)
+        everything = torch.arange(len(data))
+        start = greedy_soups(kitchen, live, settings, [everything], store)[0] if greedy_start else None
+        learner = Learner(live, settings, [Track(0, data, start=start)], listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
         return Learned(
             track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
         )
     folds = data.folds(settings.folds, settings.seed)
+    insides = [inside for inside, _ in folds]
+    chosen = greedy_soups(kitchen, live, settings, insides, store) if greedy_start else None
     tracks = [
-        Track(f, data.subset(inside), data.subset(outside)) for f, (inside, outside) in enumerate(folds)
+        Track(f, data.subset(inside), data.subset(outside), chosen[f] if chosen else None)
+        for f, (inside, outside) in enumerate(folds)
     ]
     learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
     learner.run()
@@ -62,7 +69,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     scores: dict[str, Tensor] = {"learned": _held_out_values(kitchen, live, tracks, folds)}
     if not settings.guard:
         return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), notes)
-    scores.update(_baselines(kitchen, live, settings, folds, len(data)))
+    if chosen is None:
+        chosen = greedy_soups(kitchen, live, settings, insides)
+    scores.update(_baselines(kitchen, live, chosen, folds))
     means = {name: float(values.mean()) for name, values in scores.items()}
     winner = max(means, key=lambda name: means[name])  # the first of equals: the learned one
     known = {name: Scores(values) for name, values in scores.items()}
@@ -93,21 +102,41 @@ def _held_out_values(
 
 
 def _baselines(
-    kitchen: Kitchen, live: Live, settings: Settings, folds: list[tuple[Tensor, Tensor]], samples: int
+    kitchen: Kitchen, live: Live, greedies: list[tuple[int, ...]], folds: list[tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
     """Held-out scores of the simple soups, each chosen without the samples it is scored on."""
     K, G = len(kitchen.pool), len(live.layout)
     own = kitchen.individual_values()  # (K, N)
+    samples = own.shape[1]
     live.theta.copy_(live.mean(listen=kitchen.listen))
     uniform = kitchen.score_live(live, weights.uniform(K, G), with_loss=False).values
     best, chosen = torch.empty(samples, dtype=torch.float64), torch.empty(samples, dtype=torch.float64)
-    for number, (inside, outside) in enumerate(folds):
+    for members, (inside, outside) in zip(greedies, folds, strict=True):
         best[outside] = own[int(own[:, inside].mean(dim=1).argmax()), outside]
-        label = f"guard: greedy soup {number + 1} of {len(folds)}"
-        soup = greedy(kitchen, live, indices=inside, ties=settings.greedy_ties, label=label)
-        live.theta.copy_(live.mean(list(soup.chosen)))
-        chosen[outside] = kitchen.score_live(live, soup.W, indices=outside, with_loss=False).values
+        live.theta.copy_(live.mean(list(members)))
+        W = weights.chosen(K, G, members)
+        chosen[outside] = kitchen.score_live(live, W, indices=outside, with_loss=False).values
     return {"best": best, "uniform": uniform, "greedy": chosen}
+
+
+def greedy_soups(
+    kitchen: Kitchen,
+    live: Live,
+    settings: Settings,
+    insides: list[Tensor],
+    store: StateStore | None = None,
+) -> list[tuple[int, ...]]:
+    """The members of the greedy soup of each set of samples; as an earlier process chose them, if one did."""
+    saved = None if store is None else store.load()
+    if saved is not None:
+        return [tuple(members) for members in saved[1]["starts"]]
+    soups = []
+    for number, inside in enumerate(insides):
+        label = f"greedy soup {number + 1} of {len(insides)}"
+        soups.append(
+            greedy(kitchen, live, indices=inside, ties=settings.greedy_ties, by_content=True, label=label)
+        )
+    return [soup.chosen for soup in soups]
 
 
 def _baseline(kitchen: Kitchen, live: Live, settings: Settings, name: str) -> Tensor:

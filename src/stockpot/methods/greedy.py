@@ -34,17 +34,19 @@ def greedy(
     indices: Tensor | None = None,
     ties: bool = False,
     early: bool = True,
+    by_content: bool = False,
     label: str = "greedy soup",
 ) -> GreedySoup:
     """Choose on `indices` of the fitting data (default: all). `early=False` is the plain algorithm, for tests.
 
-    Order: by own score, highest first; equal scores in the pool's order. A candidate stays when the score rises
-    (with `ties`: does not fall).
+    Order: by own score, highest first; equal scores in the pool's order or, `by_content`, in that of the digests, so
+    that a permuted pool gives the same soup. A candidate stays when the score rises (with `ties`: does not fall).
     """
     K, G = len(kitchen.pool), len(live.layout)
     everything = torch.arange(len(kitchen.task.fit)) if indices is None else indices  # (n,)
     values = kitchen.individual_values()[:, everything]  # (K, n)
-    ranking = sorted(range(K), key=lambda k: (-float(values[k].mean()), k))
+    digests = kitchen.facts.digests
+    ranking = sorted(range(K), key=lambda k: (-float(values[k].mean()), digests[k] if by_content else "", k))
     chosen = [ranking[0]]
     current = values[ranking[0]]  # (n,) scores of the soup so far
     history: list[dict[str, object]] = [

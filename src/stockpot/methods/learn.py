@@ -61,7 +61,8 @@ class Learner:
                 seed=settings.seed,
             )
         ]
-        self.visits = Visits(blocks, settings, store or NoStore())
+        starts = [track.start for track in tracks]
+        self.visits = Visits(blocks, settings, store or NoStore(), starts)
         self._limit = models  # models loaded at a time; lower after running out of memory
         self._prefetched: set[int] = set()
 
@@ -161,6 +162,10 @@ class Learner:
             track.raw = torch.full((K, G), 0.0 if s.decentralise else 1.0 / K, dtype=live.dtype)
             track.theta = mean.clone() if len(self.tracks) > 1 else self._active
             track.W = self._W_mean.clone()
+            if track.start is not None:
+                track.W = weights.chosen(K, G, track.start)
+                track.raw.copy_(track.W - self._W_mean)
+                track.theta.copy_(self.engine.loader.mean(list(track.start), self.listen))
             track.temperature = 1.0 if s.temperature else None
             track.held_out_loss, track.setbacks = float("inf"), setbacks.Setbacks()
 

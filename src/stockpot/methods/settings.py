@@ -48,6 +48,7 @@ class Settings:
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
+    start: Literal["mean", "greedy"] = "mean"  # the soup that learning sets out from
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
     retreat: bool = (
@@ -158,7 +159,19 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if overrides.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
+    if "start" not in overrides and not _may_start_at_greedy(chosen):
+        chosen["start"] = "mean"  # a method's own start gives way to what the caller or the preset asks for
     return Settings(**chosen)
+
+
+def _may_start_at_greedy(chosen: Mapping[str, Any]) -> bool:
+    """Whether learning goes by coefficients of directions from the mean, in which any soup can be written."""
+    return (
+        chosen.get("parametrisation", "hyperplane") == "hyperplane"
+        and chosen.get("decentralise", True) is True
+        and chosen.get("centre", "mean") == "mean"
+        and not chosen.get("reset", False)
+    )
 
 
 def _unknown(what: str, given: object, known: Any) -> str:
@@ -190,6 +203,7 @@ def _check(s: Settings) -> None:
     one_of("optimizer", "adamw", "sgd")
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
+    one_of("start", "mean", "greedy")
     one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
     need(
         s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
@@ -244,6 +258,12 @@ def _check(s: Settings) -> None:
         "set folds=4",
     )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
+    need(
+        s.start == "mean" or _may_start_at_greedy(dataclasses.asdict(s)),
+        "start",
+        "mean, when parametrisation, decentralise, centre or reset are changed",
+        "leave those settings alone to start from the greedy soup",
+    )
     if s.parametrisation == "simplex":
         need(
             s.decentralise and s.centre == "mean" and not s.unit_norm and not s.reset,

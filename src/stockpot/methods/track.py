@@ -18,6 +18,7 @@ class Track:
     number: int
     data: Data
     held_out: Data | None = None  # early stopping; None: keep the last coefficients
+    start: tuple[int, ...] | None = None  # begin at the mean of these ingredients; None: of all
     raw: Tensor = field(init=False)  # (K, G) what the optimiser moves
     theta: Tensor = field(init=False)  # (P,) the track's soup
     W: Tensor = field(init=False)  # (K, G) its mixing weights, float64

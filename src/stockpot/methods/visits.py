@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,15 @@ Partial = tuple[dict[str, Tensor], dict[str, Any]]
 class Visits:
     """`done["t.n"]` holds the raw coefficients (b, G) that block t ended with on track n."""
 
-    def __init__(self, blocks: list[list[int]], settings: Settings, store: StateStore) -> None:
+    def __init__(
+        self,
+        blocks: list[list[int]],
+        settings: Settings,
+        store: StateStore,
+        starts: Sequence[Sequence[int] | None] = (),
+    ) -> None:
         self.blocks = blocks
+        self.starts = starts  # of every track: kept because they were not cheap to find
         self.arranged = settings  # with what the memory plan decided
         self.history: list[Mapping[str, Any]] = []
         self.done: dict[str, Tensor] = {}
@@ -91,6 +98,7 @@ class Visits:
             "visits": self._values,
             "history": self.history,
             "blocks": self.blocks,
+            "starts": [None if start is None else list(start) for start in self.starts],
             "arranged": [arranged.directions, arranged.accumulate, arranged.low_memory],
             "partial": None,
         }
@@ -104,6 +112,8 @@ class Visits:
     def restore(self) -> None:
         saved = self._store.load()
         if saved is None:
+            if any(start is not None for start in self.starts):
+                self.save()
             return
         tensors, values = saved
         self.done = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}

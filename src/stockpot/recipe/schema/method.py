@@ -18,7 +18,7 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 GRANULARITIES = ("model", "block", "module", "tensor")
 
 # What tells methods apart: in a comparison the method's name decides these, not the recipe.
-_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance"}
+_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance", "start"}
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
@@ -123,6 +123,10 @@ class Method(Section):
     )
     unit_norm: bool | None = Field(None, description="Scale each direction to norm one per group.")
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
+    start: Literal["mean", "greedy"] | None = Field(
+        None,
+        description="The soup that learning sets out from: of all models, or the greedy one of the same data.",
+    )
     folds: int | None = Field(None, description="More than 1: learn once per fold, stop early, average.")
     evaluations: int | None = Field(None, description="Held-out evaluations per block when folds > 1.")
     retreat: bool | None = Field(

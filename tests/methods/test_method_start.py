@@ -1,0 +1,113 @@
+"""Learning may set out from the greedy soup of the same data; everything else stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_method_resume import KilledError, Killer, Memory
+from torch import Tensor
+
+from stockpot import Event, Soup, Task, cook
+from stockpot.errors import MethodError
+from stockpot.methods.crossfit import greedy_soups
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.settings import settings_for
+from stockpot.soup import weights
+from zoo import fine_tunes, flat, learning, mlp, samples, write, zoo
+
+BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "start": "greedy"}
+FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
+
+
+def uneven(folder: Path, models: int = 6) -> tuple[Any, Task]:
+    """A zoo whose greedy soups leave some ingredients out, not the same ones in every fold."""
+    return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
+
+
+def members(pool: Any, task: Task, insides: list[Tensor]) -> list[tuple[int, ...]]:
+    kitchen = Kitchen(pool, task)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        return greedy_soups(kitchen, live, settings_for("crossfit"), insides)
+
+
+def weights_of(result: Any) -> Tensor:
+    assert result.soup is not None
+    return Tensor(result.soup.W)
+
+
+@pytest.mark.parametrize("block_size", [2, 6])
+def test_a_learning_rate_of_zero_returns_the_greedy_soup(tmp_path: Path, block_size: int) -> None:
+    pool, task = uneven(tmp_path)
+    found = weights_of(cook(pool, task, "mehl+", block_size=block_size, **{**BRIEF, "lr": 0.0}))
+    chosen = members(pool, task, [torch.arange(len(task.fit))])[0]
+    assert 1 <= len(chosen) < 6
+    assert torch.equal(found, weights.chosen(6, found.shape[1], chosen))
+
+
+def test_every_fold_sets_out_from_the_soup_of_the_samples_it_learns_from(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    found = weights_of(cook(pool, task, "crossfit", **{**FOLDED, "lr": 0.0}))
+    chosen = members(pool, task, [inside for inside, _ in task.fit.folds(3, 0)])
+    assert len(set(chosen)) > 1
+    wanted = torch.stack([weights.chosen(6, found.shape[1], one) for one in chosen]).mean(dim=0)
+    assert (found - wanted).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("block_size", [2, 5])
+def test_what_was_learned_is_what_its_weights_build(tmp_path: Path, block_size: int) -> None:
+    pool, task = zoo(tmp_path, 5)
+    with learning(pool, task, "mehl+", block_size=block_size, passes=2, **BRIEF) as learner:
+        learner.tracks[0].start = (1, 3)
+        learner.run()
+        track = learner.tracks[0]
+        assert (track.W - weights.chosen(5, track.W.shape[1], (1, 3))).abs().max() > 1e-3
+        assert (track.W.sum(dim=0) - 1).abs().max() <= 1e-12
+        built = flat(learner.live, Soup(pool, learner.live.layout, track.W).state_dict())
+        assert (built - track.theta).abs().max() <= 3e-6 * max(1.0, float(built.abs().max()))
+
+
+def test_it_lowers_the_loss_from_there(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    result = cook(pool, task, "crossfit", **FOLDED)
+    for fold in range(3):
+        losses = [h["loss"] for h in result.history if h["kind"] == "held_out" and h["fold"] == fold]
+        assert min(losses) < losses[0]
+
+
+def test_permuting_ingredients_permutes_the_weights_also_where_scores_are_equal(tmp_path: Path) -> None:
+    states = [{n: v.double() for n, v in s.items()} for s in fine_tunes(mlp, 5, steps=2)]
+    task = Task(mlp().double(), samples(24, dtype=torch.float64))
+    order = [3, 0, 4, 2, 1]
+    own = Kitchen(write(tmp_path / "plain", states), task).individual_values().mean(dim=1)
+    assert len(set(own.tolist())) < 5, "no two of them have the same accuracy"
+    plain = weights_of(cook(write(tmp_path / "again", states), task, "crossfit", **FOLDED))
+    mixed = weights_of(
+        cook(write(tmp_path / "mixed", [states[k] for k in order]), task, "crossfit", **FOLDED)
+    )
+    assert (plain[order] - mixed).abs().max() <= 1e-8
+
+
+@pytest.mark.parametrize(("folds", "guard"), [(1, False), (3, True)])
+def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "folds": folds, "guard": guard, "retreat": folds > 1}
+    whole = cook(pool, task, "crossfit", **given)
+    store = Memory(float("inf"))
+    with pytest.raises(KilledError):
+        cook(pool, task, "crossfit", store=store, listen=Killer(1), **given)
+    events: list[Event] = []
+    rest = cook(pool, task, "crossfit", store=store, listen=events.append, **given)
+    assert not [event for event in events if event.kind == "greedy"]
+    assert torch.equal(weights_of(whole), weights_of(rest))
+
+
+def test_where_it_cannot_be_a_method_that_wants_it_starts_at_the_mean() -> None:
+    for given in ({"decentralise": False}, {"centre": "soup"}, {"reset": True}, {"preset": "authors"}):
+        assert settings_for("crossfit", **given).start == "mean"
+    with pytest.raises(MethodError, match=r"setting start: expected mean, when .* are changed"):
+        settings_for("mehl+", start="greedy", decentralise=False)
+    with pytest.raises(MethodError, match="start 'gredy'"):
+        settings_for("mehl+", start="gredy")
