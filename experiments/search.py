@@ -26,6 +26,7 @@ from stockpot.recipe.build import build_task, build_train_data
 from stockpot.task import Data
 
 FOLDS = 4
+SHARES = (0.25, 0.5, 0.75)  # of the way from the start to what was learned
 AVERAGED = [("default", "per model"), ("default", "greedy"), ("default", "from greedy")]
 
 
@@ -151,6 +152,7 @@ def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str
         for f, (inside, outside) in enumerate(problem.task.fit.folds(folds, seed))
     ]
     a = torch.stack([one.a for one in solved]).mean(dim=0)
+    start = torch.stack([one.start for one in solved]).mean(dim=0)
     scores = problem.dev_scores(a)
     row = {
         "accuracy": scores.mean,
@@ -161,6 +163,9 @@ def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str
         "seconds": round(time.perf_counter() - began, 1),
         "norm": float(a.norm()),
     }
+    for share in SHARES:
+        part = problem.dev_scores(start + share * (a - start))
+        row[f"{share:g} of the way"] = [part.mean, part.loss]
     return row, a, scores.values
 
 
@@ -282,12 +287,15 @@ def _add_gain(row: dict[str, Any], values: Tensor, greedy: Tensor) -> None:
 
 
 def _say(name: str, row: dict[str, Any]) -> None:
+    shares = " ".join(
+        f"{100 * row[key][0]:.2f}" for share in SHARES if (key := f"{share:g} of the way") in row
+    )
     gain, error = row.get("over_greedy", (float("nan"), float("nan")))
     print(
         f"{name:32s} {100 * row['accuracy']:6.2f} {row['loss']:.4f} over greedy {100 * gain:+.2f} ({100 * error:.2f})"
         f" held out {row.get('held_out', float('nan')):.4f}"
         f" {100 * row['difference']:+.2f} ({100 * row['standard_error']:.2f}) steps {row['gradient_steps']}"
-        f" stopped {row['stopped_at']} {row.get('seconds', '')} s",
+        f" stopped {row['stopped_at']} {row.get('seconds', '')} s, part of the way {shares}",
         flush=True,
     )
 

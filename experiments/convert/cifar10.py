@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.parts import Array, divide
 
-SIZES = {"fit": 5000, "dev": 5000}
+SIZES = {"fit": 5000, "dev": 5000, "held": 10000}
 SIDE = 32
 TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
 
@@ -22,10 +22,15 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     images = np.concatenate([decode(read(name)) for name in TRAIN])
     labels = _labels(read("train_lables.json"), len(images))
-    for part, rows in divide(labels, SIZES, "train").items():
+    parts = divide(labels, SIZES, "train")
+    held = parts.pop("held")
+    for part, rows in parts.items():
         np.savez(folder / f"{part}.npz", x=images[rows], y=labels[rows])
-    images = decode(read("test_batch.png"))
-    np.savez(folder / "test.npz", x=images, y=_labels(read("test_lables.json"), len(images)))
+    test = decode(read("test_batch.png"))
+    own = _labels(read("test_lables.json"), len(test))
+    np.savez(
+        folder / "test.npz", x=np.concatenate((test, images[held])), y=np.concatenate((own, labels[held]))
+    )
 
 
 def decode(png: bytes) -> Array:

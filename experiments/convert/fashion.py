@@ -1,4 +1,4 @@
-"""Fashion-MNIST, in idx files before and after: the training images are divided, nothing else changes."""
+"""Fashion-MNIST, in idx files before and after: the training images are divided, and some of them are tested on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from convert.parts import Array, divide
 
-SIZES = {"fit": 5000, "dev": 5000}
+SIZES = {"fit": 5000, "dev": 5000, "held": 15000}
 RANKS = {"images": 3, "labels": 1}
 
 
 def convert(read: Callable[[str], bytes], out: Path) -> None:
-    """`out/images/{train,fit,dev,test}-{images-idx3,labels-idx1}-ubyte`."""
+    """`out/images/{train,fit,dev,held,test}-{images-idx3,labels-idx1}-ubyte`; `held` is also the end of `test`."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
@@ -24,6 +24,7 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
         for part, rows in parts.items():
             _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
         test = _parse(read(f"t10k-{what}-idx{rank}-ubyte.gz"), rank)
+        test = np.concatenate((test, train[what][parts["held"]]))
         _write(folder / f"test-{what}-idx{rank}-ubyte", test)
 
 

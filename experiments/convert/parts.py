@@ -16,7 +16,8 @@ def divide(labels: Array, sizes: Mapping[str, int], rest: str) -> dict[str, Arra
     """Row numbers of each part, shuffled and with the classes in proportion; the rest of the rows go to `rest`.
 
     The order is a pure function of the labels. `fit` is what soups are learned on, `dev` stands in for `test`
-    wherever a choice about methods has to be made.
+    wherever a choice about methods has to be made, and `held` joins the data set's own test samples: with 10,000 of
+    those alone, a difference of two methods would be known to no more than 0.3 points.
     """
     order = stratified_order(len(labels), labels, seed=0)
     ends = np.cumsum([*sizes.values()])

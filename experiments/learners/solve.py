@@ -44,6 +44,7 @@ class Solved:
     a: Tensor  # (K, G)
     held_out: float
     step: int  # where it was best
+    start: Tensor  # (K, G)
 
 
 def solve(problem: Problem, way: Way, inside: Tensor, outside: Tensor, seed: int) -> Solved:
@@ -80,7 +81,7 @@ def _adam(
         groups.append({"params": [tau], "weight_decay": 0.0})
     optimiser: torch.optim.Optimizer = (Shared if way.shared else torch.optim.AdamW)(groups, lr=way.lr)
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())  # mean over k of |d_k|^2
-    best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0)
+    best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0, start)
     total, count = torch.zeros_like(start), 0
     every = max(1, way.steps // EVALUATIONS)
     blocks: list[Tensor] = []
@@ -120,7 +121,7 @@ def _adam(
             shown = total / count if count else now
             loss = problem.loss_on(shown, outside, tau)
             if loss < best.held_out:
-                best = Solved(shown.clone(), loss, j + 1)
+                best = Solved(shown.clone(), loss, j + 1, start)
                 best_z = c.start(shown) if way.smooth else z.detach().clone()
                 best_tau = best_tau if tau is None else float(tau.detach())
                 factor *= way.advance
@@ -134,7 +135,9 @@ def _adam(
             if way.smooth:
                 total, count = torch.zeros_like(start), 0
     if outside is None:
-        return Solved(total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps)
+        return Solved(
+            total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps, start
+        )
     return best
 
 
@@ -186,7 +189,7 @@ def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: T
     c = way.coordinates
     z = c.start(start).contiguous().requires_grad_(True)
     optimiser = torch.optim.LBFGS([z], max_iter=1, history_size=10, line_search_fn="strong_wolfe")
-    best = Solved(start, problem.loss_on(start, outside), 0)
+    best = Solved(start, problem.loss_on(start, outside), 0, start)
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())
 
     def closure() -> Tensor:
@@ -205,7 +208,7 @@ def _lbfgs(problem: Problem, way: Way, start: Tensor, inside: Tensor, outside: T
         now = c.to_a(z.detach())
         loss = problem.loss_on(now, outside)
         if loss < best.held_out:
-            best, worse = Solved(now.clone(), loss, j + 1), 0
+            best, worse = Solved(now.clone(), loss, j + 1, start), 0
         else:
             worse += 1
         if worse >= 5:

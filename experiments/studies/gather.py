@@ -140,9 +140,10 @@ def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
             "fit": float(np.mean([m.values["fit"].mean() for m in scored.values()])),
             "seconds": [m.result["seconds"] for m in scored.values()],
         }
-        ours = {seed: mains[seed].method(DEFAULT) for seed in scored}
+        # What no seed changes may have been run with one of them: then all of ours are compared with that.
+        ours = {seed: mains[seed].method(DEFAULT) for seed in (scored if name in LEARNED else mains)}
         both = [
-            mine.values["report"] - scored[seed].values["report"]
+            mine.values["report"] - scored.get(seed, first).values["report"]
             for seed, mine in ours.items()
             if mine is not None and mine.values.get("report", np.empty(0)).shape == values.shape[1:]
         ]

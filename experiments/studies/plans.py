@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stockpot.errors import RunError, describe
+from stockpot.methods.settings import LEARNED
 from stockpot.methods.track import steps_for
 from studies import steps
 from studies.zoo import Zoo
@@ -56,9 +57,9 @@ class Planned:
 
 
 def main(zoo: Zoo) -> list[Planned]:
-    """Tables 1 and 2: every method."""
-    del zoo
-    return [Planned(f"main-{seed}", (), (("output.seed", seed),)) for seed in SEEDS]
+    """Tables 1 and 2: every method; those that a seed can change with every seed."""
+    learned = tuple(method for method in zoo.recipe().method.methods if method in LEARNED)
+    return [Planned(f"main-{seed}", learned if seed else (), (("output.seed", seed),)) for seed in SEEDS]
 
 
 def rates(zoo: Zoo) -> list[Planned]:

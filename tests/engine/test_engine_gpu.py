@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stockpot.adapters.inputs import ImageInput
-from stockpot.engine import Directions, Engine, FlatPlan, Live, reference
+from stockpot.engine import Directions, Engine, FlatPlan, Live, ahead, reference
 from stockpot.engine.loader import Loader
 from stockpot.engine.plan import Slot
 from stockpot.engine.rounding import encode_plain
@@ -321,3 +321,35 @@ def test_images_are_normalised_inside_the_graph(tmp_path: Path) -> None:
     task = Task(model.cuda(), (pixels, torch.arange(64) % 4))
     cook(write(tmp_path, states), task, "hl+", steps=3, batch_size=16, listen=told.append)
     assert [event.data["path"] for event in told if event.kind == "engine"] == ["CUDA graph"]
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("directions", ["fp32", "bf16", "int8"])
+def test_what_is_compiled_ahead_is_all_that_learning_needs(
+    tmp_path: Path, directions: str, narrow: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order tests run: a variant that learning compiles must have been there before."""
+    from stockpot.engine import kernels
+
+    def variants() -> dict[str, set[str]]:
+        names = ("_encode_tiles", "_mix_tiles", "_project_tiles", "_add_tiles")
+        return {name: {str(key) for key in getattr(kernels, name).device_caches[0][0]} for name in names}
+
+    pool = write(tmp_path, fine_tunes(mlp, 6))
+    task = Task(mlp().cuda().to(narrow), samples(dtype=narrow))
+    seen: list[dict[str, set[str]]] = []
+    plain = ahead.finish
+
+    def finish() -> None:
+        plain()
+        seen.append(variants())
+
+    monkeypatch.setattr(ahead, "finish", finish)
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("hl+", {}),
+        ("mehl+", {"block_size": 4}),
+        ("mehl", {"block_size": 1}),
+    ]
+    for method, given in ways:
+        cook(pool, task, method, steps=3, batch_size=16, directions=directions, **given)
+    assert variants() == seen[0]

@@ -13,6 +13,7 @@ from studies.zoo import Zoo
 from study_zoo import make
 
 from stockpot.errors import RunError
+from stockpot.methods.settings import LEARNED
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -52,6 +53,9 @@ def test_main_has_every_method_on_three_seeds(home: Path) -> None:
     found = plans.plan(zoo, ["main"])
     assert [run.name for run in found] == ["main-0", "main-1", "main-2"]
     assert [zoo.recipe(run.stated).output.seed for run in found] == [0, 1, 2]
+    first, *others = (zoo.recipe(run.stated).method.methods for run in found)
+    assert {"best", "greedy", "crossfit"} < set(first)
+    assert all(set(methods) == set(first) & LEARNED for methods in others)  # what no seed changes is run once
 
 
 def test_what_main_has_is_not_run_again(home: Path) -> None:

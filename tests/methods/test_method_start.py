@@ -14,7 +14,9 @@ from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
 from stockpot.methods.crossfit import greedy_soups
 from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
+from stockpot.methods.track import Track
 from stockpot.soup import weights
 from zoo import fine_tunes, flat, learning, mlp, samples, write, zoo
 
@@ -104,10 +106,53 @@ def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard
     assert torch.equal(weights_of(whole), weights_of(rest))
 
 
+@pytest.mark.parametrize("start", ["mean", "greedy"])
+@pytest.mark.parametrize("folds", [1, 3])
+def test_going_part_of_the_way_is_the_same_part_for_every_weight(
+    tmp_path: Path, start: str, folds: int
+) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "folds": folds, "retreat": folds > 1, "start": start}
+    learned = weights_of(cook(pool, task, "crossfit", reach=1.0, **given))
+    begun = weights_of(cook(pool, task, "crossfit", reach=1.0, **{**given, "lr": 0.0}))
+    half = cook(pool, task, "crossfit", reach=0.25, **given)
+    assert (learned - begun).abs().max() > 1e-3
+    assert (weights_of(half) - begun.lerp(learned, 0.25)).abs().max() <= 1e-12
+
+
+def test_what_the_guard_scores_is_what_is_returned(tmp_path: Path) -> None:
+    """Part of the way: every sample by the soup that its own fold returned."""
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "lr": 0.5, "reach": 0.4}
+    result = cook(pool, task, "crossfit", **given)
+    assert result.held_out is not None
+    assert result.soup is not None
+    total = torch.zeros_like(result.soup.W)
+    for fold, (inside, outside) in enumerate(task.fit.folds(3, 0)):
+        data, left = task.fit.subset(inside), task.fit.subset(outside)
+        settings = settings_for("crossfit", **given)
+        kitchen = Kitchen(pool, task)
+        with kitchen.live(kitchen.layout("tensor")) as live:
+            chosen = greedy_soups(kitchen, live, settings, [inside])[0]
+            track = Track(fold, data, left, chosen)
+            Learner(live, settings, [track]).run()
+        W = weights.chosen(6, total.shape[1], chosen).lerp(track.W, 0.4)
+        Soup(pool, result.soup.layout, W).load_into(task.model)
+        assert torch.equal(result.held_out.values[outside], task.score(indices=outside).values)
+        total += W / 3
+    assert (total - result.soup.W).abs().max() <= 1e-12
+
+
 def test_where_it_cannot_be_a_method_that_wants_it_starts_at_the_mean() -> None:
     for given in ({"decentralise": False}, {"centre": "soup"}, {"reset": True}, {"preset": "authors"}):
-        assert settings_for("crossfit", **given).start == "mean"
+        settings = settings_for("crossfit", **given)
+        assert (settings.start, settings.reach) == ("mean", 1.0)
     with pytest.raises(MethodError, match=r"setting start: expected mean, when .* are changed"):
         settings_for("mehl+", start="greedy", decentralise=False)
+    with pytest.raises(MethodError, match=r"setting reach: expected 1\.0, when .* are changed"):
+        settings_for("mehl+", reach=0.5, reset=True)
     with pytest.raises(MethodError, match="start 'gredy'"):
         settings_for("mehl+", start="gredy")
+    for reach in (0.0, -1.0, 1.5):
+        with pytest.raises(MethodError, match="setting reach: expected more than 0 and at most 1"):
+            settings_for("mehl+", reach=reach)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from stockpot.engine import budget, parallel
+from stockpot.engine import ahead, budget, parallel
 from stockpot.engine.descent import Choices, Descent
 from stockpot.engine.directions import Directions
 from stockpot.engine.feed import Feed
@@ -58,6 +58,7 @@ class Engine:
         self._descent: Descent | None = None
         self._eager = not choices.graphs or not self._cuda or parallel.active()
         self._path_said = ""
+        ahead.finish()
         self.plan = self._choose(data, block_size, fixed_block, tracks)
         self.loader = self._loader()
         if choices.compile:

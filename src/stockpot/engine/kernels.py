@@ -20,7 +20,9 @@ _PROJECT: dict[torch.dtype, Shape] = {torch.float32: (1, 8), torch.bfloat16: (1,
 _MIX: dict[torch.dtype, Shape] = {torch.float32: (2, 8), torch.bfloat16: (4, 8), torch.int8: (1, 16)}
 
 
-@triton.jit
+# Triton compiles anew for numbers that are 1 or a multiple of 16. For counts and places among tiles that brings
+# nothing, and took seconds of every first run: `k` alone made three kernels of `_encode_tiles`.
+@triton.jit(do_not_specialize=["b", "first", "end"])
 def _project_tiles(
     D, G, SCALE, PART, START, LENGTH, P, b, first, offset, end,
     BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr,
@@ -46,7 +48,7 @@ def _project_tiles(
         tl.store(PART + tile * b + k, part, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["b", "groups"])
 def _add_tiles(PART, OUT, FIRST, b, groups, BK: tl.constexpr, BT: tl.constexpr):
     j = tl.program_id(0)
     k = tl.program_id(1) * BK + tl.arange(0, BK)
@@ -60,7 +62,7 @@ def _add_tiles(PART, OUT, FIRST, b, groups, BK: tl.constexpr, BT: tl.constexpr):
     tl.store(OUT + k * groups + j, tl.sum(total, axis=0), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["b", "groups"])
 def _mix_tiles(
     D, FIXED, C, SCALE, OUT, START, LENGTH, GROUP, P, b, groups,
     BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr,
@@ -84,7 +86,7 @@ def _mix_tiles(
     tl.store(OUT + start + columns, total.to(OUT.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "b", "k"])
 def _encode_tiles(
     X, CENTRE, ROW, SCALE, START, LENGTH, first, offset, b, k,
     TILE: tl.constexpr, SCALED: tl.constexpr, CENTRED: tl.constexpr,

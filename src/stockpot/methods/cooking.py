@@ -47,7 +47,10 @@ def cook(
     """
     chosen = settings_for(method, preset, **settings)
     block_size_for(chosen, len(pool))  # before anything is read
-    kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
+    kitchen = Kitchen(
+        pool, task,
+        include=include, exclude=exclude, donor=donor, listen=listen, directions=kept({method: chosen}),
+    )  # fmt: skip
     result = prepare(kitchen, method, chosen, store)
     return reported(kitchen, {method: result})[method]
 
@@ -69,8 +72,16 @@ def compare(
     chosen = {name: _compared(name, preset, settings) for name in names}
     for one in chosen.values():
         block_size_for(one, len(pool))  # before anything is read
-    kitchen = Kitchen(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
+    kitchen = Kitchen(
+        pool, task,
+        include=include, exclude=exclude, donor=donor, listen=listen, directions=kept(chosen),
+    )  # fmt: skip
     return reported(kitchen, {name: prepare(kitchen, name, chosen[name], None) for name in names})
+
+
+def kept(methods: Mapping[str, Settings]) -> list[str]:
+    """How those of the methods that learn keep loaded models."""
+    return [settings.directions for name, settings in methods.items() if name in LEARNED]
 
 
 def _compared(name: str, preset: str | None, settings: Mapping[str, Any]) -> Settings:

@@ -49,6 +49,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
         learner = Learner(live, settings, [Track(0, data, start=start)], listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
+        _go_part_of_the_way(track, live, settings.reach)
         return Learned(
             track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
         )
@@ -61,6 +62,8 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     ]
     learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
     learner.run()
+    for track in tracks:
+        _go_part_of_the_way(track, live, settings.reach)
     W = torch.stack([track.W for track in tracks]).mean(dim=0)
     temperatures = [track.temperature for track in tracks if track.temperature is not None]
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
@@ -88,6 +91,17 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     )
     W = _baseline(kitchen, live, settings, winner)
     return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))
+
+
+def _go_part_of_the_way(track: Track, live: Live, reach: float) -> None:
+    """Towards what was learned, from the start: on the line between two soups every point is a soup."""
+    if reach == 1.0:
+        return
+    K, G = track.W.shape
+    start = weights.uniform(K, G) if track.start is None else weights.chosen(K, G, track.start)
+    track.W = start.lerp(track.W, reach)
+    theta = live.mean(None if track.start is None else list(track.start))
+    track.theta = theta.lerp_(track.theta.to(theta.device), reach).to(track.theta.device)
 
 
 def _held_out_values(

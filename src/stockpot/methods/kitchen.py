@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.engine import Live
+from stockpot.engine import Live, ahead
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
@@ -32,8 +32,12 @@ class Kitchen:
         exclude: Iterable[str] | None = None,
         donor: int | str = 0,
         listen: Listener = ignore,
+        directions: Iterable[str] = (),
     ) -> None:
+        """`directions`: how the methods to come keep loaded models, to be ready for that when the files are read."""
         task.check_names(pool.specs)  # before everything is read for its facts
+        weights = next(task.model.parameters(), None)
+        ahead.begin(task.device, directions, torch.float32 if weights is None else weights.dtype)
         self.pool = pool
         self.task = task
         self.listen = listen

@@ -49,6 +49,7 @@ class Settings:
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
     start: Literal["mean", "greedy"] = "mean"  # the soup that learning sets out from
+    reach: float = 1.0  # part of the way from there to what was learned that is gone in the end
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
     retreat: bool = (
@@ -159,12 +160,16 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if overrides.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
-    if "start" not in overrides and not _may_start_at_greedy(chosen):
-        chosen["start"] = "mean"  # a method's own start gives way to what the caller or the preset asks for
+    if not _directions_from_the_mean(chosen):
+        # A method's own choice gives way to what the caller or the preset asks for.
+        chosen.update({key: value for key, value in _FROM_THE_START.items() if key not in overrides})
     return Settings(**chosen)
 
 
-def _may_start_at_greedy(chosen: Mapping[str, Any]) -> bool:
+_FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0}
+
+
+def _directions_from_the_mean(chosen: Mapping[str, Any]) -> bool:
     """Whether learning goes by coefficients of directions from the mean, in which any soup can be written."""
     return (
         chosen.get("parametrisation", "hyperplane") == "hyperplane"
@@ -258,12 +263,14 @@ def _check(s: Settings) -> None:
         "set folds=4",
     )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
-    need(
-        s.start == "mean" or _may_start_at_greedy(dataclasses.asdict(s)),
-        "start",
-        "mean, when parametrisation, decentralise, centre or reset are changed",
-        "leave those settings alone to start from the greedy soup",
-    )
+    need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")
+    for name, plain in _FROM_THE_START.items():
+        need(
+            getattr(s, name) == plain or _directions_from_the_mean(dataclasses.asdict(s)),
+            name,
+            f"{plain}, when parametrisation, decentralise, centre or reset are changed",
+            f"leave those settings alone to change {name}",
+        )
     if s.parametrisation == "simplex":
         need(
             s.decentralise and s.centre == "mean" and not s.unit_norm and not s.reset,

@@ -16,7 +16,7 @@ from stockpot.engine.threads import threads_for
 from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.blocks import schedule
-from stockpot.methods.cooking import prepare
+from stockpot.methods.cooking import kept, prepare
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.reporting import report_on
 from stockpot.methods.result import Result
@@ -77,7 +77,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
             job.pool.verify_unchanged()
 
     _same_data(directory, job.task)
-    kitchen = Kitchen(job.pool, job.task, listen=tell, **job.layout)
+    kitchen = Kitchen(job.pool, job.task, listen=tell, directions=kept(job.settings), **job.layout)
     write_pool(directory, job.pool, kitchen.layout("model"), tell)
     restore_scores(directory, kitchen)
     tell(Event("start", _outlook(job)))

@@ -41,7 +41,7 @@ def mix_tensor(
         ordered = sorted(others, key=lambda other: other[1] < 0)
         _running_mean(out, base, ordered, weights[anchor], *((WIDE, 1) if wide else (CHUNK, GROUP)))
     else:
-        _extrapolate(out, base, others, sum(weights) if free else 1.0)
+        _extrapolate(out, base, others, sum(weights) if free else 1.0, WIDE if wide else CHUNK)
     return out.view(parts[anchor].shape)
 
 
@@ -62,11 +62,13 @@ def _running_mean(
             torch._foreach_lerp_(target, [_as(chunk, out.dtype) for chunk in chunks], share)
 
 
-def _extrapolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], total: float) -> None:
+def _extrapolate(
+    out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], total: float, size: int
+) -> None:
     """x + sum_k w_k (x_k - x), for weights of any sign."""
-    scratch = torch.empty(min(CHUNK, base.numel()), dtype=out.dtype)
+    scratch = torch.empty(min(size, base.numel()), dtype=out.dtype)
     weights = [weight for _, weight in others]
-    pieces = zip(*(torch.split(x, CHUNK) for x in (out, base, *(part for part, _ in others))), strict=True)
+    pieces = zip(*(torch.split(x, size) for x in (out, base, *(part for part, _ in others))), strict=True)
     for target, first, *rest in pieces:
         centre = _as(first, out.dtype)
         target.copy_(centre)

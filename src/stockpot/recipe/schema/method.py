@@ -18,7 +18,7 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 GRANULARITIES = ("model", "block", "module", "tensor")
 
 # What tells methods apart: in a comparison the method's name decides these, not the recipe.
-_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance", "start"}
+_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance", "start", "reach"}
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
@@ -126,6 +126,9 @@ class Method(Section):
     start: Literal["mean", "greedy"] | None = Field(
         None,
         description="The soup that learning sets out from: of all models, or the greedy one of the same data.",
+    )
+    reach: float | None = Field(
+        None, description="Part of the way from the start to what was learned that is gone in the end."
     )
     folds: int | None = Field(None, description="More than 1: learn once per fold, stop early, average.")
     evaluations: int | None = Field(None, description="Held-out evaluations per block when folds > 1.")
