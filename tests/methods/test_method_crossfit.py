@@ -23,6 +23,7 @@ BRIEF: dict[str, Any] = {
     "folds": 3,
     "block_size": 2,
     "evaluations": 4,
+    "start": "mean",  # test_method_start.py has the other one
 }
 
 

@@ -101,7 +101,7 @@ def test_a_held_out_loss_that_is_not_finite_is_never_the_best_and_is_plain_json(
         return loss if torch.is_grad_enabled() else loss * float("nan")
 
     pool, task = write(tmp_path, fine_tunes(mlp, 4)), Task(mlp(), samples(), loss=odd)
-    result = cook(pool, task, "crossfit", guard=False, **{**BRIEF, "folds": 2})
+    result = cook(pool, task, "crossfit", guard=False, start="mean", **{**BRIEF, "folds": 2})
     assert result.soup is not None
     assert torch.equal(result.soup.W, torch.full_like(result.soup.W, 0.25))
     assert {h["loss"] for h in result.history if h["kind"] == "held_out"} == {None}

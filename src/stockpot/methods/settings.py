@@ -86,10 +86,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "crossfit": {
         "granularity": "tensor",
         "block_size": "fit",
-        "steps": 100,
+        "steps": 150,
         "lr": 0.02,
+        "start": "greedy",
         "folds": 4,
-        "evaluations": 20,
+        "evaluations": 30,
         "retreat": True,
         "advance": 1.5,
         "guard": True,
