@@ -1,19 +1,22 @@
-"""Cross-fitting: what is held out is really held out, and the guard never returns something worse on it."""
+"""Cross-fitting: what is held out is really held out, and the guard believes it where it says more than chance does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from stockpot import Event, Result, Soup, Task, cook
+from stockpot.methods.crossfit import judged
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.pool import Pool
+from stockpot.task import Scores
 from zoo import fine_tunes, mlp, samples, write, zoo
 
 BRIEF: dict[str, Any] = {
@@ -117,7 +120,29 @@ def test_the_guards_own_soups_are_chosen_without_the_samples_they_are_scored_on(
     assert best.mean() != own.mean(dim=1).max()  # choosing on all samples would have looked different
     Soup.uniform(pool).load_into(task.model)
     assert decision["held_out"]["uniform"] == task.score().mean
-    assert decision["winner"] == max(decision["held_out"], key=lambda name: decision["held_out"][name])
+    for name in ("best", "uniform", "greedy"):
+        mean, low, high = decision["over_learned"][name]
+        assert mean == pytest.approx(decision["held_out"][name] - decision["held_out"]["learned"])
+        assert low < mean < high
+
+
+@pytest.mark.parametrize(("more", "winner"), [(0, "learned"), (16, "learned"), (22, "best"), (60, "best")])
+def test_the_guard_steps_in_beyond_chance_only(more: int, winner: str) -> None:
+    """Of 1,000 samples, 30 are right by the learned soup alone and 30 + `more` by the best ingredient alone."""
+    learned, best = torch.ones(1000), torch.ones(1000)
+    best[:30] = 0
+    learned[30 : 60 + more] = 0
+    worse = torch.zeros(1000)
+    known = {"learned": learned, "best": best, "uniform": worse, "greedy": learned.clone()}
+    decision = judged({name: Scores(values.double()) for name, values in known.items()})
+    assert decision["winner"] == winner
+    assert decision["over_learned"]["best"][0] == pytest.approx(more / 1000)
+
+
+def test_of_several_that_are_better_the_guard_takes_the_best() -> None:
+    right = {"learned": 500, "best": 700, "uniform": 900, "greedy": 800}
+    known = {name: Scores((torch.arange(1000) < count).double()) for name, count in right.items()}
+    assert judged(known)["winner"] == "uniform"
 
 
 def test_equal_scores_keep_the_learned_soup(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. A fold may set out from a
 greedy soup, chosen on the samples it learns from. Every sample is held out by one fold, which also gives a score for
 the guard: if the best individual, the uniform or the greedy soup, chosen in the same cross-fitted way, does better on
-held-out data, that one is returned instead. The learned soup's score there is a little too good, because the fold also
-said when to stop; what a soup is worth, the report data says.
+held-out data than chance explains, that one is returned instead. What is scored there is a fold's own soup: a little
+too well, because the fold also said when to stop, and lower than the average of all deserves. What a soup is worth, the
+report data says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,11 +78,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     if chosen is None:
         chosen = greedy_soups(kitchen, live, settings, insides)
     scores.update(_baselines(kitchen, live, chosen, folds))
-    means = {name: float(values.mean()) for name, values in scores.items()}
-    winner = max(means, key=lambda name: means[name])  # the first of equals: the learned one
     known = {name: Scores(values) for name, values in scores.items()}
-    intervals = {name: [finite(end) for end in one.interval()] for name, one in known.items()}
-    decision = {"held_out": means, "intervals": intervals, "winner": winner}
+    decision = judged(known)
+    winner = decision["winner"]
     history.append({"kind": "guard", **decision})
     kitchen.listen(Event("guard", decision))
     if winner == "learned":
@@ -87,10 +88,22 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     metric = kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score"
     note = (
         f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
-        f" {worded(known['learned'], metric)}"
+        f" {worded(known['learned'], metric)}: more than chance explains"
     )
     W = _baseline(kitchen, live, settings, winner)
     return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))
+
+
+def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
+    """The guard's decision between `learned` and the others, all scored on the same samples."""
+    over = {name: one.difference(known["learned"]) for name, one in known.items() if name != "learned"}
+    better = [name for name, (_, low, _) in over.items() if low > 0]  # beyond chance
+    return {
+        "held_out": {name: one.mean for name, one in known.items()},
+        "intervals": {name: [finite(end) for end in one.interval()] for name, one in known.items()},
+        "over_learned": {name: [finite(x) for x in found] for name, found in over.items()},
+        "winner": max(better, key=lambda name: known[name].mean, default="learned"),
+    }
 
 
 def _go_part_of_the_way(track: Track, live: Live, reach: float) -> None:

@@ -56,7 +56,7 @@ class Settings:
         False  # where held-out loss does not fall: back to the best coefficients, at half the rate
     )
     advance: float = 1.0  # with `retreat`: factor on the rate where held-out loss did fall
-    guard: bool = False  # fall back to best / uniform / greedy when they score higher on held-out data
+    guard: bool = False  # fall back to best / uniform / greedy where held-out data says so beyond chance
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
         "auto"  # how loaded models are kept; auto: exact on a CPU
     )

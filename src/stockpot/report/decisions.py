@@ -53,10 +53,13 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
         if score is not None
     ]
     if winner == "learned":
-        summary = "The guard kept the learned soup: nothing simpler did better on data it had not seen."
+        summary = (
+            "The guard kept the learned soup: nothing simpler did better on data it had not seen by more than chance"
+            " explains. Scored here are the folds' own soups; their average is usually better than they are."
+        )
     else:
         summary = (
-            f"The guard stepped in: {winner} did better on data it had not seen, so {method.name}"
+            f"The guard stepped in: {winner} did better on data it had not seen than chance explains, so {method.name}"
             f" returned {winner} instead of the learned soup."
         )
     return table, summary

@@ -141,7 +141,8 @@ class Method(Section):
         None, description="With retreat: factor on the rate where held-out loss does fall."
     )
     guard: bool | None = Field(
-        None, description="Fall back to best, uniform or greedy when they score higher on held-out data."
+        None,
+        description="Fall back to best, uniform or greedy where held-out data prefers them beyond chance.",
     )
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] | None = Field(
         None, description="How loaded models are kept while learning; the result is always exact."
