@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stockpot.methods.settings import LEARNED
-from studies.loaded import Point, Results
+from studies.loaded import Point, Results, allowed_steps
 from studies.markdown import interval, points
 from studies.plans import DEFAULT, PAPER, RATES
 
@@ -90,8 +90,9 @@ def _half_to_double(zoo: Results, method: str) -> list[Point]:
     own = zoo.of_main(method)
     if own is None:
         return []
-    found = [point for point in zoo.steps(method) if 0.49 * own["J"] <= point.x <= 2.01 * own["J"]]
-    ends = found and found[0].x <= 0.51 * own["J"] and found[-1].x >= 1.99 * own["J"]
+    steps = allowed_steps(own)
+    found = [point for point in zoo.steps(method) if 0.49 * steps <= point.x <= 2.01 * steps]
+    ends = found and found[0].x <= 0.51 * steps and found[-1].x >= 1.99 * steps
     return found if ends else []
 
 

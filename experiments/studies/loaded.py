@@ -31,6 +31,12 @@ class Point:
         return sum(found) / len(found)
 
 
+def allowed_steps(record: Mapping[str, Any]) -> int:
+    """J as the settings say it; a learner that stops early takes fewer."""
+    stated = record["settings"].get("steps")
+    return int(record["J"] if stated is None else stated)
+
+
 class Results:
     def __init__(self, value: Mapping[str, Any]) -> None:
         self.value = value
@@ -110,7 +116,7 @@ class Results:
         return self.points(method, lambda record: record["settings"]["lr"], ["lr"])
 
     def steps(self, method: str) -> list[Point]:
-        return self.points(method, lambda record: record["J"], ["steps", "epochs"])
+        return self.points(method, allowed_steps, ["steps", "epochs"])
 
     def visits(self) -> list[Point]:
         return self.points(PAPER, lambda record: record["T"], ["blocks", "passes"])
