@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.parts import Array, divide
 
-SIZES = {"fit": 5000, "dev": 5000, "held": 15000}
+SIZES = {"fit": 6000, "dev": 4000, "held": 15000}
 RANKS = {"images": 3, "labels": 1}
 
 
