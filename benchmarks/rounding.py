@@ -78,7 +78,9 @@ def main() -> None:
         found = {}
         for key, future in waiting.items():
             found[key] = future.result()
-            print(*key, {name: f"{100 * values.mean():.3f}" for name, values in found[key].items()}, flush=True)
+            print(
+                *key, {name: f"{100 * values.mean():.3f}" for name, values in found[key].items()}, flush=True
+            )
     stacked = {
         (kind, method): np.stack([found[kind, seed][method] for seed in seeds]).astype(float)
         for kind, method in product(KINDS, methods)
