@@ -1,9 +1,9 @@
 """Does it matter that models are rounded while a soup is learned? Test accuracy with fp32, bf16 and int8 directions.
 
-    python benchmarks/rounding.py experiments/small/recipe.yaml [--seeds 0,1,2] [--methods hl+,mehl+] [--set KEY=VALUE ...]
+    python benchmarks/rounding.py experiments/small/recipe.yaml [--seeds 0,1,2] [--methods hl+,mehl+] [--set KEY=VALUE]
 
-Every run is a plain `stockpot compare`. Differences to fp32 are paired sample by sample; their standard error adds that of
-the samples' means (over seeds) and that of the seeds' means (over samples).
+Every run is a plain `stockpot compare`. Differences to fp32 are paired sample by sample; their standard error adds that
+of the samples' means (over seeds) and that of the seeds' means (over samples).
 """
 
 from __future__ import annotations

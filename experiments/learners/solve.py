@@ -17,7 +17,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. The product's default is `Way(steps=150, greedy=True, retreat=True, advance=1.5)`, judged more often."""
+    """One learner. The default is `Way(steps=150, greedy=True, retreat=True, advance=1.5)`, judged a little oftener."""
 
     steps: int = 300
     lr: float = 0.02

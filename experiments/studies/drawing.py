@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,10 @@ def ticks_at(axes: Axes, values: Sequence[float], *, log: bool = False) -> None:
     if log:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_major_formatter(FixedFormatter([f"{place:g}" for place in places]))
+    # On a logarithmic axis two numbers this near would be written over each other: the smaller one is said.
+    crowded = {after for before, after in pairwise(places) if log and after < 1.2 * before}
+    labels = ["" if place in crowded else f"{place:g}" for place in places]
+    axes.xaxis.set_major_formatter(FixedFormatter(labels))
     axes.xaxis.set_minor_locator(NullLocator())
 
 
