@@ -12,11 +12,16 @@ from torch import nn
 from stockpot import Pool, Task, cook
 from stockpot.engine.memory import PeakMemory, anonymous_bytes
 
-WIDTH = 2048  # two layers of 2048 x 2048: 8.4M parameters, 34 MB
+WIDTH = 512  # 32 layers of 512 x 512: 8.4M parameters, 34 MB
 
 
 def build() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False))
+    """Small tensors: a few of them are in flight while models are averaged and built, and whether that instant is seen
+    depends on how long it lasts, which does depend on K."""
+    layers: list[nn.Module] = []
+    for _ in range(32):
+        layers += [nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers)
 
 
 def main(folder: Path) -> None:
@@ -26,10 +31,8 @@ def main(folder: Path) -> None:
     pool = Pool.open(folder)
     task = Task(build(), (x, y))
     before = anonymous_bytes()
-    # As many blocks whatever K is: a peak is seen by looking often, and both must be looked at equally often.
-    passes = max(1, 64 // len(pool))
     with PeakMemory(torch.device("cpu"), interval=0.001) as peak:
-        cook(pool, task, "mehl", block_size=4, passes=passes, steps=1, batch_size=4)
+        cook(pool, task, "mehl", block_size=4, steps=1, batch_size=4)
     sys.stdout.write(json.dumps({"models": len(pool), "before": before, "peak": peak.host}))
 
 
