@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import results
 import study
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from studies.gather import gather
 from studies.loaded import Results
 from studies.tries import rows
@@ -80,6 +80,22 @@ def test_gathered_numbers_are_those_of_the_runs(home: Path) -> None:
     weights = value["coefficients"]["mehl+"]
     assert sum(weights["counts"]) == weights["models"] * weights["groups"] == 5 * 4
     assert sum(weights["by_ingredient"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_what_no_seed_changes_is_run_once_and_compared_with_every_seed(home: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(home / "runs" / "tiny", runs)
+    assert not (runs / "main-1" / "methods" / "greedy").exists()
+    file = runs / "main-1" / "methods" / "crossfit" / "weights.safetensors"
+    content = load_file(file)
+    content["report_values"] = np.ones_like(content["report_values"])  # seed 1 of ours gets everything right
+    save_file(content, file)
+    found = gather(runs, "tiny")["over_seeds"]
+    assert found["greedy"]["seeds"] == [0]
+    ours = found["crossfit"]["by_seed"]
+    assert ours[1] == 1 > ours[0]
+    lead = found["greedy"]["default_minus"][0]
+    assert lead == pytest.approx(sum(ours) / 2 - found["greedy"]["by_seed"][0], abs=1e-5)
 
 
 def test_nothing_is_gathered_of_a_run_that_is_not_done(home: Path, tmp_path: Path) -> None:

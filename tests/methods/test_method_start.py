@@ -92,6 +92,17 @@ def test_permuting_ingredients_permutes_the_weights_also_where_scores_are_equal(
     assert (plain[order] - mixed).abs().max() <= 1e-8
 
 
+def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_stands(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 4))
+    task = Task(mlp(), samples(24), metric=lambda outputs, batch: torch.ones(len(batch[1])))
+    chosen = set()
+    for first in range(4):
+        turned = pool.subset([(first + k) % 4 for k in range(4)])
+        (found,) = members(turned, task, [torch.arange(24)])
+        chosen.add(tuple(turned.digests()[k] for k in found))
+    assert len(chosen) == 1
+
+
 @pytest.mark.parametrize(("folds", "guard"), [(1, False), (3, True)])
 def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool) -> None:
     pool, task = uneven(tmp_path)
