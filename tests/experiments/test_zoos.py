@@ -18,6 +18,7 @@ from scripts import EXPERIMENTS, script
 from typer.testing import CliRunner
 
 from stockpot.adapters.data.idx import read_idx
+from stockpot.adapters.data.splits import Share, cut
 from stockpot.cli.app import app
 from stockpot.recipe import load_recipe
 
@@ -29,6 +30,7 @@ SIZES: dict[str, dict[str, int]] = {
     "fashion-vit": {"fit": 20, "dev": 10, "held": 10},
     "imdb-minilm": {"test": 20, "dev": 10, "fit": 20},
 }
+MORE = {"held": 10}  # fashion-vit
 
 
 @pytest.fixture
@@ -36,6 +38,8 @@ def ready(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """A zoo's folder as in `experiments/`, its data beside it, made from archives."""
     zoo = str(request.param)
     monkeypatch.setattr(script(f"convert.{MODULES[zoo]}"), "SIZES", SIZES[zoo])
+    if zoo == "fashion-vit":
+        monkeypatch.setattr(script("convert.fashion"), "MORE", MORE)
     (tmp_path / "packages").mkdir()
     faked = archives(zoo, tmp_path / "packages")
     script("fetch").fetch(faked, tmp_path / "packages", tmp_path / "data" / zoo)
@@ -127,7 +131,8 @@ def test_parts_hold_every_sample_once_and_all_classes_in_proportion(ready: Path)
     wanted = {part: size for part, size in SIZES[zoo].items() if part != "held"}
     assert {part: len(samples[part]) for part in wanted} == wanted
     own = {"cifar10-efficientnet": 12, "fashion-vit": 20, "imdb-minilm": 20}[zoo]  # of the package
-    assert len(samples["test"]) == own + SIZES[zoo].get("held", 0)
+    more = MORE["held"] if zoo == "fashion-vit" else 0
+    assert len(samples["test"]) == own + SIZES[zoo].get("held", 0) + more
     whole = [sample for part in PARTS for sample in samples[part]]
     expected = {"cifar10-efficientnet": 72, "fashion-vit": 100, "imdb-minilm": 80}[zoo]
     assert len(whole) == len(set(whole)) == expected
@@ -135,6 +140,26 @@ def test_parts_hold_every_sample_once_and_all_classes_in_proportion(ready: Path)
         counts = np.unique(labels[part_name], return_counts=True)[1]
         assert len(counts) == (2 if zoo == "imdb-minilm" else 10)
         assert counts.min() == counts.max()
+
+
+def test_fashion_tests_on_nothing_that_the_default_was_chosen_on() -> None:
+    """The search judged on what `train: {of: train, count: 20000}` left of the 35,000 images that SIZES leave."""
+    fashion, divide = script("convert.fashion"), script("convert.parts").divide
+    labels = np.random.RandomState(1).permutation(np.repeat(np.arange(10), 6000))
+    rest = divide(labels, fashion.SIZES, "train")["train"]
+    share = {"train": Share(part="train", count=20_000)}
+    drawn = cut(35_000, labels[rest], share, 0, "train")["train"]
+    judged = set(np.delete(rest, drawn).tolist())
+    assert len(judged) == 15_000
+    parts = fashion.divided(labels)
+    assert {part: len(rows) for part, rows in parts.items()} == {
+        "fit": 6000,
+        "dev": 4000,
+        "held": 30_000,
+        "train": 20_000,
+    }
+    assert judged <= set(parts["train"].tolist())
+    assert sorted(np.concatenate([*parts.values()]).tolist()) == list(range(60_000))
 
 
 def _read(data: Path, zoo: str) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:

@@ -126,9 +126,12 @@ def test_the_guards_own_soups_are_chosen_without_the_samples_they_are_scored_on(
         assert low < mean < high
 
 
-@pytest.mark.parametrize(("more", "winner"), [(0, "learned"), (16, "learned"), (22, "best"), (60, "best")])
+@pytest.mark.parametrize(("more", "winner"), [(0, "learned"), (16, "learned"), (21, "learned"), (26, "best")])
 def test_the_guard_steps_in_beyond_chance_only(more: int, winner: str) -> None:
-    """Of 1,000 samples, 30 are right by the learned soup alone and 30 + `more` by the best ingredient alone."""
+    """Of 1,000 samples, 30 are right by the learned soup alone and 30 + `more` by the best ingredient alone.
+
+    21 more would do for one comparison (p = 0.026); there are three.
+    """
     learned, best = torch.ones(1000), torch.ones(1000)
     best[:30] = 0
     learned[30 : 60 + more] = 0

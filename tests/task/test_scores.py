@@ -67,12 +67,12 @@ def test_paired_difference_is_narrower_than_the_intervals() -> None:
     assert 0.09 < lo < hi < 0.11
 
 
-def paired(better: int, worse: int, n: int) -> tuple[float, float, float]:
+def paired(better: int, worse: int, n: int, confidence: float = 0.95) -> tuple[float, float, float]:
     first = torch.zeros(n, dtype=torch.float64)
     second = first.clone()
     first[:better] = 1
     second[better : better + worse] = 1
-    return Scores(first).difference(Scores(second))
+    return Scores(first).difference(Scores(second), confidence)
 
 
 @pytest.mark.parametrize("n", [12, 100, 10_000])
@@ -100,6 +100,18 @@ def test_on_much_data_the_interval_is_the_usual_one() -> None:
     mean, lo, hi = paired(400, 300, 10_000)
     error = math.sqrt((0.07 - 0.01**2) / 10_000)
     assert (lo, hi) == pytest.approx((mean - 1.959964 * error, mean + 1.959964 * error), abs=3e-5)
+
+
+def test_more_confidence_asks_for_more() -> None:
+    assert paired(6, 0, 100, 0.95)[1] > 0  # p = 0.031
+    assert paired(6, 0, 100, 0.98)[1] <= 0
+    assert paired(7, 0, 100, 0.98)[1] > 0  # p = 0.016
+    mean, lo, hi = paired(400, 300, 10_000, 0.99)
+    error = math.sqrt((0.07 - 0.01**2) / 10_000)
+    assert (lo, hi) == pytest.approx((mean - 2.575829 * error, mean + 2.575829 * error), abs=3e-5)
+    delta = torch.linspace(-1, 2, 100, dtype=torch.float64)
+    mean, lo, hi = Scores(delta).difference(Scores(torch.zeros_like(delta)), 0.99)
+    assert hi - mean == pytest.approx(2.626405 * float(delta.std()) / 10, rel=1e-4)  # t for 99
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,13 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
 
 
 def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
-    """The guard's decision between `learned` and the others, all scored on the same samples."""
-    over = {name: one.difference(known["learned"]) for name, one in known.items() if name != "learned"}
+    """The guard's decision between `learned` and the others, all scored on the same samples.
+
+    Each of the others is another chance to be ahead by luck, so they share the 5 % (Bonferroni).
+    """
+    others = [name for name in known if name != "learned"]
+    confidence = 1 - 0.05 / len(others)
+    over = {name: known[name].difference(known["learned"], confidence) for name in others}
     better = [name for name, (_, low, _) in over.items() if low > 0]  # beyond chance
     return {
         "held_out": {name: one.mean for name, one in known.items()},

@@ -49,8 +49,8 @@ class Scores:
         half = _student(confidence, self._independent - 1) * self.standard_error
         return mean - half, mean + half
 
-    def difference(self, other: Scores) -> tuple[float, float, float]:
-        """Mean of self minus other with its 95 % interval, paired sample by sample.
+    def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
+        """Mean of self minus other with its interval, paired sample by sample.
 
         For scores of 0 and 1 the interval of Bonett and Price (2012): where few samples make the difference, the
         usual one is too narrow, and of no width when they all point the same way.
@@ -67,10 +67,11 @@ class Scores:
         delta = self.values - other.values  # (n,)
         mean = float(delta.mean())
         if self._right_or_wrong and other._right_or_wrong:
-            return mean, *_bonett_price(int((delta > 0).sum()), int((delta < 0).sum()), self.n)
+            better, worse = int((delta > 0).sum()), int((delta < 0).sum())
+            return mean, *_bonett_price(better, worse, self.n, confidence)
         batches = self.batches or other.batches
         count = self.n if batches is None else len(batches)
-        half = _student(0.95, count - 1) * _standard_error(delta, batches)
+        half = _student(confidence, count - 1) * _standard_error(delta, batches)
         return mean, mean - half, mean + half
 
     @property
@@ -92,15 +93,15 @@ def worded(scores: Scores, metric: str) -> str:
     return f"{scores.mean:.4g} (95 % interval {low:.4g} to {high:.4g}, n = {scores.n})"
 
 
-def _bonett_price(better: int, worse: int, n: int) -> tuple[float, float]:
-    """95 % interval of a difference of paired proportions, with one sample added on either side.
+def _bonett_price(better: int, worse: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a difference of paired proportions, with one sample added on either side.
 
     It never excludes zero where the exact test (the signs of the samples that differ) would not.
     """
     up, down = (better + 1) / (n + 2), (worse + 1) / (n + 2)
-    half = _normal(0.95) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    half = _normal(confidence) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(up - down - half, -1.0), min(up - down + half, 1.0)
-    if low <= 0 <= high or _sign_test(better, worse) <= 0.05:
+    if low <= 0 <= high or _sign_test(better, worse) <= 1 - confidence:
         return low, high
     return min(low, 0.0), max(high, 0.0)
 
