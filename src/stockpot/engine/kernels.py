@@ -21,8 +21,9 @@ _MIX: dict[torch.dtype, Shape] = {torch.float32: (2, 8), torch.bfloat16: (4, 8),
 
 
 # Triton compiles anew for numbers that are 1 or a multiple of 16. For counts and places among tiles that brings
-# nothing, and took seconds of every first run: `k` alone made three kernels of `_encode_tiles`.
-@triton.jit(do_not_specialize=["b", "first", "end"])
+# nothing, and took seconds of every first run: `k` alone made three kernels of `_encode_tiles`. `end` is another
+# matter: it is in the mask of the gradient, which is loaded 16 bytes at a time only if `end` is known to be aligned.
+@triton.jit(do_not_specialize=["b", "first"])
 def _project_tiles(
     D, G, SCALE, PART, START, LENGTH, P, b, first, offset, end,
     BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr, ADD: tl.constexpr,
