@@ -107,7 +107,7 @@ def _section(
     bodies = {zoo.zoo: section.body(zoo) for zoo in results}
     measured = [zoo for zoo in results if bodies[zoo.zoo]]
     if not measured:
-        return [*lines, MISSING, ""]
+        return [*lines, MISSING, "", *_note(notes, section.slug, "all")]
     lines += [section.about, ""]
     if section.figure is not None:
         _FIGURES[section.slug](folder / f"{section.slug}.svg", measured)
