@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stockpot import Event, Result, Soup, Task, cook
+from stockpot.methods import crossfit
 from stockpot.methods.crossfit import judged
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
@@ -124,6 +125,42 @@ def test_the_guards_own_soups_are_chosen_without_the_samples_they_are_scored_on(
         mean, low, high = decision["over_learned"][name]
         assert mean == pytest.approx(decision["held_out"][name] - decision["held_out"]["learned"])
         assert low < mean < high
+
+
+def test_a_greedy_soup_that_wins_on_its_own_samples_is_asked_again_on_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First it is scored where it was chosen; where it wins there, folds choose it without the samples."""
+    good = fine_tunes(mlp, 1, steps=300, spread=0.0)[0]
+    noise = torch.Generator().manual_seed(0)
+    bad = [{n: v + 3 * torch.randn(v.shape, generator=noise) for n, v in good.items()} for _ in range(3)]
+    pool, task = write(tmp_path, [bad[0], good, *bad[1:]]), Task(mlp(), samples(60))
+    monkeypatch.setattr(crossfit, "_simple", lambda *_: {})  # `best` is the same model, and would do
+    events: list[Event] = []
+    result = cook(pool, task, "crossfit", listen=events.append, **{**BRIEF, "lr": 1e-6})
+    decision = guard(result)
+    assert (decision["winner"], decision["flattered"]) == ("greedy", [])
+    assert decision["held_out"]["greedy"] > decision["held_out"]["learned"]
+    assert torch.equal(soup_of(result).W[1], torch.ones(len(soup_of(result).layout), dtype=torch.float64))
+    assert len([event for event in events if event.kind == "greedy"]) == (1 + 3) * 3
+    # Chosen on noise, it may win where it was chosen and nowhere else: then the learned soup stays.
+    monkeypatch.setattr(crossfit, "_cross_fitted_greedy", lambda *_: torch.zeros(60, dtype=torch.float64))
+    kept = cook(pool, task, "crossfit", **{**BRIEF, "lr": 1e-6})
+    assert guard(kept)["winner"] == "learned"
+    assert guard(kept)["held_out"]["greedy"] == 0.0
+    assert kept.models_used == 4
+
+
+def test_a_greedy_soup_that_does_not_win_even_there_is_not_asked_again(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    events: list[Event] = []
+    result = cook(pool, task, "crossfit", listen=events.append, **BRIEF)
+    assert guard(result)["winner"] == "learned"
+    assert guard(result)["flattered"] == ["greedy"]
+    assert len([event for event in events if event.kind == "greedy"]) == 4
+    greedy = cook(pool, task, "greedy")
+    soup_of(greedy).load_into(task.model)
+    assert guard(result)["held_out"]["greedy"] == task.score().mean
 
 
 @pytest.mark.parametrize(("more", "winner"), [(0, "learned"), (16, "learned"), (21, "learned"), (26, "best")])

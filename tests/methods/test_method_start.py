@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
-from stockpot.methods.crossfit import greedy_soups
+from stockpot.methods.crossfit import greedy_start
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
@@ -25,14 +25,14 @@ FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
 
 
 def uneven(folder: Path, models: int = 6) -> tuple[Any, Task]:
-    """A zoo whose greedy soups leave some ingredients out, not the same ones in every fold."""
+    """A zoo whose greedy soup leaves some ingredients out."""
     return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
 
 
-def members(pool: Any, task: Task, insides: list[Tensor]) -> list[tuple[int, ...]]:
+def members(pool: Any, task: Task) -> tuple[int, ...]:
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
-        return greedy_soups(kitchen, live, settings_for("crossfit"), insides)
+        return greedy_start(kitchen, live, settings_for("crossfit"))
 
 
 def weights_of(result: Any) -> Tensor:
@@ -44,18 +44,18 @@ def weights_of(result: Any) -> Tensor:
 def test_a_learning_rate_of_zero_returns_the_greedy_soup(tmp_path: Path, block_size: int) -> None:
     pool, task = uneven(tmp_path)
     found = weights_of(cook(pool, task, "mehl+", block_size=block_size, **{**BRIEF, "lr": 0.0}))
-    chosen = members(pool, task, [torch.arange(len(task.fit))])[0]
+    chosen = members(pool, task)
     assert 1 <= len(chosen) < 6
     assert torch.equal(found, weights.chosen(6, found.shape[1], chosen))
 
 
-def test_every_fold_sets_out_from_the_soup_of_the_samples_it_learns_from(tmp_path: Path) -> None:
+def test_every_fold_sets_out_from_the_greedy_soup_of_all_samples(tmp_path: Path) -> None:
     pool, task = uneven(tmp_path)
-    found = weights_of(cook(pool, task, "crossfit", **{**FOLDED, "lr": 0.0}))
-    chosen = members(pool, task, [inside for inside, _ in task.fit.folds(3, 0)])
-    assert len(set(chosen)) > 1
-    wanted = torch.stack([weights.chosen(6, found.shape[1], one) for one in chosen]).mean(dim=0)
+    events: list[Event] = []
+    found = weights_of(cook(pool, task, "crossfit", listen=events.append, **{**FOLDED, "lr": 0.0}))
+    wanted = weights.chosen(6, found.shape[1], members(pool, task))
     assert (found - wanted).abs().max() <= 1e-12
+    assert len([event for event in events if event.kind == "greedy"]) == 5  # one search among six
 
 
 @pytest.mark.parametrize("block_size", [2, 5])
@@ -98,7 +98,7 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
     chosen = set()
     for first in range(4):
         turned = pool.subset([(first + k) % 4 for k in range(4)])
-        (found,) = members(turned, task, [torch.arange(24)])
+        found = members(turned, task)
         chosen.add(tuple(turned.digests()[k] for k in found))
     assert len(chosen) == 1
 
@@ -144,7 +144,7 @@ def test_what_the_guard_scores_is_what_is_returned(tmp_path: Path) -> None:
         settings = settings_for("crossfit", **given)
         kitchen = Kitchen(pool, task)
         with kitchen.live(kitchen.layout("tensor")) as live:
-            chosen = greedy_soups(kitchen, live, settings, [inside])[0]
+            chosen = greedy_start(kitchen, live, settings)
             track = Track(fold, data, left, chosen)
             Learner(live, settings, [track]).run()
         W = weights.chosen(6, total.shape[1], chosen).lerp(track.W, 0.4)

@@ -1,11 +1,13 @@
 """Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
 
-A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. A fold may set out from a
-greedy soup, chosen on the samples it learns from. Every sample is held out by one fold, which also gives a score for
-the guard: if the best individual, the uniform or the greedy soup, chosen in the same cross-fitted way, does better on
-held-out data than chance explains, that one is returned instead. What is scored there is a fold's own soup: a little
-too well, because the fold also said when to stop, and lower than the average of all deserves. What a soup is worth, the
-report data says.
+A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. All folds may set out from
+the greedy soup of the whole fitting data. What they learn from there is cross-fitted, where they begin is not: a soup
+chosen on a part of the data is a worse place to begin.
+
+Every sample is held out by one fold, which also gives a score for the guard: if the best individual, the uniform or the
+greedy soup does better on held-out data than chance explains, that one is returned instead. What is scored there is a
+fold's own soup: a little too well, because the fold also said when to stop, and lower than the average of all deserves.
+What a soup is worth, the report data says.
 """
 
 from __future__ import annotations
@@ -45,10 +47,8 @@ class Learned:
 def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
     """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
     data = kitchen.task.fit
-    greedy_start = settings.start == "greedy"
+    start = greedy_start(kitchen, live, settings, store) if settings.start == "greedy" else None
     if settings.folds == 1:
-        everything = torch.arange(len(data))
-        start = greedy_soups(kitchen, live, settings, [everything], store)[0] if greedy_start else None
         learner = Learner(live, settings, [Track(0, data, start=start)], listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
@@ -57,10 +57,8 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
             track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
         )
     folds = data.folds(settings.folds, settings.seed)
-    insides = [inside for inside, _ in folds]
-    chosen = greedy_soups(kitchen, live, settings, insides, store) if greedy_start else None
     tracks = [
-        Track(f, data.subset(inside), data.subset(outside), chosen[f] if chosen else None)
+        Track(f, data.subset(inside), data.subset(outside), start)
         for f, (inside, outside) in enumerate(folds)
     ]
     learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
@@ -72,26 +70,48 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
     history: list[object] = list(learner.history)
     notes = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
-    scores: dict[str, Tensor] = {"learned": _held_out_values(kitchen, live, tracks, folds)}
+    learned = Scores(_held_out_values(kitchen, live, tracks, folds))
     if not settings.guard:
-        return Learned(W, temperature, Scores(scores["learned"]), "learned", tuple(history), notes)
-    if chosen is None:
-        chosen = greedy_soups(kitchen, live, settings, insides)
-    scores.update(_baselines(kitchen, live, chosen, folds))
-    known = {name: Scores(values) for name, values in scores.items()}
-    decision = judged(known)
+        return Learned(W, temperature, learned, "learned", tuple(history), notes)
+    members = start if start is not None else greedy_start(kitchen, live, settings)
+    known, decision = _guarded(kitchen, live, settings, learned, members, folds)
     winner = decision["winner"]
     history.append({"kind": "guard", **decision})
     kitchen.listen(Event("guard", decision))
     if winner == "learned":
-        return Learned(W, temperature, Scores(scores[winner]), winner, tuple(history), notes)
+        return Learned(W, temperature, learned, winner, tuple(history), notes)
     metric = kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score"
     note = (
         f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
-        f" {worded(known['learned'], metric)}: more than chance explains"
+        f" {worded(learned, metric)}: more than chance explains"
     )
-    W = _baseline(kitchen, live, settings, winner)
-    return Learned(W, None, Scores(scores[winner]), winner, tuple(history), (note, *notes))
+    W = _baseline(kitchen, live, winner, members)
+    return Learned(W, None, known[winner], winner, tuple(history), (note, *notes))
+
+
+def _guarded(
+    kitchen: Kitchen,
+    live: Live,
+    settings: Settings,
+    learned: Scores,
+    members: tuple[int, ...],
+    folds: list[tuple[Tensor, Tensor]],
+) -> tuple[dict[str, Scores], dict[str, Any]]:
+    """The scores that the guard compared, and its decision.
+
+    The greedy soup is scored first on the samples it was chosen on, which flatters it. Only where it wins in that way
+    is one chosen for every fold, without the samples it is scored on: that takes as long as all other greedy soups
+    together.
+    """
+    known = {"learned": learned, **_simple(kitchen, live, folds)}
+    live.theta.copy_(live.mean(list(members)))
+    W = weights.chosen(len(kitchen.pool), len(live.layout), members)
+    known["greedy"] = Scores(kitchen.score_live(live, W, with_loss=False).values)
+    decision = {**judged(known), "flattered": ["greedy"]}
+    if decision["winner"] == "greedy":
+        known["greedy"] = Scores(_cross_fitted_greedy(kitchen, live, settings, folds))
+        decision = {**judged(known), "flattered": []}
+    return known, decision
 
 
 def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
@@ -133,48 +153,54 @@ def _held_out_values(
     return values
 
 
-def _baselines(
-    kitchen: Kitchen, live: Live, greedies: list[tuple[int, ...]], folds: list[tuple[Tensor, Tensor]]
-) -> dict[str, Tensor]:
-    """Held-out scores of the simple soups, each chosen without the samples it is scored on."""
+def _simple(kitchen: Kitchen, live: Live, folds: list[tuple[Tensor, Tensor]]) -> dict[str, Scores]:
+    """Held-out scores of the uniform soup and of the best individual, chosen without the samples it is scored on."""
     K, G = len(kitchen.pool), len(live.layout)
     own = kitchen.individual_values()  # (K, N)
-    samples = own.shape[1]
     live.theta.copy_(live.mean(listen=kitchen.listen))
     uniform = kitchen.score_live(live, weights.uniform(K, G), with_loss=False).values
-    best, chosen = torch.empty(samples, dtype=torch.float64), torch.empty(samples, dtype=torch.float64)
-    for members, (inside, outside) in zip(greedies, folds, strict=True):
+    best = torch.empty(own.shape[1], dtype=torch.float64)
+    for inside, outside in folds:
         best[outside] = own[int(own[:, inside].mean(dim=1).argmax()), outside]
-        live.theta.copy_(live.mean(list(members)))
-        W = weights.chosen(K, G, members)
-        chosen[outside] = kitchen.score_live(live, W, indices=outside, with_loss=False).values
-    return {"best": best, "uniform": uniform, "greedy": chosen}
+    return {"best": Scores(best), "uniform": Scores(uniform)}
 
 
-def greedy_soups(
-    kitchen: Kitchen,
-    live: Live,
-    settings: Settings,
-    insides: list[Tensor],
-    store: StateStore | None = None,
-) -> list[tuple[int, ...]]:
-    """The members of the greedy soup of each set of samples; as an earlier process chose them, if one did."""
+def _cross_fitted_greedy(
+    kitchen: Kitchen, live: Live, settings: Settings, folds: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Each sample scored by a greedy soup that was chosen without it. (N,)"""
+    K, G = len(kitchen.pool), len(live.layout)
+    values = torch.empty(len(kitchen.task.fit), dtype=torch.float64)
+    for number, (inside, outside) in enumerate(folds):
+        label = f"greedy soup {number + 1} of {len(folds)}"
+        chosen = _greedy(kitchen, live, settings, inside, label)
+        live.theta.copy_(live.mean(list(chosen)))
+        W = weights.chosen(K, G, chosen)
+        values[outside] = kitchen.score_live(live, W, indices=outside, with_loss=False).values
+    return values
+
+
+def greedy_start(
+    kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None = None
+) -> tuple[int, ...]:
+    """The members of the greedy soup of all fitting data; as an earlier process chose them, if one did."""
     saved = None if store is None else store.load()
     if saved is not None:
-        return [tuple(members) for members in saved[1]["starts"]]
-    soups = []
-    for number, inside in enumerate(insides):
-        label = f"greedy soup {number + 1} of {len(insides)}"
-        soups.append(
-            greedy(kitchen, live, indices=inside, ties=settings.greedy_ties, by_content=True, label=label)
-        )
-    return [soup.chosen for soup in soups]
+        return tuple(saved[1]["starts"][0])
+    return _greedy(kitchen, live, settings, None, "greedy soup")
 
 
-def _baseline(kitchen: Kitchen, live: Live, settings: Settings, name: str) -> Tensor:
+def _greedy(
+    kitchen: Kitchen, live: Live, settings: Settings, indices: Tensor | None, label: str
+) -> tuple[int, ...]:
+    ties = settings.greedy_ties
+    return greedy(kitchen, live, indices=indices, ties=ties, by_content=True, label=label).chosen
+
+
+def _baseline(kitchen: Kitchen, live: Live, name: str, members: tuple[int, ...]) -> Tensor:
     K, G = len(kitchen.pool), len(live.layout)
     if name == "uniform":
         return weights.uniform(K, G)
     if name == "best":
         return weights.chosen(K, G, [int(kitchen.individual_values().mean(dim=1).argmax())])
-    return greedy(kitchen, live, ties=settings.greedy_ties).W
+    return weights.chosen(K, G, members)

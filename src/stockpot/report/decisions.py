@@ -47,8 +47,13 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     winner = str(guard.get("winner"))
     scores = [(str(name), Score.read(value)) for name, value in (guard.get("held_out") or {}).items()]
     intervals = guard.get("intervals") or {}
+    flattered = guard.get("flattered") or []
     table = [
-        (name, run.metric.value(score.mean) + run.metric.between(intervals.get(name)), name == winner)
+        (
+            f"{name} (chosen on these samples)" if name in flattered else name,
+            run.metric.value(score.mean) + run.metric.between(intervals.get(name)),
+            name == winner,
+        )
         for name, score in scores
         if score is not None
     ]

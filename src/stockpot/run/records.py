@@ -139,5 +139,7 @@ def _write_soup(folder: Path, soup: Soup, max_shard: int) -> None:
 def _guard(result: Result) -> dict[str, Any] | None:
     for entry in result.history:
         if entry["kind"] == "guard":
-            return {key: entry[key] for key in ("held_out", "intervals", "over_learned", "winner")}
+            return {
+                key: entry[key] for key in ("held_out", "intervals", "over_learned", "flattered", "winner")
+            }
     return None

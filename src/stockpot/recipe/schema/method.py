@@ -125,7 +125,7 @@ class Method(Section):
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
     start: Literal["mean", "greedy"] | None = Field(
         None,
-        description="The soup that learning sets out from: of all models, or the greedy one of the same data.",
+        description="The soup that learning sets out from: of all models, or the greedy one of all fitting data.",
     )
     reach: float | None = Field(
         None, description="Part of the way from the start to what was learned that is gone in the end."
