@@ -34,6 +34,7 @@ ZOOS = {
     ),
     "fashion-vit": Zoo((catalogue.FASHION,), (fashion.convert,)),
     "imdb-minilm": Zoo((catalogue.IMDB, catalogue.MINILM), (imdb.convert, weights.minilm)),
+    "tiny": Zoo((catalogue.FASHION,), (fashion.convert_tiny,)),
 }
 
 

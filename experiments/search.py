@@ -33,6 +33,45 @@ AVERAGED = [("default", "per model"), ("default", "greedy"), ("default", "from g
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
+def fifth(problem: Problem) -> Ideas:
+    """The fifth round, on experiments/tiny: lower rates, where folds begin, more folds, smoother labels."""
+    modules = Grouped(_coarse(problem, "module"), problem.device)
+    one = Grouped([0] * problem.G, problem.device)
+    pace: dict[str, Any] = {"retreat": True, "advance": 1.5, "greedy": True}
+    now: dict[str, Any] = {"steps": 150, "lr": 0.01, **pace}
+    whole: dict[str, Any] = {**now, "whole": True}
+    model_first = Way(75, 0.02, coordinates=one, **pace)
+    return {
+        "default": (Way(150, 0.02, **pace), FOLDS),
+        "rate 0.01": (Way(**now), FOLDS),
+        "rate 0.005": (Way(**{**now, "lr": 0.005}), FOLDS),
+        "rate 0.002": (Way(**{**now, "lr": 0.002}), FOLDS),
+        "300 steps": (Way(**{**now, "steps": 300}), FOLDS),
+        "8 folds": (Way(**now), 8),
+        "8 folds of 75": (Way(**{**now, "steps": 75}), 8),
+        "batches of 256": (Way(**now, batch=256), FOLDS),
+        "rate 0.02, smooth": (Way(150, 0.02, **pace, smooth=True), FOLDS),
+        "calibrated": (Way(**now, temperature=True, calibrated=True), FOLDS),
+        "from the mean": (Way(**{**now, "greedy": False}), FOLDS),
+        "per model, rate 0.02": (Way(150, 0.02, **pace, coordinates=one), FOLDS),
+        "per module": (Way(**now, coordinates=modules), FOLDS),
+        "per model, then per tensor": (
+            Way(**{**now, "steps": 75, "greedy": False}, first=model_first),
+            FOLDS,
+        ),
+        "smoothing 0.1": (Way(**now, smoothing=0.1), FOLDS),
+        "whole": (Way(**whole), FOLDS),
+        "whole, rate 0.02": (Way(**{**whole, "lr": 0.02}), FOLDS),
+        "whole, rate 0.005": (Way(**{**whole, "lr": 0.005}), FOLDS),
+        "whole, 300 steps": (Way(**{**whole, "steps": 300}), FOLDS),
+        "whole, 8 folds": (Way(**whole), 8),
+        "whole, smoothing 0.1": (Way(**whole, smoothing=0.1), FOLDS),
+        "whole, smoothing 0.2": (Way(**whole, smoothing=0.2), FOLDS),
+        "whole, smoothing 0.3": (Way(**whole, smoothing=0.3), FOLDS),
+        "whole, smoothing 0.5": (Way(**whole, smoothing=0.5), FOLDS),
+    }
+
+
 def fourth(problem: Problem) -> Ideas:
     """The fourth round: folds that set out from their own greedy soups."""
     modules = Grouped(_coarse(problem, "module"), problem.device)
@@ -142,7 +181,7 @@ def first(problem: Problem) -> Ideas:
     }
 
 
-ROUNDS = {"first": first, "third": third, "fourth": fourth}
+ROUNDS = {"first": first, "third": third, "fourth": fourth, "fifth": fifth}
 
 
 def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
@@ -176,7 +215,7 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--round", choices=ROUNDS, default="fourth", help="first: the ideas of the first two rounds"
+        "--round", choices=ROUNDS, default="fifth", help="first: the ideas of the first two rounds"
     )
     parser.add_argument("--only", nargs="+", help="ideas whose names match one of these, such as `from*`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

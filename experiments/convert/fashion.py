@@ -14,6 +14,7 @@ SIZES = {"fit": 6000, "dev": 4000, "held": 15000}
 # Held for the test as well, out of what SIZES leave: images that the zoo's earlier pools were fine-tuned on, and no
 # later one is. What no pool was fine-tuned on served to choose the default (search.py), so it belongs to `train`.
 MORE = {"held": 15000}
+TINY = {"train": 8000, "fit": 3000, "other": 8000}  # of experiments/tiny
 RANKS = {"images": 3, "labels": 1}
 
 
@@ -29,6 +30,16 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
         test = _parse(read(f"t10k-{what}-idx{rank}-ubyte.gz"), rank)
         test = np.concatenate((test, train[what][parts["held"]]))
         _write(folder / f"test-{what}-idx{rank}-ubyte", test)
+
+
+def convert_tiny(read: Callable[[str], bytes], out: Path) -> None:
+    """`out/images/{train,other,fit,judge}-*`: training images only; `other` is for a second pool."""
+    folder = out / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
+    for part, rows in divide(train["labels"].astype(np.int64), TINY, "judge").items():
+        for what, rank in RANKS.items():
+            _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
 
 
 def divided(labels: Array) -> dict[str, Array]:

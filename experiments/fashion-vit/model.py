@@ -11,14 +11,21 @@ PIXELS = PATCH * PATCH
 TOKENS = (SIDE // PATCH) ** 2
 
 
-def build(classes: int = 10, width: int = 192, depth: int = 6, heads: int = 6) -> VisionTransformer:
-    """The model a recipe names."""
-    return VisionTransformer(classes, width, depth, heads)
+def build(
+    classes: int = 10,
+    width: int = 192,
+    depth: int = 6,
+    heads: int = 6,
+    patch: int = PATCH,
+    position: float = 0.02,
+) -> VisionTransformer:
+    """The model a recipe names; experiments/tiny asks for a smaller one."""
+    return VisionTransformer(classes, width, depth, heads, patch, position)
 
 
-def patches(images: Tensor) -> Tensor:
+def patches(images: Tensor, patch: int = PATCH) -> Tensor:
     """(n, 1, 28, 28) -> (n, 49, 16)"""
-    return functional.unfold(images, PATCH, stride=PATCH).transpose(1, 2)
+    return functional.unfold(images, patch, stride=patch).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -47,16 +54,19 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches, learned positions, blocks; the head reads the mean of all tokens."""
 
-    def __init__(self, classes: int, width: int, depth: int, heads: int) -> None:
+    def __init__(
+        self, classes: int, width: int, depth: int, heads: int, patch: int = PATCH, position: float = 0.02
+    ) -> None:
         super().__init__()
-        self.embed = nn.Linear(PIXELS, width)
-        self.position = nn.Parameter(0.02 * torch.randn(TOKENS, width))
+        self.patch = patch
+        self.embed = nn.Linear(patch * patch, width)
+        self.position = nn.Parameter(position * torch.randn((SIDE // patch) ** 2, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:  # (n, 1, 28, 28), normalised -> (n, classes)
-        return self.head(self.encode(patches(images)).mean(dim=1))
+        return self.head(self.encode(patches(images, self.patch)).mean(dim=1))
 
     def encode(self, pixels: Tensor, kept: Tensor | None = None) -> Tensor:
         """(n, 49, 16) -> (n, t, width): of all tokens, or of those whose numbers are in `kept` (n, t)."""

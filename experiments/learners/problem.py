@@ -32,8 +32,9 @@ class Problem:
         self.device = task.device
         self.K = len(pool)
         self.taken = 0  # gradients of one batch each
+        self.smoothing = 0.0  # of the labels
         self._greedy: dict[bytes, Tensor] = {}
-        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._steps: dict[tuple[int, bool, float], Callable[[], None]] = {}
 
     def __enter__(self) -> Problem:
         self._stack = ExitStack()
@@ -107,7 +108,7 @@ class Problem:
             self.a.copy_(a - a.mean(dim=0, keepdim=True))
             self._rows[size].copy_(rows)
             self.tau.fill_(1.0 if tau is None else float(tau))
-        key = (size, backward)
+        key = (size, backward, self.smoothing)
         if key not in self._steps:
             self._steps[key] = self._made(size, backward)
         self._steps[key]()
@@ -118,6 +119,7 @@ class Problem:
 
     def _made(self, size: int, backward: bool) -> Callable[[], None]:
         example = self.task.fit.batch(torch.zeros(size, dtype=torch.long))
+        smoothing = self.smoothing
 
         def once() -> None:
             rows = self._rows[size]
@@ -127,10 +129,10 @@ class Problem:
                 batch = refill(example, [column.index_select(0, rows) for column in self._columns])
             if not backward:
                 with torch.no_grad():
-                    self.loss.copy_(self.task.loss(batch, temperature=self.tau))
+                    self.loss.copy_(self.task.loss(batch, label_smoothing=smoothing, temperature=self.tau))
                 return
             self._clear()
-            loss = self.task.loss(batch, temperature=self.tau)
+            loss = self.task.loss(batch, label_smoothing=smoothing, temperature=self.tau)
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 self.loss.copy_(loss)

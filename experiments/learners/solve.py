@@ -17,7 +17,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. The default is `Way(steps=150, greedy=True, retreat=True, advance=1.5)`, judged a little oftener."""
+    """One learner. Ours: `Way(150, 0.01, greedy=True, whole=True, retreat=True, advance=1.5)`, judged more often."""
 
     steps: int = 300
     lr: float = 0.02
@@ -26,6 +26,8 @@ class Way:
     penalty: float = 0.0  # times |theta - mean|^2 over the mean of |d_k|^2
     average: bool = False  # keep the mean of the second half's iterates
     greedy: bool = False  # start from the greedy soup of the fold
+    whole: bool = False  # or rather of all fitting data
+    smoothing: float = 0.0  # of the labels, while learning and where it is judged outside
     temperature: bool = False  # learn a factor on the logits as well
     calibrated: bool = False  # fit that factor before the first step
     block: int | None = None  # models moved at a time
@@ -49,7 +51,9 @@ class Solved:
 
 def solve(problem: Problem, way: Way, inside: Tensor, outside: Tensor, seed: int) -> Solved:
     """Learn on `inside`, keep what was best on `outside`."""
-    start = problem.greedy_start(inside) if way.greedy else torch.zeros_like(problem.a)
+    problem.smoothing = way.smoothing
+    rows = torch.arange(len(problem.task.fit), device=inside.device) if way.whole else inside
+    start = problem.greedy_start(rows) if way.greedy else torch.zeros_like(problem.a)
     if way.first is not None:
         start = solve(problem, way.first, inside, outside, seed).a
     if way.lbfgs:

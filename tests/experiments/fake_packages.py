@@ -38,7 +38,8 @@ BERT: dict[str, Any] = {
 
 def contents(zoo: str) -> dict[str, bytes]:
     """File name to content, for all packages of a zoo."""
-    return {"cifar10-efficientnet": _cifar, "fashion-vit": _fashion, "imdb-minilm": _imdb}[zoo]()
+    made = {"cifar10-efficientnet": _cifar, "fashion-vit": _fashion, "imdb-minilm": _imdb, "tiny": _fashion}
+    return made[zoo]()
 
 
 def archives(zoo: str, folder: Path) -> Any:

@@ -64,7 +64,7 @@ def test_every_package_is_asked_for_by_name_and_version(
         (cwd / package.pattern.replace("*", "1")).touch()
 
     monkeypatch.setattr(subprocess, "run", run)
-    wanted = [package for zoo in script("fetch").ZOOS.values() for package in zoo.packages]
+    wanted = list({p.name: p for zoo in script("fetch").ZOOS.values() for p in zoo.packages}.values())
     for _ in range(2):  # the second time everything is there
         for package in wanted:
             packages.download(package, tmp_path)

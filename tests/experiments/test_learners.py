@@ -43,6 +43,26 @@ def test_the_gradient_is_that_of_the_loss(problem: Problem) -> None:
     assert float((slope * along).sum()) == pytest.approx(change / (2 * step), rel=1e-2)
 
 
+def test_smoother_labels_are_those_of_the_task(problem: Problem) -> None:
+    a = some(problem)
+    plain = problem.loss_on(a, ROWS)
+    solve(problem, Way(1, 0.0, smoothing=0.3), ROWS, OUTSIDE, 0)
+    smoothed = problem.loss_on(a, ROWS)
+    batch = problem.task.fit.batch(ROWS)
+    assert smoothed == pytest.approx(float(problem.task.loss(batch, label_smoothing=0.3).detach()), rel=1e-4)
+    assert abs(smoothed - plain) > 1e-3
+    solve(problem, Way(1, 0.0), ROWS, OUTSIDE, 0)
+    assert problem.loss_on(a, ROWS) == plain
+
+
+def test_folds_may_begin_at_the_greedy_soup_of_all_samples(problem: Problem) -> None:
+    everything = torch.arange(len(problem.task.fit))
+    found = solve(problem, Way(1, 0.0, greedy=True, whole=True), ROWS, OUTSIDE, 0)
+    assert torch.equal(found.start, problem.greedy_start(everything))
+    own = solve(problem, Way(1, 0.0, greedy=True), ROWS, OUTSIDE, 0)
+    assert torch.equal(own.start, problem.greedy_start(ROWS))
+
+
 def test_one_number_added_to_a_column_changes_nothing(problem: Problem) -> None:
     a = some(problem)
     assert problem.loss_on(a + 0.7, ROWS) == pytest.approx(problem.loss_on(a, ROWS), rel=1e-5)

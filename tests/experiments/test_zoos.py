@@ -142,6 +142,38 @@ def test_parts_hold_every_sample_once_and_all_classes_in_proportion(ready: Path)
         assert counts.min() == counts.max()
 
 
+def test_the_tiny_zoo_from_packages_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script("convert.fashion"), "TINY", {"train": 24, "fit": 20, "other": 10})
+    (tmp_path / "packages").mkdir()
+    faked = archives("tiny", tmp_path / "packages")
+    data = tmp_path / "data" / "tiny"
+    script("fetch").fetch(faked, tmp_path / "packages", data)
+    sizes = {
+        p: len(read_idx(data / "images" / f"{p}-labels-idx1-ubyte"))
+        for p in ("train", "fit", "other", "judge")
+    }
+    assert sizes == {"train": 24, "fit": 20, "other": 10, "judge": 26}
+    for zoo in ("tiny", "fashion-vit"):  # whose model it has
+        shutil.copytree(EXPERIMENTS / zoo, tmp_path / zoo)
+    command = [sys.executable, str(tmp_path / "tiny" / "pretrain.py"), "--epochs", "1", "--clusters", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1 of 1" in done.stdout
+    sets = {
+        "data.train.count": 24,
+        "data.fit.count": 20,
+        "finetune.trials": 2,
+        "finetune.parallel": 1,
+        "finetune.epochs": 1,
+        "finetune.probe_epochs": 1,
+    }
+    records = stockpot("finetune", tmp_path / "tiny" / "recipe.yaml", sets=sets)
+    assert [record["failure"] for record in records] == [None, None]
+    more = {"method.steps": 1, "method.folds": 2, "method.methods": ["best", "crossfit"]}
+    result = stockpot("compare", tmp_path / "tiny" / "recipe.yaml", sets={**sets, **more})
+    assert {row["method"] for row in result["methods"]} == {"best", "crossfit"}
+
+
 def test_fashion_tests_on_nothing_that_the_default_was_chosen_on() -> None:
     """The search judged on what `train: {of: train, count: 20000}` left of the 35,000 images that SIZES leave."""
     fashion, divide = script("convert.fashion"), script("convert.parts").divide

@@ -83,6 +83,18 @@ def test_a_fold_keeps_the_coefficients_that_were_best_on_what_it_left_out(tmp_pa
     assert stopped_early  # so that it made a difference
 
 
+def test_held_out_loss_is_the_loss_that_is_learned_with(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    result = cook(pool, task, "crossfit", guard=False, **{**BRIEF, "label_smoothing": 0.3})
+    Soup.uniform(pool).load_into(task.model)
+    for fold, (_, outside) in enumerate(task.fit.folds(3, 0)):
+        first = next(h["loss"] for h in result.history if h["kind"] == "held_out" and h["fold"] == fold)
+        with torch.no_grad(), task.evaluating():
+            batch = task.fit.batch(outside)
+            assert first == pytest.approx(float(task.loss(batch, label_smoothing=0.3)), rel=1e-5)
+            assert abs(first - float(task.loss(batch))) > 1e-3
+
+
 def test_a_step_that_only_hurts_is_not_taken(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path, 4)
     result = cook(pool, task, "crossfit", guard=False, **{**BRIEF, "lr": 1e4, "schedule": "constant"})

@@ -178,9 +178,10 @@ class Visit:
         return Point(loss, d.raw.detach().cpu().clone(), temperature)
 
     def _held_out(self) -> float:
-        """Mean loss on the fold left out, at the current coefficients."""
+        """Mean loss on the fold left out, at the current coefficients: the one that is learned with."""
         assert self.track.held_out is not None
         task, data = self.live.task, self.track.held_out
+        smoothing, temperature = self.settings.label_smoothing, self.descent.temperature
         self.descent.mix()
         total = torch.zeros((), dtype=torch.float64, device=self.live.device)
         with torch.no_grad():
@@ -189,11 +190,12 @@ class Visit:
                 mine = parallel.share(piece)
                 if len(mine):
                     batch = task.to_device(data.batch(mine))
-                    total += task.loss(batch, temperature=self.descent.temperature).double() * len(mine)
+                    loss = task.loss(batch, label_smoothing=smoothing, temperature=temperature)
+                    total += loss.double() * len(mine)
         parallel.add_up([total])
-        loss = float(total) / len(data)
-        self._tell("held_out", block=self.t, fold=self.track.number, step=self.done, loss=finite(loss))
-        return loss if loss == loss else float("inf")
+        mean = float(total) / len(data)
+        self._tell("held_out", block=self.t, fold=self.track.number, step=self.done, loss=finite(mean))
+        return mean if mean == mean else float("inf")
 
     # State.
 
