@@ -184,7 +184,10 @@ def first(problem: Problem) -> Ideas:
 ROUNDS = {"first": first, "third": third, "fourth": fourth, "fifth": fifth}
 
 
-def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+def attempt(
+    problem: Problem, way: Way, folds: int, seed: int, greedy: Tensor
+) -> tuple[dict[str, Any], Tensor, Tensor]:
+    """What is recorded of an idea, its coefficients and its scores; `greedy`: the greedy soup's scores."""
     began, taken = time.perf_counter(), problem.taken
     solved = [
         solve(problem, way, inside.to(problem.device), outside.to(problem.device), seed * 97 + f)
@@ -204,7 +207,7 @@ def attempt(problem: Problem, way: Way, folds: int, seed: int) -> tuple[dict[str
     }
     for share in SHARES:
         part = problem.dev_scores(start + share * (a - start))
-        row[f"{share:g} of the way"] = [part.mean, part.loss]
+        row[f"{share:g} of the way"] = [part.mean, part.loss, *_gain(part.values, greedy)]
     return row, a, scores.values
 
 
@@ -254,7 +257,7 @@ def main() -> None:
             wanted = not options.only or any(fnmatch(name, word) for word in options.only)
             if not wanted:
                 continue
-            row, found[name], values = attempt(problem, way, folds, options.seed)
+            row, found[name], values = attempt(problem, way, folds, options.seed, simple_values["greedy"])
             reference = values if reference is None else reference
             _add_difference(row, values, reference)
             _add_gain(row, values, simple_values["greedy"])
@@ -321,8 +324,13 @@ def _add_difference(row: dict[str, Any], values: Tensor, reference: Tensor) -> N
 
 
 def _add_gain(row: dict[str, Any], values: Tensor, greedy: Tensor) -> None:
+    row["over_greedy"] = _gain(values, greedy)
+
+
+def _gain(values: Tensor, greedy: Tensor) -> list[float]:
+    """The mean difference, paired, and its standard error."""
     gain = values - greedy
-    row["over_greedy"] = [float(gain.mean()), float(gain.std() / len(gain) ** 0.5)]
+    return [float(gain.mean()), float(gain.std() / len(gain) ** 0.5)]
 
 
 def _say(name: str, row: dict[str, Any]) -> None:

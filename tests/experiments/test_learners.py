@@ -130,9 +130,13 @@ def test_one_second_moment_for_all() -> None:
 def test_every_idea_of_the_record_runs(problem: Problem) -> None:
     all_ideas = {name: idea for make in search.ROUNDS.values() for name, idea in make(problem).items()}
     assert len(all_ideas) > 40
+    greedy = torch.zeros(30, dtype=torch.float64)
     for name, (way, folds) in all_ideas.items():
         short = dataclasses.replace(way, steps=4, batch=min(way.batch, 16))
-        row, a, values = search.attempt(problem, short, min(folds, 4), 0)
+        row, a, values = search.attempt(problem, short, min(folds, 4), 0, greedy)
+        for share in search.SHARES:
+            mean, _, gain, _ = row[f"{share:g} of the way"]
+            assert gain == mean  # a greedy soup that is always wrong
         assert bool(a.isfinite().all()), name
         assert len(values) == 30, name
         assert row["gradient_steps"] > 0, name

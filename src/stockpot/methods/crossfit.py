@@ -100,8 +100,7 @@ def _guarded(
     """The scores that the guard compared, and its decision.
 
     The greedy soup is scored first on the samples it was chosen on, which flatters it. Only where it wins in that way
-    is one chosen for every fold, without the samples it is scored on: that takes as long as all other greedy soups
-    together.
+    is one chosen for every fold, without the samples it is scored on, which takes a greedy search each.
     """
     known = {"learned": learned, **_simple(kitchen, live, folds)}
     live.theta.copy_(live.mean(list(members)))
