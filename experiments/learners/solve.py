@@ -17,7 +17,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. Ours: `Way(150, 0.01, greedy=True, whole=True, retreat=True, advance=1.5)`, judged more often."""
+    """One learner. Ours: `Way(150, 0.02, greedy=True, whole=True, retreat=True, advance=1.5)`, judged more often."""
 
     steps: int = 300
     lr: float = 0.02

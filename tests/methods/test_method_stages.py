@@ -98,4 +98,4 @@ def test_the_default_loads_what_fits_and_is_judged_often() -> None:
     default = settings_for("crossfit")
     assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 150, 30, 4)
     assert default.start == "greedy"
-    assert (default.lr, default.coarse, default.retreat, default.guard) == (0.01, 0.0, True, True)
+    assert (default.lr, default.coarse, default.retreat, default.guard) == (0.02, 0.0, True, True)

@@ -87,7 +87,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "granularity": "tensor",
         "block_size": "fit",
         "steps": 150,
-        "lr": 0.01,
+        "lr": 0.02,
         "start": "greedy",
         "folds": 4,
         "evaluations": 30,
