@@ -33,6 +33,32 @@ AVERAGED = [("default", "per model"), ("default", "greedy"), ("default", "from g
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
+def sixth(problem: Problem) -> Ideas:
+    """The sixth round: targets that are partly the pool's own predictions, augmented images, and both."""
+    del problem
+    pace: dict[str, Any] = {"retreat": True, "advance": 1.5, "greedy": True, "whole": True}
+    now: dict[str, Any] = {"steps": 150, "lr": 0.02, **pace}
+    slow: dict[str, Any] = {**now, "lr": 0.01}
+    taught: dict[str, Any] = {"teacher": "ensemble", "share": 0.5}
+    return {
+        "default": (Way(**now), FOLDS),
+        "rate 0.01": (Way(**slow), FOLDS),
+        "ensemble 0.3": (Way(**now, teacher="ensemble", share=0.3), FOLDS),
+        "ensemble 0.5": (Way(**now, **taught), FOLDS),
+        "ensemble 0.7": (Way(**now, teacher="ensemble", share=0.7), FOLDS),
+        "ensemble 0.9": (Way(**now, teacher="ensemble", share=0.9), FOLDS),
+        "ensemble 0.5, rate 0.01": (Way(**slow, **taught), FOLDS),
+        "greedy 0.3": (Way(**now, teacher="greedy", share=0.3), FOLDS),
+        "greedy 0.5": (Way(**now, teacher="greedy", share=0.5), FOLDS),
+        "augmentation 0.25": (Way(**now, augmentation=0.25), FOLDS),
+        "augmentation 0.5": (Way(**now, augmentation=0.5), FOLDS),
+        "augmentation 0.5, 300 steps": (Way(**{**now, "steps": 300}, augmentation=0.5), FOLDS),
+        "ensemble 0.5, augmentation 0.25": (Way(**now, **taught, augmentation=0.25), FOLDS),
+        "smoothing 0.2": (Way(**now, smoothing=0.2), FOLDS),
+        "smoothing 0.2, rate 0.01": (Way(**slow, smoothing=0.2), FOLDS),
+    }
+
+
 def fifth(problem: Problem) -> Ideas:
     """The fifth round, on experiments/tiny: lower rates, where folds begin, more folds, smoother labels."""
     modules = Grouped(_coarse(problem, "module"), problem.device)
@@ -181,7 +207,7 @@ def first(problem: Problem) -> Ideas:
     }
 
 
-ROUNDS = {"first": first, "third": third, "fourth": fourth, "fifth": fifth}
+ROUNDS = {"first": first, "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth}
 
 
 def attempt(
@@ -218,7 +244,7 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--round", choices=ROUNDS, default="fifth", help="first: the ideas of the first two rounds"
+        "--round", choices=ROUNDS, default="sixth", help="first: the ideas of the first two rounds"
     )
     parser.add_argument("--only", nargs="+", help="ideas whose names match one of these, such as `from*`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -1,7 +1,8 @@
-"""Run the studies of a zoo: `python experiments/study.py ZOO [--only NAME ...] [--jobs N] [--dry-run]`.
+"""Run the studies of zoos: `python experiments/study.py ZOO ... [--only NAME ...] [--pools] [--jobs N] [--dry-run]`.
 
 Every run is `stockpot compare experiments/ZOO/recipe.yaml --set ... --out experiments/runs/ZOO/NAME`. Called again, it
-goes on where it was; finished runs are skipped. Logs lie beside the runs.
+goes on where it was; finished runs are skipped. Logs lie beside the runs. Of several zoos, all have their first study
+before any has its second; with --pools each begins when its pool is there.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from studies import steps
-from studies.plans import STUDIES, Planned, attempt, plan
-from studies.running import finished, run_all
+from studies.plans import STUDIES, attempt, plan_all
+from studies.running import Job, finished, run_all
 from studies.zoo import Zoo
 
 from stockpot.errors import StockpotError
@@ -25,24 +27,27 @@ from stockpot.recipe.build import build_settings
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        zoo = Zoo.open(options.home.resolve(), options.zoo, options.set)
+        zoos = [Zoo.open(options.home.resolve(), name, options.set) for name in dict.fromkeys(options.zoo)]
         if options.tries:
-            runs = [attempt(name, pairs) for name, *pairs in options.tries]
+            tries = [attempt(name, pairs) for name, *pairs in options.tries]
+            runs = [Job(zoo, run) for run in tries for zoo in zoos]
         else:
-            runs = plan(zoo, options.only)
+            runs = [Job(zoo, run) for zoo, run in plan_all(zoos, options.only)]
         if options.dry_run:
-            _show(zoo, runs)
+            _show(runs)
             return 0
-        todo = [run for run in runs if not finished(zoo, run)]
+        todo = [job for job in runs if job.run is not None and not finished(job.zoo, job.run)]
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if len(todo) < len(runs):
         print(f"{len(runs) - len(todo)} of {len(runs)} runs finished earlier")
+    if options.pools:
+        todo = [*(Job(zoo, None) for zoo in zoos), *todo]
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         failed = run_all(
-            zoo, todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds
+            todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds
         )
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
@@ -57,8 +62,12 @@ def _options(arguments: list[str] | None) -> Any:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("zoo", help="folder in experiments/")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"studies ({', '.join(STUDIES)}) or runs")
+    parser.add_argument("zoo", nargs="+", help="folder in experiments/")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME",
+        help=f"studies ({', '.join(STUDIES)}) or runs, in this order; ZOO/NAME: of that zoo alone",
+    )  # fmt: skip
+    parser.add_argument("--pools", action="store_true", help="run `stockpot finetune` of each zoo first")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would run, and how many steps it takes"
@@ -76,9 +85,11 @@ def _options(arguments: list[str] | None) -> Any:
     return parser.parse_args(arguments)
 
 
-def _show(zoo: Zoo, runs: list[Planned]) -> None:
+def _show(jobs: Sequence[Job]) -> None:
     total, left = 0, 0
-    for run in runs:
+    for job in jobs:
+        zoo, run = job.zoo, job.run
+        assert run is not None
         recipe = zoo.recipe(run.stated)
         counts = [
             steps.planned(method, build_settings(recipe, method), run.models(zoo), zoo.samples)
@@ -90,8 +101,11 @@ def _show(zoo: Zoo, runs: list[Planned]) -> None:
         left += known if state == "to do" else 0
         more = "+" if None in counts else " "  # counted in epochs of data whose size the recipe does not say
         values = " ".join(f"{key}={value}" for key, value in run.values)
-        print(f"{run.name:26} {state:9} {known:>9,}{more} steps  K = {run.models(zoo):<3} {values}")
-    print(f"{len(runs)} runs, {total:,} steps in all, {left:,} to do")
+        name = (
+            f"{run.name:26}" if len({job.zoo.name for job in jobs}) == 1 else f"{zoo.name:21} {run.name:26}"
+        )
+        print(f"{name} {state:9} {known:>9,}{more} steps  K = {run.models(zoo):<3} {values}")
+    print(f"{len(jobs)} runs, {total:,} steps in all, {left:,} to do")
 
 
 def _say(line: str) -> None:

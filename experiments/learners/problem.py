@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from stockpot.engine.loader import Loader
+from stockpot.finetune.augment import augment
+from stockpot.finetune.plan import Augmentation
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
 from stockpot.pool import Pool
 from stockpot.soup import weights
 from stockpot.task import Data, Scores, Task
+from stockpot.task.outputs import find_labels
 from stockpot.task.tree import leaves, refill
 
 BATCH = 128
@@ -33,8 +37,11 @@ class Problem:
         self.K = len(pool)
         self.taken = 0  # gradients of one batch each
         self.smoothing = 0.0  # of the labels
+        self.teacher, self.share = "", 0.0  # whose predictions stand for a share of the label
+        self.strength = 0.0  # of augmentation
+        self._taught: dict[str, Tensor] = {}
         self._greedy: dict[bytes, Tensor] = {}
-        self._steps: dict[tuple[int, bool, float], Callable[[], None]] = {}
+        self._steps: dict[tuple[Any, ...], Callable[[], None]] = {}
 
     def __enter__(self) -> Problem:
         self._stack = ExitStack()
@@ -99,6 +106,30 @@ class Problem:
             self._greedy[key] = (found.W - weights.uniform(self.K, self.G)).float().to(self.device)
         return self._greedy[key]
 
+    def taught(self, teacher: str) -> Tensor:
+        """Probabilities of the fitting samples by all models together, or by the greedy soup. (N, C)"""
+        if teacher not in self._taught:
+            total: Tensor | None = None
+            for k in range(self.K if teacher == "ensemble" else 1):
+                if teacher == "ensemble":
+                    self.live.load_ingredient(k)
+                else:
+                    a = self.greedy_start(torch.arange(len(self.task.fit)))
+                    self.directions.mix(self.mean, a - a.mean(dim=0, keepdim=True), out=self.live.theta)
+                    self.live.push()
+                parts = torch.split(torch.arange(len(self.task.fit)), self.task.batch_size)
+                with self.task.evaluating():
+                    p = torch.cat(
+                        [
+                            self.task.logits(self.task.to_device(self.task.fit.batch(part))).softmax(1)
+                            for part in parts
+                        ]
+                    )
+                total = p if total is None else total + p
+            assert total is not None
+            self._taught[teacher] = total / total.sum(1, keepdim=True)
+        return self._taught[teacher]
+
     def _go(self, a: Tensor, rows: Tensor, backward: bool, tau: Tensor | None) -> None:
         size = len(rows)
         if size not in self._rows:
@@ -108,7 +139,7 @@ class Problem:
             self.a.copy_(a - a.mean(dim=0, keepdim=True))
             self._rows[size].copy_(rows)
             self.tau.fill_(1.0 if tau is None else float(tau))
-        key = (size, backward, self.smoothing)
+        key = (size, backward, self.smoothing, self.teacher, self.share, self.strength)
         if key not in self._steps:
             self._steps[key] = self._made(size, backward)
         self._steps[key]()
@@ -119,7 +150,16 @@ class Problem:
 
     def _made(self, size: int, backward: bool) -> Callable[[], None]:
         example = self.task.fit.batch(torch.zeros(size, dtype=torch.long))
-        smoothing = self.smoothing
+        smoothing, share, strength = self.smoothing, self.share, self.strength
+        taught = self.taught(self.teacher) if share else None  # (N, C)
+
+        def loss_of(batch: Any) -> Tensor:
+            if taught is None:
+                return self.task.loss(batch, label_smoothing=smoothing, temperature=self.tau)
+            logits = self.task.logits(batch)
+            target = functional.one_hot(find_labels(batch), logits.shape[1])
+            soft = taught[self._rows[size]]
+            return functional.cross_entropy(logits, (1 - share) * target + share * soft)
 
         def once() -> None:
             rows = self._rows[size]
@@ -129,10 +169,12 @@ class Problem:
                 batch = refill(example, [column.index_select(0, rows) for column in self._columns])
             if not backward:
                 with torch.no_grad():
-                    self.loss.copy_(self.task.loss(batch, label_smoothing=smoothing, temperature=self.tau))
+                    self.loss.copy_(loss_of(batch))
                 return
             self._clear()
-            loss = self.task.loss(batch, label_smoothing=smoothing, temperature=self.tau)
+            if strength:
+                batch, _ = augment(batch, strength, Augmentation(flip=True), seed=1, step=self.taken)
+            loss = loss_of(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 self.loss.copy_(loss)

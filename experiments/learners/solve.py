@@ -28,6 +28,9 @@ class Way:
     greedy: bool = False  # start from the greedy soup of the fold
     whole: bool = False  # or rather of all fitting data
     smoothing: float = 0.0  # of the labels, while learning and where it is judged outside
+    teacher: str = ""  # `ensemble` or `greedy`: whose probabilities stand for `share` of the label
+    share: float = 0.0
+    augmentation: float = 0.0  # strength of random changes to images while learning
     temperature: bool = False  # learn a factor on the logits as well
     calibrated: bool = False  # fit that factor before the first step
     block: int | None = None  # models moved at a time
@@ -51,7 +54,8 @@ class Solved:
 
 def solve(problem: Problem, way: Way, inside: Tensor, outside: Tensor, seed: int) -> Solved:
     """Learn on `inside`, keep what was best on `outside`."""
-    problem.smoothing = way.smoothing
+    problem.smoothing, problem.strength = way.smoothing, way.augmentation
+    problem.teacher, problem.share = way.teacher, way.share
     rows = torch.arange(len(problem.task.fit), device=inside.device) if way.whole else inside
     start = problem.greedy_start(rows) if way.greedy else torch.zeros_like(problem.a)
     if way.first is not None:

@@ -177,23 +177,36 @@ STUDIES: dict[str, Callable[[Zoo], list[Planned]]] = {
 
 
 def plan(zoo: Zoo, only: Iterable[str] | None = None) -> list[Planned]:
-    """All runs, or those of the studies and runs that are named."""
-    wanted = None if only is None else list(only)
-    every = [run for make in STUDIES.values() for run in make(zoo)]
-    if wanted is None:
+    """All runs, or those of the studies and runs that are named, in the order of their names."""
+    return [run for _, run in plan_all([zoo], only)]
+
+
+def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tuple[Zoo, Planned]]:
+    """The same for several zoos: the first study of all of them, then the second. `ZOO/NAME` is of one zoo."""
+    every = [(zoo, run) for make in STUDIES.values() for zoo in zoos for run in make(zoo)]
+    if only is None:
         return every
-    known = {*STUDIES, *(run.name for run in every)}
-    unknown = [name for name in wanted if name not in known]
+    names = [zoo.name for zoo in zoos]
+    known = {*STUDIES, *(run.name for _, run in every)}
+    chosen: dict[tuple[str, str], tuple[Zoo, Planned]] = {}
+    unknown = []
+    for word in only:
+        owner, slash, name = word.rpartition("/")
+        if name not in known or (slash and owner not in names):
+            unknown.append(word)
+        for zoo, run in every:
+            if name in (run.name, run.study) and (not slash or owner == zoo.name):
+                chosen.setdefault((zoo.name, run.name), (zoo, run))
     if unknown:
         raise RunError(
             describe(
                 f"--only {' '.join(unknown)}",
-                expected=f"studies or their runs: {', '.join(STUDIES)}",
+                expected=f"studies or their runs: {', '.join(STUDIES)}; before a slash one of {', '.join(names)}",
                 found="unknown names",
                 fix="see the names with --dry-run",
             )
         )
-    return [run for run in every if run.name in wanted or run.study in wanted]
+    return list(chosen.values())
 
 
 def attempt(name: str, pairs: Sequence[str]) -> Planned:

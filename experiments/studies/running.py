@@ -1,4 +1,4 @@
-"""Several runs of `stockpot compare` at once, each in its own process with its own log."""
+"""Several runs of `stockpot compare` at once, of one zoo or of several, each in its own process with its own log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,34 @@ from studies.plans import Planned
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]
+POOL = "pool"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a zoo; without one, the fine-tuning of its pool, which all its runs wait for."""
+
+    zoo: Zoo
+    run: Planned | None
+
+    @property
+    def name(self) -> str:
+        return POOL if self.run is None else self.run.name
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.zoo.name, self.name
+
+    def needs(self) -> set[tuple[str, str]]:
+        """Jobs that must be over first, where they are to be done at all."""
+        if self.run is None:
+            return set()
+        return {(self.zoo.name, name) for name in (POOL, self.run.after) if name is not None}
 
 
 @dataclass
 class _Process:
-    run: Planned
+    job: Job
     process: subprocess.Popen[bytes]
     log: TextIO
     began: float
@@ -42,44 +65,59 @@ def finished(zoo: Zoo, run: Planned) -> bool:
 
 def command(zoo: Zoo, run: Planned, python: Sequence[str]) -> list[str]:
     """Relative to the folder above the zoos, so that a record names no machine's paths."""
-    above = zoo.home.parent
-    words = [*python, "-m", "stockpot", "compare", zoo.recipe_file.relative_to(above).as_posix()]
-    for pair in [*zoo.common, *run.overrides(zoo)]:
+    words = _words(zoo, "compare", run.overrides(zoo), python)
+    return [*words, "--out", (zoo.runs / run.name).relative_to(zoo.home.parent).as_posix()]
+
+
+def finetuning(zoo: Zoo, python: Sequence[str]) -> list[str]:
+    return _words(zoo, "finetune", [], python)
+
+
+def _words(zoo: Zoo, verb: str, overrides: Sequence[str], python: Sequence[str]) -> list[str]:
+    words = [*python, "-m", "stockpot", verb, zoo.recipe_file.relative_to(zoo.home.parent).as_posix()]
+    for pair in [*zoo.common, *overrides]:
         words += ["--set", pair]
-    return [*words, "--out", (zoo.runs / run.name).relative_to(above).as_posix()]
+    return words
 
 
 def run_all(
-    zoo: Zoo,
-    todo: Sequence[Planned],
+    todo: Sequence[Job],
     *,
     jobs: int,
     python: Sequence[str],
     say: Say,
     limit: float | None = None,
 ) -> list[str]:
-    """Names of the runs that failed or were stopped. One that fails does not stop the others."""
+    """Names of the jobs that failed or were stopped. One that fails does not stop the others."""
     waiting, running = list(todo), list[_Process]()
+    several = len({job.zoo.name for job in todo}) > 1
     failed: list[str] = []
     end = None if limit is None else time.monotonic() + limit
-    zoo.runs.mkdir(parents=True, exist_ok=True)
+
+    def title(job: Job) -> str:
+        return f"{job.zoo.name} {job.name}" if several else job.name
+
     try:
         while waiting or running:
-            while len(running) < jobs and (run := _next(waiting, running)) is not None:
-                waiting.remove(run)
+            while len(running) < jobs and (job := _next(waiting, running)) is not None:
+                waiting.remove(job)
                 try:
-                    running.append(_start(zoo, run, python, jobs))
+                    running.append(_start(job, python, jobs))
                 except StockpotError as error:
-                    failed.append(run.name)
-                    say(f"{run.name}: failed before it began: {error}")
+                    failed.append(title(job))
+                    say(f"{title(job)}: failed before it began: {error}")
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 one.log.close()
-                if not _tell(zoo, one, say):
-                    failed.append(one.run.name)
+                told, good = _told(one)
+                say(f"{title(one.job)}: {told}")
+                if not good:
+                    failed.append(title(one.job))
+                elif one.job.run is None:
+                    waiting = _with_pool(waiting, one.job.zoo)
             if end is not None and time.monotonic() > end:
                 say(f"stopped after {limit:.0f} s; the same command continues")
-                failed += [one.run.name for one in running] + [run.name for run in waiting]
+                failed += [title(one.job) for one in running] + [title(job) for job in waiting]
                 break
             time.sleep(0.1)
     finally:
@@ -87,42 +125,50 @@ def run_all(
     return failed
 
 
-def _next(waiting: Sequence[Planned], running: Sequence[_Process]) -> Planned | None:
+def _next(waiting: Sequence[Job], running: Sequence[_Process]) -> Job | None:
     """The first that need not wait for another one."""
-    busy = {run.name for run in waiting} | {one.run.name for one in running}
-    return next((run for run in waiting if run.after is None or run.after not in busy), None)
+    busy = {job.key for job in waiting} | {one.job.key for one in running}
+    return next((job for job in waiting if not job.needs() & busy), None)
 
 
-def _start(zoo: Zoo, run: Planned, python: Sequence[str], jobs: int) -> _Process:
-    words = command(zoo, run, python)
-    log = (zoo.runs / f"{run.name}.log").open("a", encoding="utf-8")
+def _with_pool(waiting: Sequence[Job], zoo: Zoo) -> list[Job]:
+    """The same jobs; those of this zoo know the checkpoints that it has now."""
+    made = Zoo.open(zoo.home, zoo.name, zoo.common)
+    return [Job(made, job.run) if job.zoo.name == zoo.name else job for job in waiting]
+
+
+def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
+    zoo = job.zoo
+    words = finetuning(zoo, python) if job.run is None else command(zoo, job.run, python)
+    zoo.runs.mkdir(parents=True, exist_ok=True)
+    log = (zoo.runs / f"{job.name}.log").open("a", encoding="utf-8")
     log.write(f"$ {' '.join(words)}\n")
     log.flush()
-    # How many shared the machine (times are to be read with it), and what a run's own record does not say.
-    beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
-    atomic.write_json(zoo.runs / f"{run.name}.json", beside)
     environment = {**os.environ}
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(
             str(Path(part).resolve()) for part in path.split(os.pathsep)
         )
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    if job.run is not None:
+        # How many shared the machine (times are to be read with it), and what a run's own record does not say.
+        beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
+        atomic.write_json(zoo.runs / f"{job.name}.json", beside)
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     process = subprocess.Popen(
         words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
     )
-    return _Process(run, process, log, time.monotonic())
+    return _Process(job, process, log, time.monotonic())
 
 
-def _tell(zoo: Zoo, one: _Process, say: Say) -> bool:
+def _told(one: _Process) -> tuple[str, bool]:
+    """What is said of a job that has ended, and whether it did what it should."""
     seconds = time.monotonic() - one.began
-    folder = zoo.runs / one.run.name
+    folder = one.job.zoo.runs / one.job.name
     lost = _json(folder / "results.json").get("failed") or {}
     if one.process.returncode == 0 and not lost:
-        say(f"{one.run.name}: {seconds:.0f} s")
-        return True
+        return f"{seconds:.0f} s", True
     why = "; ".join(f"{method}: {text.splitlines()[0]}" for method, text in lost.items()) or _last(folder)
-    say(f"{one.run.name}: failed after {seconds:.0f} s: {why}")
-    return False
+    return f"failed after {seconds:.0f} s: {why}", False
 
 
 def _last(folder: Path) -> str:

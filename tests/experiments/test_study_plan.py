@@ -130,6 +130,8 @@ def test_what_is_tried_out_reports_on_the_dev_split(home: Path) -> None:
 def test_unknown_names_are_refused(home: Path) -> None:
     with pytest.raises(RunError, match="rates"):
         plans.plan(Zoo.open(home, "tiny"), ["rate"])
+    with pytest.raises(RunError, match="before a slash one of tiny"):
+        plans.plan(Zoo.open(home, "tiny"), ["huge/main"])
     with pytest.raises(RunError, match="expected one of tiny"):
         Zoo.open(home, "huge")
 

@@ -19,6 +19,13 @@ STAND_IN = """
 import json, sys, time
 from pathlib import Path
 
+if "finetune" in sys.argv:
+    recipe = Path(sys.argv[sys.argv.index("finetune") + 1])
+    with open({began!r}, "a") as file:
+        file.write(recipe.parent.name + "/pool\\n")
+    time.sleep({pause})
+    (recipe.parent / "hidden").rename(recipe.parent / "pool")
+    sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
 out = Path(words[words.index("--out") + 1])
 sys.path.insert(0, {source!r})
@@ -54,6 +61,8 @@ class Bench:
         failing: tuple[str, ...] = (),
         failed: dict[str, str] | None = None,
         pause: float = 0,
+        zoos: tuple[str, ...] = ("tiny",),
+        pools: bool = False,
     ) -> int:
         source = str(Path(study.__file__).parents[1] / "src")
         text = STAND_IN.format(
@@ -63,7 +72,18 @@ class Bench:
         self.began.write_text("")
         python = shlex.join([sys.executable, str(self.script)])
         return study.main(
-            ["tiny", "--home", str(self.home), "--python", python, "--jobs", "2", "--only", *only]
+            [
+                *zoos,
+                *(["--pools"] if pools else []),
+                "--home",
+                str(self.home),
+                "--python",
+                python,
+                "--jobs",
+                "2",
+                "--only",
+                *only,
+            ]
         )
 
     @property
@@ -83,6 +103,32 @@ def test_runs_that_need_the_ranking_wait_for_it(bench: Bench) -> None:
     record = (bench.home / "runs" / "tiny" / "removed-2.log").read_text()
     assert "model_0.safetensors" in record
     assert "model_4.safetensors" not in record  # the best
+
+
+def test_all_zoos_have_their_first_study_before_one_has_its_second(bench: Bench) -> None:
+    make(bench.home, "other")
+    assert bench.run("main-1", "main-0", "other/cost-4", zoos=("tiny", "other")) == 0
+    runs = bench.home / "runs"
+    assert {path.name for path in runs.glob("*/*") if path.is_dir()} == {"main-0", "main-1", "cost-4"}
+    assert not (runs / "tiny" / "cost-4").exists()
+    assert sorted(bench.order[:2]) == ["main-1", "main-1"]
+    assert sorted(bench.order[2:4]) == ["main-0", "main-0"]
+    assert bench.order[4] == "cost-4"
+
+
+def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = bench.home / "tiny" / "pool"
+    pool.rename(pool.with_name("hidden"))
+    recipe = bench.home / "tiny" / "recipe.yaml"
+    text = recipe.read_text().replace("report: test}", "report: test, train: dev}")
+    recipe.write_text(text + "finetune: {dir: pool, trials: 5}\n")
+    assert bench.run("cost-2", "main-0", pools=True, pause=0.3) == 0
+    assert bench.order[0] == "tiny/pool"
+    assert sorted(bench.order[1:]) == ["cost-2", "main-0"]
+    assert "model_1.safetensors" in (bench.home / "runs" / "tiny" / "cost-2.log").read_text()
+    assert "pool: " in capsys.readouterr().out
 
 
 def test_finished_runs_are_skipped_and_changed_ones_are_not(
