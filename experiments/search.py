@@ -54,6 +54,10 @@ def sixth(problem: Problem) -> Ideas:
         "augmentation 0.5": (Way(**now, augmentation=0.5), FOLDS),
         "augmentation 0.5, 300 steps": (Way(**{**now, "steps": 300}, augmentation=0.5), FOLDS),
         "ensemble 0.5, augmentation 0.25": (Way(**now, **taught, augmentation=0.25), FOLDS),
+        "shared 0.02": (Way(**now, shared=True), FOLDS),
+        "shared 0.05": (Way(**{**now, "lr": 0.05}, shared=True), FOLDS),
+        "shared 0.1": (Way(**{**now, "lr": 0.1}, shared=True), FOLDS),
+        "shared 0.02, batches of 512": (Way(**now, shared=True, batch=512), FOLDS),
         "smoothing 0.2": (Way(**now, smoothing=0.2), FOLDS),
         "smoothing 0.2, rate 0.01": (Way(**slow, smoothing=0.2), FOLDS),
     }

@@ -90,25 +90,62 @@ def pretrain(
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     on_gpu = device.type == "cuda"
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=on_gpu)
+    rate = torch.tensor(lr, device=device) if on_gpu else lr  # a graph reads it where it lies
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=on_gpu, capturable=on_gpu)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     loss_of: Callable[[Tensor, Tensor], Tensor] = torch.compile(model) if compiled else model
+
+    def learn(pixels: Tensor, order: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = loss_of(pixels, order)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    learn_from = Captured(learn) if on_gpu else learn
     stream = torch.Generator(device).manual_seed(seed)
     began, every = time.perf_counter(), max(1, steps // 20)
     for step in range(steps):
         chosen = torch.randint(0, len(images), (batch,), generator=stream, device=device)
         pixels = _augmented(images[chosen], stream)
         order = torch.rand(batch, TOKENS, generator=stream, device=device).argsort(dim=1)
-        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            loss = loss_of(pixels, order)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        loss = learn_from(pixels, order)
         schedule.step()
         if (step + 1) % every == 0 or step + 1 == steps:
             seconds = time.perf_counter() - began
             say(f"step {step + 1} of {steps}  loss {loss.item():.4f}  {seconds:.0f} s")
     return model.encoder
+
+
+class Captured:
+    """A training step as one CUDA graph, from its fourth call on: small kernels wait for the host otherwise."""
+
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._learn = learn
+        self._calls = 0
+        self._stream = torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
+        self._inputs: tuple[Tensor, Tensor] | None = None
+        self._loss: Tensor | None = None
+
+    def __call__(self, pixels: Tensor, order: Tensor) -> Tensor:
+        self._calls += 1
+        if self._calls <= 3:  # allocates and compiles what a capture must find ready
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                loss = self._learn(pixels, order)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return loss
+        if self._inputs is None:
+            self._inputs = pixels.clone(), order.clone()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._loss = self._learn(*self._inputs)
+        for place, value in zip(self._inputs, (pixels, order), strict=True):
+            place.copy_(value)
+        self._graph.replay()
+        assert self._loss is not None
+        return self._loss
 
 
 def _augmented(images: Tensor, stream: torch.Generator) -> Tensor:
