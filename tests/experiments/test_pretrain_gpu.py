@@ -18,7 +18,8 @@ pytestmark = [
 def test_a_captured_step_trains_like_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXPERIMENTS / "fashion-vit"))
     script = part("fashion-vit/pretrain.py")
-    images = torch.randint(0, 256, (64, 1, 28, 28), dtype=torch.uint8)
+    ramp = torch.arange(28).view(1, 1, 1, 28) * torch.linspace(2, 9, 64).view(64, 1, 1, 1)
+    images = ramp.expand(64, 1, 28, 28).to(torch.uint8)
 
     def trained() -> tuple[dict[str, Tensor], list[str]]:
         told: list[str] = []
