@@ -27,7 +27,11 @@ from stockpot.recipe.build import build_settings
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        zoos = [Zoo.open(options.home.resolve(), name, options.set) for name in dict.fromkeys(options.zoo)]
+        home = options.home.resolve()
+        zoos = [
+            Zoo.open(home, name, options.set, complete=not options.pools)
+            for name in dict.fromkeys(options.zoo)
+        ]
         if options.tries:
             tries = [attempt(name, pairs) for name, *pairs in options.tries]
             runs = [Job(zoo, run) for run in tries for zoo in zoos]

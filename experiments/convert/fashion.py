@@ -33,11 +33,11 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
 
 
 def convert_tiny(read: Callable[[str], bytes], out: Path) -> None:
-    """`out/images/{train,other,fit,judge}-*`: training images only; `other` is for a second pool."""
+    """`out/images/{train,other,fit,judge}-*`: what fashion-vit is not tested on; `other` is for a second pool."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
     train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
-    for part, rows in divide(train["labels"].astype(np.int64), TINY, "judge").items():
+    for part, rows in divided_tiny(train["labels"].astype(np.int64)).items():
         for what, rank in RANKS.items():
             _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
 
@@ -52,6 +52,12 @@ def divided(labels: Array) -> dict[str, Array]:
         "held": np.concatenate((parts["held"], rest[more["held"]])),
         "train": rest[more["train"]],
     }
+
+
+def divided_tiny(labels: Array) -> dict[str, Array]:
+    """Row numbers of `train`, `fit`, `other` and `judge`, none of which is in `held`."""
+    rows = np.sort(np.concatenate([rows for part, rows in divided(labels).items() if part != "held"]))
+    return {part: rows[places] for part, places in divide(labels[rows], TINY, "judge").items()}
 
 
 def _parse(content: bytes, rank: int) -> Array:

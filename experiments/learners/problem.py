@@ -91,12 +91,16 @@ class Problem:
 
     def dev_scores(self, a: Tensor) -> Scores:
         """The soup on data that nothing is fitted on."""
+        self._put(a)
+        return self.task.score(self.dev)
+
+    def _put(self, a: Tensor) -> None:
+        """Make the live model this soup, with its own running statistics."""
         W = (1.0 / self.K + a - a.mean(dim=0, keepdim=True)).double().cpu()
         with torch.no_grad():
             self.directions.mix(self.mean, a - a.mean(dim=0, keepdim=True), out=self.live.theta)
         self.live.push()
         self.kitchen.set_statistics(self.live, W)
-        return self.task.score(self.dev)
 
     def greedy_start(self, rows: Tensor) -> Tensor:
         """Of the greedy soup of these rows; chosen once, however many ideas begin there."""
@@ -107,28 +111,25 @@ class Problem:
         return self._greedy[key]
 
     def taught(self, teacher: str) -> Tensor:
-        """Probabilities of the fitting samples by all models together, or by the greedy soup. (N, C)"""
+        """Probabilities of the fitting samples by all models together (`ensemble`), or by the greedy soup. (N, C)"""
         if teacher not in self._taught:
-            total: Tensor | None = None
-            for k in range(self.K if teacher == "ensemble" else 1):
-                if teacher == "ensemble":
-                    self.live.load_ingredient(k)
-                else:
-                    a = self.greedy_start(torch.arange(len(self.task.fit)))
-                    self.directions.mix(self.mean, a - a.mean(dim=0, keepdim=True), out=self.live.theta)
-                    self.live.push()
-                parts = torch.split(torch.arange(len(self.task.fit)), self.task.batch_size)
-                with self.task.evaluating():
-                    p = torch.cat(
-                        [
-                            self.task.logits(self.task.to_device(self.task.fit.batch(part))).softmax(1)
-                            for part in parts
-                        ]
-                    )
-                total = p if total is None else total + p
-            assert total is not None
-            self._taught[teacher] = total / total.sum(1, keepdim=True)
+            if teacher == "ensemble":
+                total = torch.stack([self._after(k) for k in range(self.K)]).mean(dim=0)
+            else:
+                total = self._after(None)
+            self._taught[teacher] = total
         return self._taught[teacher]
+
+    def _after(self, k: int | None) -> Tensor:
+        """Probabilities by ingredient k, or by the greedy soup. (N, C)"""
+        everything = torch.arange(len(self.task.fit))
+        if k is None:
+            self._put(self.greedy_start(everything))
+        else:
+            self.live.load_ingredient(k)
+        with self.task.evaluating():
+            batches = [self.task.fit.batch(rows) for rows in torch.split(everything, self.task.batch_size)]
+            return torch.cat([self.task.logits(self.task.to_device(batch)).softmax(1) for batch in batches])
 
     def _go(self, a: Tensor, rows: Tensor, backward: bool, tau: Tensor | None) -> None:
         size = len(rows)
@@ -187,7 +188,9 @@ class Problem:
             with self.task.learning():
                 once()
 
-        if self.device.type != "cuda":
+        if (
+            self.device.type != "cuda" or strength
+        ):  # random numbers of a graph would be the same at every replay
             return run
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))

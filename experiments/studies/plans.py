@@ -22,6 +22,7 @@ SEEDS = (0, 1, 2)
 MAIN = "main-0"
 DEV = "dev"  # the part of the data that every zoo keeps for choosing; nothing is tried out on the test data
 RATES = (0.005, 0.01, 0.02, 0.05)
+TRY = "try"
 
 
 @dataclass(frozen=True)
@@ -187,16 +188,21 @@ def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tup
     if only is None:
         return every
     names = [zoo.name for zoo in zoos]
-    known = {*STUDIES, *(run.name for _, run in every)}
     chosen: dict[tuple[str, str], tuple[Zoo, Planned]] = {}
     unknown = []
     for word in only:
         owner, slash, name = word.rpartition("/")
-        if name not in known or (slash and owner not in names):
+        found = [
+            (zoo, run)
+            for zoo, run in every
+            if name in (run.name, run.study) and (not slash or owner == zoo.name)
+        ]
+        # A study may have no run here, such as that of BatchNorm.
+        if not found and (name not in STUDIES or (slash and owner not in names)):
             unknown.append(word)
-        for zoo, run in every:
-            if name in (run.name, run.study) and (not slash or owner == zoo.name):
-                chosen.setdefault((zoo.name, run.name), (zoo, run))
+        chosen.update(
+            {(zoo.name, run.name): (zoo, run) for zoo, run in found if (zoo.name, run.name) not in chosen}
+        )
     if unknown:
         raise RunError(
             describe(
@@ -225,7 +231,7 @@ def attempt(name: str, pairs: Sequence[str]) -> Planned:
     values = {key: _plain(text) for key, text in given.items()}
     values.setdefault("data.report", DEV)
     methods = () if "method.methods" in values else (DEFAULT,)
-    return Planned(f"try-{name}", methods, tuple(values.items()))
+    return Planned(f"{TRY}-{name}", methods, tuple(values.items()))
 
 
 def _plain(text: str) -> object:
@@ -287,6 +293,15 @@ def _without_best(zoo: Zoo, count: int) -> list[str]:
     ranking = sorted(range(len(ingredients)), key=lambda k: (-ingredients[k]["fit"]["mean"], k))
     gone = set(ranking[:count])
     by_name = {Path(path).name: path for path in zoo.checkpoints}
+    if missing := [one["path"] for one in ingredients if Path(one["path"]).name not in by_name]:
+        raise RunError(
+            describe(
+                f"the ranking of the ingredients of {zoo.name}",
+                expected="checkpoints that are in its pool",
+                found=f"{missing[0]}, which is not",
+                fix=f"remove {_shown(file.parent, zoo)} and run {MAIN} again",
+            )
+        )
     return [by_name[Path(one["path"]).name] for k, one in enumerate(ingredients) if k not in gone]
 
 

@@ -14,11 +14,12 @@ from typing import Any, TextIO
 
 from stockpot import atomic
 from stockpot.errors import StockpotError
-from studies.plans import Planned
+from studies.plans import TRY, Planned, plan
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]
 POOL = "pool"
+INCOMPLETE = "not begun, because its pool is not complete"
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ class _Process:
 
 
 def finished(zoo: Zoo, run: Planned) -> bool:
-    """Done with these very settings; a run in which a method failed is tried again."""
+    """Done with these very settings and as many models; a run in which a method failed is tried again."""
     folder = zoo.runs / run.name
     about, results = _json(folder / "run.json"), _json(folder / "results.json")
     if about.get("status") != "done" or results.get("failed"):
+        return False
+    if len(_json(folder / "pool.json").get("ingredients") or ()) != run.models(zoo):
         return False
     try:
         return bool(about.get("recipe_digest") == zoo.recipe(run.overrides(zoo)).digest())
@@ -109,12 +112,17 @@ def run_all(
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 one.log.close()
-                told, good = _told(one)
-                say(f"{title(one.job)}: {told}")
+                text, good = _told(one)
+                say(f"{title(one.job)}: {text}")
                 if not good:
                     failed.append(title(one.job))
-                elif one.job.run is None:
-                    waiting = _with_pool(waiting, one.job.zoo)
+                if one.job.run is None:
+                    waiting, gone = _after_pool(waiting, one.job.zoo, good)
+                    for job in gone:
+                        say(
+                            f"{title(job)}: {'left out, this pool has nothing for it' if good else INCOMPLETE}"
+                        )
+                    failed += [] if good else [title(job) for job in gone]
             if end is not None and time.monotonic() > end:
                 say(f"stopped after {limit:.0f} s; the same command continues")
                 failed += [title(one.job) for one in running] + [title(job) for job in waiting]
@@ -131,10 +139,18 @@ def _next(waiting: Sequence[Job], running: Sequence[_Process]) -> Job | None:
     return next((job for job in waiting if not job.needs() & busy), None)
 
 
-def _with_pool(waiting: Sequence[Job], zoo: Zoo) -> list[Job]:
-    """The same jobs; those of this zoo know the checkpoints that it has now."""
-    made = Zoo.open(zoo.home, zoo.name, zoo.common)
-    return [Job(made, job.run) if job.zoo.name == zoo.name else job for job in waiting]
+def _after_pool(waiting: Sequence[Job], zoo: Zoo, made: bool) -> tuple[list[Job], list[Job]]:
+    """What is still to do, knowing the checkpoints there are now, and what falls away of this zoo."""
+    kept: dict[tuple[str, str], Job] = {}
+    if made:
+        zoo = Zoo.open(zoo.home, zoo.name, zoo.common)
+        # Before, nobody could know that it has no BatchNorm, say.
+        planned = {run.name for run in plan(zoo)}
+        runs = [job.run for job in waiting if job.zoo.name == zoo.name and job.run is not None]
+        jobs = [Job(zoo, run) for run in runs if run.name in planned or run.study == TRY]
+        kept = {job.key: job for job in jobs}
+    left = [kept.get(job.key, job) for job in waiting if job.zoo.name != zoo.name or job.key in kept]
+    return left, [job for job in waiting if job.zoo.name == zoo.name and job.key not in kept]
 
 
 def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:

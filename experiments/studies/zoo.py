@@ -28,7 +28,8 @@ class Zoo:
     batch_norm: bool | None  # None: not known yet
 
     @staticmethod
-    def open(home: Path, name: str, common: Sequence[str] = ()) -> Zoo:
+    def open(home: Path, name: str, common: Sequence[str] = (), *, complete: bool = True) -> Zoo:
+        """`complete`: the pool is as it will be; otherwise it will have as many models as the recipe has trials."""
         folder = home / name
         if not (folder / "recipe.yaml").is_file():
             known = sorted(path.parent.name for path in home.glob("*/recipe.yaml"))
@@ -43,7 +44,7 @@ class Zoo:
         recipe = load_recipe(folder / "recipe.yaml", common)
         checkpoints, batch_norm = _pool(recipe)
         models = len(checkpoints)
-        if not models and recipe.finetune is not None:
+        if recipe.finetune is not None and (not models or not complete):
             models = recipe.finetune.trials
         return Zoo(name, home, tuple(common), checkpoints, models, batch_norm)
 

@@ -55,6 +55,29 @@ def test_smoother_labels_are_those_of_the_task(problem: Problem) -> None:
     assert problem.loss_on(a, ROWS) == plain
 
 
+@pytest.mark.parametrize("teacher", ["ensemble", "greedy"])
+def test_a_share_of_the_label_may_be_what_the_pool_says(problem: Problem, teacher: str) -> None:
+    a = some(problem)
+    plain = problem.loss_on(a, ROWS)
+    solve(problem, Way(1, 0.0, teacher=teacher, share=0.4), ROWS, OUTSIDE, 0)
+    found = problem.loss_on(a, ROWS)
+    logits = problem.task.logits(problem.task.fit.batch(ROWS)).detach()  # of the soup that is live now
+    said = (problem.taught(teacher)[ROWS] * logits.log_softmax(1)).sum(dim=1).mean()
+    assert found == pytest.approx(0.6 * plain - 0.4 * float(said), rel=1e-4)
+    assert torch.allclose(problem.taught(teacher).sum(dim=1), torch.ones(len(problem.task.fit)))
+    solve(problem, Way(1, 0.0), ROWS, OUTSIDE, 0)
+    assert problem.loss_on(a, ROWS) == plain
+
+
+def test_augmented_samples_differ_from_step_to_step_and_are_not_judged_on(problem: Problem) -> None:
+    a = some(problem)
+    plain = float(problem.gradient(a, ROWS)[0])
+    solve(problem, Way(1, 0.0, augmentation=0.5), ROWS, OUTSIDE, 0)
+    first, second = (float(problem.gradient(a, ROWS)[0]) for _ in range(2))
+    assert len({plain, first, second}) == 3
+    assert problem.loss_on(a, ROWS) == pytest.approx(plain, rel=1e-5)
+
+
 def test_folds_may_begin_at_the_greedy_soup_of_all_samples(problem: Problem) -> None:
     everything = torch.arange(len(problem.task.fit))
     found = solve(problem, Way(1, 0.0, greedy=True, whole=True), ROWS, OUTSIDE, 0)

@@ -132,6 +132,8 @@ def test_unknown_names_are_refused(home: Path) -> None:
         plans.plan(Zoo.open(home, "tiny"), ["rate"])
     with pytest.raises(RunError, match="before a slash one of tiny"):
         plans.plan(Zoo.open(home, "tiny"), ["huge/main"])
+    with pytest.raises(RunError, match="--only tiny/cost-54"):  # of another zoo, perhaps
+        plans.plan(Zoo.open(home, "tiny"), ["tiny/cost-54"])
     with pytest.raises(RunError, match="expected one of tiny"):
         Zoo.open(home, "huge")
 

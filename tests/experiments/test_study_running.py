@@ -24,6 +24,9 @@ if "finetune" in sys.argv:
     with open({began!r}, "a") as file:
         file.write(recipe.parent.name + "/pool\\n")
     time.sleep({pause})
+    if "pool" in {failing!r}:
+        print("error: the stand-in fails")
+        sys.exit(1)
     (recipe.parent / "hidden").rename(recipe.parent / "pool")
     sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
@@ -40,7 +43,9 @@ if out.name in {failing!r}:
     sys.exit(1)
 time.sleep({pause})
 out.mkdir(parents=True, exist_ok=True)
-scores = [{{"path": f"pool/model_{{k}}.safetensors", "fit": {{"mean": k / 10}}}} for k in range(5)]
+names = [path.rsplit("/", 1)[-1] for path in recipe.pool.path or ()]
+names = names if len(names) > 1 else [f"model_{{k}}.safetensors" for k in range(5)]
+scores = [{{"path": f"pool/{{name}}", "fit": {{"mean": k / 10}}}} for k, name in enumerate(names)]
 (out / "pool.json").write_text(json.dumps({{"ingredients": scores}}))
 (out / "results.json").write_text(json.dumps({{"failed": {failed!r}}}))
 (out / "run.json").write_text(json.dumps({{"status": "done", "recipe_digest": recipe.digest()}}))
@@ -116,19 +121,69 @@ def test_all_zoos_have_their_first_study_before_one_has_its_second(bench: Bench)
     assert bench.order[4] == "cost-4"
 
 
+def hide_pool(zoo: Path) -> None:
+    """As before `stockpot finetune`; the stand-in brings it back."""
+    (zoo / "pool").rename(zoo / "hidden")
+    recipe = zoo / "recipe.yaml"
+    text = recipe.read_text().replace("report: test}", "report: test, train: dev}")
+    recipe.write_text(text + "finetune: {dir: pool, trials: 5}\n")
+
+
 def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pool = bench.home / "tiny" / "pool"
-    pool.rename(pool.with_name("hidden"))
-    recipe = bench.home / "tiny" / "recipe.yaml"
-    text = recipe.read_text().replace("report: test}", "report: test, train: dev}")
-    recipe.write_text(text + "finetune: {dir: pool, trials: 5}\n")
+    hide_pool(bench.home / "tiny")
     assert bench.run("cost-2", "main-0", pools=True, pause=0.3) == 0
     assert bench.order[0] == "tiny/pool"
     assert sorted(bench.order[1:]) == ["cost-2", "main-0"]
     assert "model_1.safetensors" in (bench.home / "runs" / "tiny" / "cost-2.log").read_text()
     assert "pool: " in capsys.readouterr().out
+
+
+def test_what_the_pool_turns_out_not_to_need_is_left_out(bench: Bench) -> None:
+    """Before it is there, nobody knows whether its models have BatchNorm."""
+    hide_pool(bench.home / "tiny")
+    assert bench.run("statistics", "main-0", pools=True) == 0
+    assert bench.order == ["tiny/pool", "main-0"]
+
+
+def test_without_its_pool_no_run_of_a_zoo_begins_and_other_zoos_go_on(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(bench.home, "other")
+    for name in ("tiny", "other"):
+        hide_pool(bench.home / name)
+    half = bench.home / "tiny" / "pool"
+    half.mkdir()
+    for name in ("model_0.safetensors", "model_1.safetensors"):
+        (bench.home / "tiny" / "hidden" / name).rename(half / name)
+    # The first pool cannot be completed: the stand-in finds its folder taken.
+    assert bench.run("main-0", "removed-1", zoos=("tiny", "other"), pools=True) == 1
+    told = capsys.readouterr()
+    assert "tiny main-0: not begun, because its pool is not complete" in told.out
+    assert "not finished: tiny pool, tiny main-0, tiny removed-1" in told.err
+    assert bench.order.count("main-0") == bench.order.count("removed-1") == 1  # the other zoo's
+    assert not (bench.home / "runs" / "tiny" / "main-0").exists()
+
+
+def test_a_run_of_fewer_models_than_there_are_now_is_not_finished(bench: Bench) -> None:
+    pool = bench.home / "tiny" / "pool"
+    (pool / "model_4.safetensors").rename(pool.parent / "later.safetensors")
+    zoo = Zoo.open(bench.home, "tiny")
+    assert zoo.models == 4
+    bench.run("main-0")  # whose stand-in writes of five
+    assert not finished(zoo, plans.main(zoo)[0])
+    (pool.parent / "later.safetensors").rename(pool / "model_4.safetensors")
+    zoo = Zoo.open(bench.home, "tiny")
+    assert finished(zoo, plans.main(zoo)[0])
+
+
+def test_a_ranking_of_other_models_is_refused(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run("main-0") == 0
+    pool = bench.home / "tiny" / "pool"
+    (pool / "model_0.safetensors").rename(pool / "other.safetensors")
+    assert bench.run("removed-1") == 1
+    assert "model_0.safetensors, which is not" in capsys.readouterr().out
 
 
 def test_finished_runs_are_skipped_and_changed_ones_are_not(

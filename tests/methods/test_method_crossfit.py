@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stockpot import Event, Result, Soup, Task, cook
-from stockpot.methods import crossfit
-from stockpot.methods.crossfit import judged
+from stockpot.methods import guard as guarding
+from stockpot.methods.guard import could_change, judged
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
@@ -147,7 +147,7 @@ def test_a_greedy_soup_that_wins_on_its_own_samples_is_asked_again_on_others(
     noise = torch.Generator().manual_seed(0)
     bad = [{n: v + 3 * torch.randn(v.shape, generator=noise) for n, v in good.items()} for _ in range(3)]
     pool, task = write(tmp_path, [bad[0], good, *bad[1:]]), Task(mlp(), samples(60))
-    monkeypatch.setattr(crossfit, "_simple", lambda *_: {})  # `best` is the same model, and would do
+    monkeypatch.setattr(guarding, "simple", lambda *_: {})  # `best` is the same model, and would do
     events: list[Event] = []
     result = cook(pool, task, "crossfit", listen=events.append, **{**BRIEF, "lr": 1e-6})
     decision = guard(result)
@@ -156,7 +156,7 @@ def test_a_greedy_soup_that_wins_on_its_own_samples_is_asked_again_on_others(
     assert torch.equal(soup_of(result).W[1], torch.ones(len(soup_of(result).layout), dtype=torch.float64))
     assert len([event for event in events if event.kind == "greedy"]) == (1 + 3) * 3
     # Chosen on noise, it may win where it was chosen and nowhere else: then the learned soup stays.
-    monkeypatch.setattr(crossfit, "_cross_fitted_greedy", lambda *_: torch.zeros(60, dtype=torch.float64))
+    monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: torch.zeros(60, dtype=torch.float64))
     kept = cook(pool, task, "crossfit", **{**BRIEF, "lr": 1e-6})
     assert guard(kept)["winner"] == "learned"
     assert guard(kept)["held_out"]["greedy"] == 0.0
@@ -202,3 +202,95 @@ def test_equal_scores_keep_the_learned_soup(tmp_path: Path) -> None:
     pool, task = write(tmp_path, fine_tunes(mlp, 3, steps=0)), Task(mlp(), samples(24))
     task = Task(mlp(), samples(24), metric=lambda outputs, batch: torch.ones(len(batch[1])))
     assert guard(cook(pool, task, "crossfit", **BRIEF))["winner"] == "learned"
+
+
+def noisy(folder: Path, models: int = 12, count: int = 60) -> tuple[Pool, Task]:
+    """Labels that nothing can know: whatever is chosen on them owes its score to luck."""
+    x, _ = samples(count)
+    y = torch.randint(0, 3, (count,), generator=torch.Generator().manual_seed(1))
+    return write(folder, fine_tunes(mlp, models, steps=3)), Task(mlp(), (x, y))
+
+
+def test_what_a_start_owes_to_luck_is_taken_off(tmp_path: Path) -> None:
+    pool, task = noisy(tmp_path, count=30)
+    settings = {**BRIEF, "start": "greedy", "lr": 1e-9}  # what was learned is where it began
+    events: list[Event] = []
+    result = cook(pool, task, "crossfit", listen=events.append, **settings)
+    decision = guard(result)
+    assert result.held_out is not None
+    greedy = cook(pool, task, "greedy")
+    soup_of(greedy).load_into(task.model)
+    lucky = task.score().mean
+    assert result.held_out.mean == lucky
+    assert decision["flattered"] == []
+    assert decision["flattery"] > 0.02
+    assert decision["held_out"]["learned"] == pytest.approx(lucky - decision["flattery"])
+    # Chosen without the samples it is scored on, greedy is worth as much: the same soup, by the same standard.
+    assert decision["held_out"]["greedy"] == pytest.approx(decision["held_out"]["learned"])
+    assert decision["over_learned"]["greedy"][0] == pytest.approx(0)
+    assert len([event for event in events if event.kind == "greedy"]) == (1 + 3) * 11
+    kitchen = Kitchen(pool, task)
+    chosen = settings_for("crossfit", **settings)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        elsewhere = guarding.cross_fitted_greedy(kitchen, live, chosen, task.fit.folds(3, 0))
+    assert decision["held_out"]["greedy"] == float(elsewhere.mean())
+
+
+def test_luck_no_longer_hides_that_something_simpler_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As good as uniform where it was chosen, and much worse elsewhere: uniform is returned."""
+    pool, task = noisy(tmp_path)
+    settings = {**BRIEF, "start": "greedy", "lr": 1e-9}
+    lucky = cook(pool, task, "crossfit", **settings).held_out
+    assert lucky is not None
+    other = lucky.values.roll(1)  # as good, on other samples
+    few = {"best": Scores(torch.zeros(60, dtype=torch.float64)), "uniform": Scores(other)}
+    monkeypatch.setattr(guarding, "simple", lambda *_: few)
+    monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: torch.zeros(60, dtype=torch.float64))
+    result = cook(pool, task, "crossfit", **settings)
+    assert guard(result)["winner"] == "uniform"
+    assert guard(result)["held_out"]["learned"] == 0.0
+    assert "instead of the learned soup, 0.00 %" in result.notes[0]
+    assert torch.equal(soup_of(result).W, torch.full_like(soup_of(result).W, 1 / 12))
+
+
+def test_where_it_could_change_nothing_no_fold_is_searched(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    events: list[Event] = []
+    settings = {**BRIEF, "start": "greedy", "steps": 60}
+    result = cook(pool, task, "crossfit", listen=events.append, **settings)
+    decision = guard(result)
+    assert (decision["winner"], decision["flattery"]) == ("learned", None)
+    assert decision["flattered"] == ["learned", "greedy"]
+    assert result.held_out is not None
+    assert decision["held_out"]["learned"] == result.held_out.mean
+    assert len([event for event in events if event.kind == "greedy"]) == 4
+
+
+@pytest.mark.parametrize(("ahead", "models", "expected"), [(0, 72, True), (0, 2, False), (20, 72, False)])
+def test_whether_luck_could_matter_depends_on_the_lead_and_on_how_many_were_tried(
+    ahead: int, models: int, expected: bool
+) -> None:
+    """Of 1,000 samples, 30 are right by the best ingredient alone and 30 + `ahead` by the learned soup alone."""
+    learned, best = torch.ones(1000), torch.ones(1000)
+    learned[:30] = 0
+    best[30 : 60 + ahead] = 0
+    known = {"learned": learned, "best": best, "uniform": torch.zeros(1000), "greedy": learned.clone()}
+    found = {name: Scores(values.double()) for name, values in known.items()}
+    assert could_change(found, models) is expected
+    swapped = {**found, "best": found["uniform"], "uniform": found["best"]}
+    assert could_change(swapped, models) is expected
+
+
+def test_without_a_score_per_sample_there_is_no_guard(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+
+    def mean(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> float:
+        return float((outputs.argmax(1) == batch[1]).float().mean())
+
+    task = Task(mlp(), samples(40), metric=mean, batch_size=8)
+    result = cook(pool, task, "crossfit", **BRIEF)
+    assert not [entry for entry in result.history if entry["kind"] == "guard"]
+    assert "one score per batch" in result.notes[0]
+    assert result.held_out is not None

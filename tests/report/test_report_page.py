@@ -253,7 +253,7 @@ def test_the_guards_fallback_and_failed_methods_are_said(tmp_path: Path) -> None
     edit(folder / "results.json", failed={"hl+": "loss at block 1: expected a finite number"})
     write_report(folder)
     text = page(folder).text
-    assert "The guard stepped in: greedy did better on data it had not seen" in text
+    assert "The guard stepped in: greedy did better on held-out data than chance explains" in text
     assert "hl+ could not be cooked: loss at block 1" in text
 
 

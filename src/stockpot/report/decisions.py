@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from stockpot.report import words
 from stockpot.report.record import Run, Score
 
+_CHOSEN_HERE = {"learned": "it set out from a soup chosen on these samples"}
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -50,7 +52,7 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     flattered = guard.get("flattered") or []
     table = [
         (
-            f"{name} (chosen on these samples)" if name in flattered else name,
+            f"{name} ({_CHOSEN_HERE.get(name, 'chosen on these samples')})" if name in flattered else name,
             run.metric.value(score.mean) + run.metric.between(intervals.get(name)),
             name == winner,
         )
@@ -59,12 +61,19 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     ]
     if winner == "learned":
         summary = (
-            "The guard kept the learned soup: nothing simpler did better on data it had not seen by more than chance"
-            " explains. Scored here are the folds' own soups; their average is usually better than they are."
+            "The guard kept the learned soup: nothing simpler did better on held-out data than chance explains. Scored"
+            " here are the folds' own soups; their average is usually better than they are."
         )
     else:
         summary = (
-            f"The guard stepped in: {winner} did better on data it had not seen than chance explains, so {method.name}"
+            f"The guard stepped in: {winner} did better on held-out data than chance explains, so {method.name}"
             f" returned {winner} instead of the learned soup."
+        )
+    owed = guard.get("flattery")
+    if owed is not None:
+        amount = f"{run.metric.change(float(owed))} {run.metric.unit}".strip()
+        summary += (
+            " Learning set out from a greedy soup of all fitting data. What that soup owes to being scored where it was"
+            f" chosen ({amount}) is taken off the learned soup's score."
         )
     return table, summary

@@ -43,7 +43,8 @@ TERMS = (
     (
         "Held-out",
         "Examples set aside while weights are learned, to notice when learning begins to memorise. Cross-fitting lets"
-        " every example be held out once. Scores on them are a little too good, because they also said when to stop.",
+        " every example be held out once. Scores on them are a little too good, because they also said when to stop"
+        " and, where learning set out from a greedy soup, helped to choose that.",
     ),
     (
         "Report data",

@@ -139,7 +139,5 @@ def _write_soup(folder: Path, soup: Soup, max_shard: int) -> None:
 def _guard(result: Result) -> dict[str, Any] | None:
     for entry in result.history:
         if entry["kind"] == "guard":
-            return {
-                key: entry[key] for key in ("held_out", "intervals", "over_learned", "flattered", "winner")
-            }
+            return {key: value for key, value in entry.items() if key != "kind"}
     return None
