@@ -16,7 +16,7 @@ from stockpot.recipe.yaml_text import parse
 from stockpot.report.record import Method, Run, read
 from studies import intervals, steps
 from studies.coefficients import distribution
-from studies.plans import DEFAULT, PAPER
+from studies.plans import DEFAULT, EXACT, PAPER
 
 FORMAT = 1
 
@@ -33,6 +33,7 @@ def gather(runs: Path, zoo: str) -> dict[str, Any]:
         "parameters": next((run.pool.get("parameters") for run in mains.values()), None),
         "over_seeds": _over_seeds(mains),
         "variants": _variants(done, mains),
+        "rounding": _rounding(done, mains),
         "coefficients": _coefficients(mains),
         "runs": {name: _run(run, mains) for name, run in done.items()},
     }
@@ -183,6 +184,47 @@ def _variant(name: str, runs: Mapping[int, Run], mains: Mapping[int, Run]) -> di
     theirs = np.stack([mine for mine, _ in values])  # (S, n)
     ours = np.stack([other for _, other in values])
     return {"report": intervals.over_seeds(theirs), "to_main": intervals.over_seeds(theirs - ours)}
+
+
+def _rounding(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any]:
+    """Scores with models rounded while learning, minus those without, over the seeds that have both."""
+    kinds: dict[str, dict[int, Run]] = {"main": dict(mains)}
+    for name, run in done.items():
+        study, _, rest = name.partition("-")
+        if study == "directions":
+            kinds.setdefault(rest.rpartition("-")[0], {})[int(run.about["seed"])] = run
+    exact = kinds.pop(EXACT, {})
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(method.name for run in exact.values() for method in run.methods):
+        found = {kind: _minus(name, runs, exact) for kind, runs in kinds.items()}
+        out[name] = {kind: value for kind, value in found.items() if value is not None}
+    return out
+
+
+def _minus(name: str, runs: Mapping[int, Run], exact: Mapping[int, Run]) -> dict[str, Any] | None:
+    """Mean difference with its interval, and the paired standard error."""
+    pairs = {
+        seed: (_report(runs[seed], name), _report(exact[seed], name)) for seed in sorted({*runs} & {*exact})
+    }
+    both = {
+        seed: (one, two)
+        for seed, (one, two) in pairs.items()
+        if one is not None and two is not None and one.shape == two.shape and _alike(runs[seed], exact[seed])
+    }
+    if not both:
+        return None
+    difference = intervals.over_seeds(np.stack([one - two for one, two in both.values()]))
+    return {
+        "seeds": list(both),
+        "exact": float(np.mean([two.mean() for _, two in both.values()])),
+        "difference": difference,
+        "error": intervals.standard_error(difference),
+    }
+
+
+def _report(run: Run, name: str) -> intervals.Numbers | None:
+    method = run.method(name)
+    return None if method is None else method.values.get("report")
 
 
 def _alike(run: Run, main: Run) -> bool:

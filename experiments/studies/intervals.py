@@ -41,3 +41,8 @@ def over_seeds(values: Numbers, batches: Sequence[int] | None = None) -> Interva
     half = _Z * math.sqrt(variance)
     mean = float(values.mean())
     return mean, mean - half, mean + half
+
+
+def standard_error(interval: Interval) -> float:
+    """Of the mean that the interval belongs to."""
+    return (interval[2] - interval[1]) / (2 * _Z)

@@ -23,6 +23,7 @@ MAIN = "main-0"
 DEV = "dev"  # the part of the data that every zoo keeps for choosing; nothing is tried out on the test data
 RATES = (0.005, 0.01, 0.02, 0.05)
 TRY = "try"
+EXACT = "fp32"  # directions that are not rounded
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,11 @@ def statistics(zoo: Zoo) -> list[Planned]:
 def directions(zoo: Zoo) -> list[Planned]:
     """Models kept exactly, and rounded further than `main` does on a GPU (bf16)."""
     del zoo
-    methods = ("hl+", PAPER, DEFAULT)
-    return [Planned(f"directions-{kind}", methods, _values(0, directions=kind)) for kind in ("fp32", "int8")]
+    return [
+        Planned(f"directions-{kind}-{seed}", ("hl+", PAPER, DEFAULT), _values(seed, directions=kind))
+        for seed in SEEDS
+        for kind in (EXACT, "int8")
+    ]
 
 
 # In the order in which they are worth their time.

@@ -101,8 +101,8 @@ SECTIONS = (
     Section(
         "directions",
         "Models rounded while learning",
-        "On a GPU `main` keeps the models as bf16 while it learns; here exactly (fp32) and with 8 bits. The soup is"
-        " always built from the files. In brackets the change against `main`, in points. Seed 0.",
+        "On a GPU `main` keeps the models as bf16 while it learns; here exactly (fp32) and with 8 bits, too. The soup"
+        " is always built from the files. Differences in points, paired, with 95 % intervals.",
         ("main", "directions"),
         tables.directions,
     ),

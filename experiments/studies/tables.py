@@ -8,7 +8,7 @@ from typing import Any
 from stockpot.report import words
 from studies import paper
 from studies.loaded import Point, Results
-from studies.markdown import change, duration, interval, number, percent, table
+from studies.markdown import change, duration, interval, number, percent, points, table
 from studies.plans import DEFAULT, PAPER
 
 METHODS = (
@@ -181,18 +181,27 @@ def statistics(zoo: Results) -> list[str]:
 
 
 def directions(zoo: Results) -> list[str]:
-    runs = zoo.study("directions")
-    if not runs or zoo.main is None:
-        return []
+    """How far rounding moves the accuracy, and whether that is within one standard error."""
+    rounding: Mapping[str, Any] = zoo.value.get("rounding") or {}
+    kinds = sorted(
+        {kind for found in rounding.values() for kind in found}, key=lambda one: (one != "main", one)
+    )
     rows = [
-        [
-            name,
-            _accuracy(zoo.main, name),
-            *(f"{_accuracy(run, name)} ({interval(_to_main(run, name))})" for run in runs.values()),
-        ]
-        for name in ("hl+", PAPER, DEFAULT)
+        [name, percent(next(iter(found.values()))["exact"]), *(_moved(found.get(kind)) for kind in kinds)]
+        for name, found in rounding.items()
+        if found
     ]
-    return table(["method", "as in `main`", *(key.removeprefix("directions-") for key in runs)], rows)
+    titles = ["as in `main`, minus fp32" if kind == "main" else f"{kind} minus fp32" for kind in kinds]
+    return table(["method", "fp32", *titles], rows) if rows else []
+
+
+def _moved(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    inside = abs(found["difference"][0]) <= found["error"]
+    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
+    where = "within" if inside else "beyond"
+    return f"{interval(found['difference'])}, {where} one standard error ({points(found['error'])}; {seeds})"
 
 
 def presets(zoo: Results) -> list[str]:

@@ -107,8 +107,9 @@ def test_the_first_ingredients_are_taken_in_search_order(home: Path) -> None:
 
 def test_models_are_also_kept_exactly_and_with_eight_bits(home: Path) -> None:
     found = plans.plan(Zoo.open(home, "tiny"), ["directions"])
-    assert [run.name for run in found] == ["directions-fp32", "directions-int8"]
-    assert [dict(run.values)["method.directions"] for run in found] == ["fp32", "int8"]
+    names = [f"directions-{kind}-{seed}" for seed in (0, 1, 2) for kind in ("fp32", "int8")]
+    assert [run.name for run in found] == names
+    assert [dict(run.values)["method.directions"] for run in found] == ["fp32", "int8"] * 3
     assert {plans.DEFAULT, plans.PAPER} <= set(found[0].methods)
 
 

@@ -13,13 +13,14 @@ import pytest
 import results
 import study
 from safetensors.numpy import load_file, save_file
+from studies import tables
 from studies.gather import gather
 from studies.loaded import Results
 from studies.tries import rows
 from study_zoo import make
 
 SOURCE = Path(__file__).parents[2] / "src"
-RUNS = ("main-0", "main-1", "rates-mehl-plus-0.02")
+RUNS = ("main-0", "main-1", "rates-mehl-plus-0.02", "directions-fp32-0", "directions-int8-0")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,32 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     assert "| learning rate | 0.02 | 0.05 |" in text
     drawn = {path.stem for path in (tmp_path / "results").glob("*.svg")}
     assert drawn == {"methods", "coefficients", "sensitivity"}
+
+
+def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:
+    value = gather(home / "runs" / "tiny", "tiny")
+    rounding = value["rounding"]
+    assert set(rounding["mehl+"]) == {"main", "int8"}
+    assert set(rounding["hl+"]) == {"int8"}  # which this zoo's `main` has not
+    plain = rounding["mehl+"]["main"]
+    assert (plain["seeds"], plain["difference"], plain["error"]) == ([0], [0, 0, 0], 0)  # exact on a CPU
+    scores = {kind: value["runs"][f"directions-{kind}-0"]["methods"] for kind in ("fp32", "int8")}
+    for name, found in rounding.items():
+        one, two = (scores[kind][name]["report"]["mean"] for kind in ("int8", "fp32"))
+        assert found["int8"]["difference"][0] == pytest.approx(one - two, abs=1e-5)
+        assert found["int8"]["exact"] == pytest.approx(two, abs=1e-5)
+    lines = tables.directions(Results(value))
+    assert lines[0] == "| method | fp32 | as in `main`, minus fp32 | int8 minus fp32 |"
+    row = next(line for line in lines if line.startswith("| mehl+ "))
+    assert "0.00 [0.00, 0.00], within one standard error (0.000; 1 seed)" in row
+    assert next(line for line in lines if line.startswith("| hl+ ")).split("|")[3].strip() == "–"
+
+
+@pytest.mark.parametrize(("mean", "word"), [(0.0009, "within"), (0.0011, "beyond"), (-0.0011, "beyond")])
+def test_beyond_one_standard_error_is_said(mean: float, word: str) -> None:
+    found = {"seeds": [0, 1], "exact": 0.9, "difference": [mean, -0.01, 0.01], "error": 0.001}
+    line = tables.directions(Results({"zoo": "tiny", "runs": {}, "rounding": {"hl+": {"int8": found}}}))[2]
+    assert f"{word} one standard error (0.100; 2 seeds)" in line
 
 
 def test_gathered_numbers_are_those_of_the_runs(home: Path) -> None:
