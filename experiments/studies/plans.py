@@ -204,9 +204,7 @@ def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tup
         # A study may have no run here, such as that of BatchNorm.
         if not found and (name not in STUDIES or (slash and owner not in names)):
             unknown.append(word)
-        chosen.update(
-            {(zoo.name, run.name): (zoo, run) for zoo, run in found if (zoo.name, run.name) not in chosen}
-        )
+        chosen.update({(zoo.name, run.name): (zoo, run) for zoo, run in found})  # in the place it had, if any
     if unknown:
         raise RunError(
             describe(

@@ -29,7 +29,7 @@ def make(home: Path, name: str = "tiny", models: int = 5) -> Path:
     folder = home / name
     write(folder / "pool", fine_tunes(mlp, models))
     arrays: dict[str, Any] = {}
-    for seed, part in enumerate(("fit", "test", "dev")):
+    for seed, part in enumerate(("fit", "test", "dev", "train")):
         x, y = samples(60, seed=seed)
         arrays[f"x_{part}"], arrays[f"y_{part}"] = x.numpy(), y.numpy()
     np.savez(folder / "data.npz", **arrays)

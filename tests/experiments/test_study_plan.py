@@ -128,6 +128,19 @@ def test_what_is_tried_out_reports_on_the_dev_split(home: Path) -> None:
         plans.attempt("fast", ["lr 0.1"])
 
 
+def test_zoos_take_turns_study_by_study(tmp_path: Path) -> None:
+    home = make(make(tmp_path / "experiments"), "other")
+    zoos = [Zoo.open(home, "tiny"), Zoo.open(home, "other")]
+    every = [(zoo.name, run.study) for zoo, run in plans.plan_all(zoos)]
+    studies = list(dict.fromkeys(study for _, study in every))
+    assert studies[:2] == ["main", "rates"]
+    assert every == sorted(every, key=lambda one: (studies.index(one[1]), one[0] != "tiny"))
+    only = ["rates-mehl-plus-0.01", "main-1", "other/main", "rates-mehl-plus-0.01"]
+    found = [(zoo.name, run.name) for zoo, run in plans.plan_all(zoos, only)]
+    twice = [(name, run) for run in (only[0], "main-1") for name in ("tiny", "other")]
+    assert found == [*twice, ("other", "main-0"), ("other", "main-2")]
+
+
 def test_unknown_names_are_refused(home: Path) -> None:
     with pytest.raises(RunError, match="rates"):
         plans.plan(Zoo.open(home, "tiny"), ["rate"])

@@ -73,6 +73,23 @@ def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:
     assert next(line for line in lines if line.startswith("| hl+ ")).split("|")[3].strip() == "–"
 
 
+def test_rounding_is_the_rounded_minus_the_exact_of_the_same_pool(home: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(home / "runs" / "tiny", runs)
+    file = runs / "directions-int8-0" / "methods" / "mehl-plus" / "weights.safetensors"
+    content = load_file(file)
+    content["report_values"] = np.ones_like(content["report_values"])
+    save_file(content, file)
+    found = gather(runs, "tiny")["rounding"]["mehl+"]["int8"]
+    assert found["exact"] < 0.99
+    assert found["difference"][0] == pytest.approx(1 - found["exact"], abs=1e-5)
+    assert found["error"] > 0
+    recipe = runs / "directions-int8-0" / "recipe.yaml"
+    assert recipe.read_text().count("of: test\n") == 1
+    recipe.write_text(recipe.read_text().replace("of: test\n", "of: dev\n"))  # results on other data
+    assert "int8" not in gather(runs, "tiny")["rounding"]["mehl+"]
+
+
 @pytest.mark.parametrize(("mean", "word"), [(0.0009, "within"), (0.0011, "beyond"), (-0.0011, "beyond")])
 def test_beyond_one_standard_error_is_said(mean: float, word: str) -> None:
     found = {"seeds": [0, 1], "exact": 0.9, "difference": [mean, -0.01, 0.01], "error": 0.001}

@@ -268,6 +268,19 @@ def test_where_it_could_change_nothing_no_fold_is_searched(tmp_path: Path) -> No
     assert len([event for event in events if event.kind == "greedy"]) == 4
 
 
+def test_a_start_that_learning_made_worse_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both owe the same to the samples; so if the greedy soup is clearly better on them, it is better."""
+    pool, task = zoo(tmp_path, 5)
+    nothing = Scores(torch.zeros(len(task.fit), dtype=torch.float64))
+    monkeypatch.setattr(guarding, "simple", lambda *_: {"best": nothing, "uniform": nothing})
+    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "greedy"})
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        decision = guarding.decide(kitchen, live, settings, nothing, (0, 1), task.fit.folds(3, 0))
+    assert (decision.winner, decision.flattered) == ("greedy", ("learned", "greedy"))
+
+
 @pytest.mark.parametrize(("ahead", "models", "expected"), [(0, 72, True), (0, 2, False), (20, 72, False)])
 def test_whether_luck_could_matter_depends_on_the_lead_and_on_how_many_were_tried(
     ahead: int, models: int, expected: bool

@@ -257,6 +257,23 @@ def test_the_guards_fallback_and_failed_methods_are_said(tmp_path: Path) -> None
     assert "hl+ could not be cooked: loss at block 1" in text
 
 
+def test_who_was_scored_where_it_was_chosen_is_said(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "crossfit"])
+    file = folder / "methods" / "crossfit" / "result.json"
+    guard = json.loads(file.read_text())["guard"]
+    edit(file, guard={**guard, "flattered": ["learned", "greedy"], "flattery": None})
+    write_report(folder)
+    text = page(folder).text
+    assert "learned (it set out from a soup chosen on these samples)" in text
+    assert "greedy (chosen on these samples)" in text
+    assert "taken off" not in text
+    edit(file, guard={**guard, "flattered": [], "flattery": 0.0123})
+    write_report(folder)
+    text = page(folder).text
+    assert "scored where it was chosen (+1.23 points) is taken off the learned soup's score" in text
+    assert "chosen on these samples" not in text
+
+
 def test_the_share_of_extrapolated_weights_is_stated(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file, save_file
