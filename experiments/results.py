@@ -20,13 +20,21 @@ def main(arguments: list[str] | None = None) -> int:
         "--results", type=Path, default=here / "results", metavar="DIR", help="gathered results"
     )
     parser.add_argument("--out", type=Path, default=here.parent / "docs" / "results.md", metavar="FILE")
-    parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos' READMEs")
+    parser.add_argument(
+        "--home",
+        type=Path,
+        metavar="DIR",
+        help="folder of the zoos' READMEs; default: the one above --results",
+    )
     options = parser.parse_args(arguments)
+    home = (
+        options.home or options.results.parent
+    )  # not the repository's, where somebody else's results are shown
     try:
         found = read_all(options.results)
         write(found, read_notes(options.results / "notes.yaml"), options.out)
         for zoo in found:
-            update(zoo, options.home / zoo.zoo / "README.md")
+            update(zoo, home / zoo.zoo / "README.md")
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

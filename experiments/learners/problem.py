@@ -114,13 +114,13 @@ class Problem:
         """Probabilities of the fitting samples by all models together (`ensemble`), or by the greedy soup. (N, C)"""
         if teacher not in self._taught:
             if teacher == "ensemble":
-                total = torch.stack([self._after(k) for k in range(self.K)]).mean(dim=0)
+                total = torch.stack([self._probabilities(k) for k in range(self.K)]).mean(dim=0)
             else:
-                total = self._after(None)
+                total = self._probabilities(None)
             self._taught[teacher] = total
         return self._taught[teacher]
 
-    def _after(self, k: int | None) -> Tensor:
+    def _probabilities(self, k: int | None) -> Tensor:
         """Probabilities by ingredient k, or by the greedy soup. (N, C)"""
         everything = torch.arange(len(self.task.fit))
         if k is None:

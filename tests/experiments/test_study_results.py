@@ -204,6 +204,9 @@ def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> 
         assert (tmp_path / path.parent.name / "README.md").read_text() == path.read_text(), (
             "run `make results`"
         )
+    # Nobody else shows results: a table that no committed result stands behind is not one.
+    shown = {path.parent.name for path in readmes if "Results: written" in path.read_text()}
+    assert shown == {path.stem for path in (ROOT / "experiments" / "results").glob("*.json")}
     made = (tmp_path / "results.md").read_text()
     assert made == (ROOT / "docs" / "results.md").read_text(), "run `make results`"
     pictures = {path.name for path in (tmp_path / "results").glob("*.svg")}

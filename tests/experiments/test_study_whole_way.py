@@ -46,7 +46,12 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     value = json.loads(file.read_text())
     assert set(value["runs"]) == set(RUNS)
     assert str(home.parent) not in file.read_text()
+    readme, others = home / "tiny" / "README.md", SOURCE.parent / "experiments" / "tiny" / "README.md"
+    readme.write_text("A zoo.\n")
+    before = others.read_text()  # the repository has a zoo of this name, too
     assert results.main(["--results", str(home / "results"), "--out", str(tmp_path / "results.md")]) == 0
+    assert "## Results" in readme.read_text()
+    assert others.read_text() == before
     text = (tmp_path / "results.md").read_text()
     assert "| **crossfit** |" in text
     assert "| learning rate | 0.02 | 0.05 |" in text

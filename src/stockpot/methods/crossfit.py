@@ -71,7 +71,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     if not settings.guard:
         return Learned(W, temperature, learned, "learned", tuple(history), notes)
     if kitchen.individual()[0].batches is not None:
-        note = "no guard: the metric gives one score per batch, and for chance to be judged it takes one per sample"
+        note = "no guard: the metric gives one score per batch; let it return one per sample, to tell gains from chance"
         return Learned(W, temperature, learned, "learned", tuple(history), (note, *notes))
     members = start if start is not None else greedy_start(kitchen, live, settings)
     decision = guard.decide(kitchen, live, settings, learned, members, folds)

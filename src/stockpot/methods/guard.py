@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,14 +36,18 @@ Folds = list[tuple[Tensor, Tensor]]  # places inside and outside
 
 @dataclass(frozen=True)
 class Decision:
-    winner: str  # "learned", or what did better
     known: Mapping[str, Scores]  # what was compared, each sample by sample
-    flattered: tuple[str, ...]  # who was chosen on the samples it is scored on, at least in part
-    flattery: float | None  # taken off the learned soup's mean score
+    flattered: tuple[str, ...] = ()  # who was chosen on the samples it is scored on, at least in part
+    flattery: float | None = None  # taken off the learned soup's mean score
 
-    @property
+    @cached_property
     def record(self) -> dict[str, Any]:
         return {**judged(self.known), "flattered": list(self.flattered), "flattery": self.flattery}
+
+    @property
+    def winner(self) -> str:
+        """`learned`, or what did better."""
+        return str(self.record["winner"])
 
 
 def decide(
@@ -61,15 +66,15 @@ def decide(
     known["greedy"] = Scores(chosen_here)
     if settings.start == "greedy":
         if not could_change(known, len(kitchen.pool)):
-            return Decision(judged(known)["winner"], known, ("learned", "greedy"), None)
+            return Decision(known, flattered=("learned", "greedy"))
         elsewhere = cross_fitted_greedy(kitchen, live, settings, folds)
         owed = chosen_here - elsewhere  # (N,)
         known["learned"], known["greedy"] = Scores(learned.values - owed), Scores(elsewhere)
-        return Decision(judged(known)["winner"], known, (), float(owed.mean()))
-    if judged(known)["winner"] != "greedy":
-        return Decision(judged(known)["winner"], known, ("greedy",), None)
-    known["greedy"] = Scores(cross_fitted_greedy(kitchen, live, settings, folds))
-    return Decision(judged(known)["winner"], known, (), None)
+        return Decision(known, flattery=float(owed.mean()))
+    decision = Decision(known, flattered=("greedy",))
+    if decision.winner != "greedy":
+        return decision
+    return Decision({**known, "greedy": Scores(cross_fitted_greedy(kitchen, live, settings, folds))})
 
 
 def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
