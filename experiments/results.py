@@ -27,9 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the zoos' READMEs; default: the one above --results",
     )
     options = parser.parse_args(arguments)
-    home = (
-        options.home or options.results.parent
-    )  # not the repository's, where somebody else's results are shown
+    # Not the repository's: where other results are read, its zoos are not the ones measured.
+    home = options.home or options.results.parent
     try:
         found = read_all(options.results)
         write(found, read_notes(options.results / "notes.yaml"), options.out)
