@@ -264,14 +264,22 @@ def test_who_was_scored_where_it_was_chosen_is_said(tmp_path: Path) -> None:
     edit(file, guard={**guard, "flattered": ["learned", "greedy"], "flattery": None})
     write_report(folder)
     text = page(folder).text
-    assert "learned (it set out from a soup chosen on these samples)" in text
-    assert "greedy (chosen on these samples)" in text
+    assert "learned (start chosen here)" in text
+    assert "greedy (chosen here)" in text
+    assert "which was chosen on these very samples: both scores are too good, and alike" in text
     assert "taken off" not in text
+    edit(file, guard={**guard, "flattered": ["greedy"], "flattery": None})
+    write_report(folder)
+    text = page(folder).text
+    assert "learned (" not in text
+    assert "greedy (chosen here)" in text
+    assert "The greedy soup was chosen on these very samples, so its score is too good" in text
     edit(file, guard={**guard, "flattered": [], "flattery": 0.0123})
     write_report(folder)
     text = page(folder).text
     assert "scored where it was chosen (+1.23 points) is taken off the learned soup's score" in text
-    assert "chosen on these samples" not in text
+    assert "chosen here" not in text
+    assert "these very samples" not in text
 
 
 def test_the_share_of_extrapolated_weights_is_stated(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stockpot.report import words
 from stockpot.report.record import Run, Score
 
-_CHOSEN_HERE = {"learned": "it set out from a soup chosen on these samples"}
+_CHOSEN_HERE = {"learned": "start chosen here"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     flattered = guard.get("flattered") or []
     table = [
         (
-            f"{name} ({_CHOSEN_HERE.get(name, 'chosen on these samples')})" if name in flattered else name,
+            f"{name} ({_CHOSEN_HERE.get(name, 'chosen here')})" if name in flattered else name,
             run.metric.value(score.mean) + run.metric.between(intervals.get(name)),
             name == winner,
         )
@@ -69,6 +69,13 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
             f"The guard stepped in: {winner} did better on held-out data than chance explains, so {method.name}"
             f" returned {winner} instead of the learned soup."
         )
+    if "learned" in flattered:
+        summary += (
+            " Learning set out from the greedy soup, which was chosen on these very samples: both scores are too good,"
+            " and alike."
+        )
+    elif flattered:
+        summary += " The greedy soup was chosen on these very samples, so its score is too good."
     owed = guard.get("flattery")
     if owed is not None:
         amount = f"{run.metric.change(float(owed))} {run.metric.unit}".strip()
