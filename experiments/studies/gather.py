@@ -19,19 +19,22 @@ from studies.coefficients import distribution
 from studies.plans import DEFAULT, EXACT, PAPER
 
 FORMAT = 1
+# Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
+OWN_TEST = {"cifar10-efficientnet": 10_000, "fashion-vit": 10_000}
 
 
 def gather(runs: Path, zoo: str) -> dict[str, Any]:
     """Finished runs only; one that is still going on, or was stopped, is left out."""
     found = {path.parent.name: read(path.parent) for path in sorted(runs.glob("*/run.json"))}
     done = {name: run for name, run in found.items() if run.about.get("status") == "done"}
-    mains = {int(run.about["seed"]): run for name, run in done.items() if name.startswith("main-")}
+    mains = {int(run.about["seed"]): run for name, run in done.items() if _study(name) in _AS_IT_IS}
     value = {
         "format": FORMAT,
         "zoo": zoo,
         "ingredients": _ingredients(mains),
         "parameters": next((run.pool.get("parameters") for run in mains.values()), None),
         "over_seeds": _over_seeds(mains),
+        "own_test": _over_seeds(mains, OWN_TEST[zoo]) if zoo in OWN_TEST else {},
         "variants": _variants(done, mains),
         "rounding": _rounding(done, mains),
         "coefficients": _coefficients(mains),
@@ -40,6 +43,13 @@ def gather(runs: Path, zoo: str) -> dict[str, Any]:
     rounded = _rounded(value)
     assert isinstance(rounded, dict)
     return rounded
+
+
+_AS_IT_IS = ("main", "seeds")  # studies whose runs change nothing but the seed
+
+
+def _study(name: str) -> str:
+    return name.partition("-")[0]
 
 
 def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
@@ -119,8 +129,11 @@ def _epochs(method: Method, counted: int, samples: int, models: int) -> float | 
     return None
 
 
-def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
-    """Every method's score over the seeds of `main`, and how far ours is above it, paired sample by sample."""
+def _over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, Any]:
+    """Every method's score over its seeds, and how far ours is above it, paired sample by sample.
+
+    `first`: on so many of the samples alone, from the beginning.
+    """
     names = list(dict.fromkeys(method.name for run in mains.values() for method in run.methods))
     out: dict[str, Any] = {}
     for name in names:
@@ -128,9 +141,9 @@ def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
         scored = {seed: m for seed, m in own.items() if m is not None and "report" in m.values}
         if not scored or len({m.values["report"].shape for m in scored.values()}) > 1:
             continue
-        first = next(iter(scored.values()))
-        values = np.stack([method.values["report"] for method in scored.values()])  # (S, n)
-        batches = first.result["report"].get("batches")
+        one = next(iter(scored.values()))
+        values = np.stack([method.values["report"][:first] for method in scored.values()])  # (S, n)
+        batches = one.result["report"].get("batches")
         by_seed = values.mean(axis=1)  # (S,)
         out[name] = {
             "seeds": list(scored),
@@ -144,9 +157,9 @@ def _over_seeds(mains: Mapping[int, Run]) -> dict[str, Any]:
         # What no seed changes may have been run with one of them: then all of ours are compared with that.
         ours = {seed: mains[seed].method(DEFAULT) for seed in (scored if name in LEARNED else mains)}
         both = [
-            mine.values["report"] - scored.get(seed, first).values["report"]
+            (mine.values["report"] - scored.get(seed, one).values["report"])[:first]
             for seed, mine in ours.items()
-            if mine is not None and mine.values.get("report", np.empty(0)).shape == values.shape[1:]
+            if mine is not None and mine.values.get("report", np.empty(0)).shape == one.values["report"].shape
         ]
         if both and name != DEFAULT:
             out[name]["default_minus"] = intervals.over_seeds(np.stack(both), batches)
@@ -159,7 +172,9 @@ def _variants(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, An
     for name, run in done.items():
         variant, _, seed = name.rpartition("-")
         own = mains.get(int(run.about["seed"]))
-        if seed == str(run.about["seed"]) and variant != "main" and own is not None and _alike(run, own):
+        if _study(name) in _AS_IT_IS or own is None:
+            continue
+        if seed == str(run.about["seed"]) and _alike(run, own):
             groups.setdefault(variant, {})[int(seed)] = run
     return {
         variant: {

@@ -63,6 +63,12 @@ class Results:
         found: Mapping[str, Any] | None = self.value["over_seeds"].get(method)
         return found
 
+    @property
+    def own_test(self) -> Mapping[str, Any]:
+        """As `over_seeds` of every method, on the data set's own test samples alone; empty where it has none."""
+        found: Mapping[str, Any] = self.value.get("own_test", {})
+        return found
+
     def of_main(self, method: str) -> Mapping[str, Any] | None:
         found = (self.main or {}).get("methods", {}).get(method)
         return found if found is not None and found["report"] is not None else None

@@ -11,7 +11,7 @@ from stockpot.recipe.yaml_text import parse
 from studies import figures
 from studies.claims import claims
 from studies.loaded import ORDER, Results
-from studies.markdown import table
+from studies.markdown import interval, table
 from studies.plans import DEFAULT
 from studies.sections import SECTIONS, Section, provenance
 from studies.tables import METHODS
@@ -96,8 +96,27 @@ def _asked(results: Sequence[Results], notes: Mapping[str, Any]) -> list[str]:
         lines += table(
             ["asked", "measured", "met"], [[claim.asked, claim.measured, claim.word] for claim in found]
         )
+        lines += _own_test(zoo)
         lines += _note(notes, "asked", zoo.zoo)
     return [*lines, *_note(notes, "asked", "all")]
+
+
+def _own_test(zoo: Results) -> list[str]:
+    """The test data holds training samples that nothing learned from; a reader may want it without them."""
+    found = {
+        name: own["default_minus"]
+        for name, own in zoo.own_test.items()
+        if own.get("default_minus") is not None
+    }
+    if not found:
+        return []
+    n = next(iter(zoo.own_test.values()))["n"]
+    differences = ", ".join(
+        f"{name} {interval(found[name])}"
+        for name in ("greedy", "uniform", "learned+", "best", "ensemble")
+        if name in found
+    )
+    return [f"On the data set's own {n:,} test samples alone, the default minus: {differences}.", ""]
 
 
 def _section(

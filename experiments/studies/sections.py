@@ -36,12 +36,13 @@ SECTIONS = (
     Section(
         "methods",
         "Tables 1 and 2: every method",
-        "Test accuracy is the mean over the seeds, *over seeds* the largest minus the smallest of them. An epoch is one"
-        " pass over the fitting data (samples learned from or evaluated, over their number); time per epoch is the"
-        " construction time over the epochs, so it holds everything a method does. Times and memory are of seed 0. In"
-        " the paper's columns: accuracy (time per epoch x epochs, construction time, peak memory). Its ViT-L/14 on"
-        " ImageNet with K = 8 has no zoo beside it; [experiments/paper](../experiments/paper/) has the recipe.",
-        ("main",),
+        "Test accuracy is the mean over the seeds, *over seeds* the largest minus the smallest of them; where the study"
+        f" `seeds` was run, {DEFAULT} has more. An epoch is one pass over the fitting data (samples learned from"
+        " or evaluated, over their number); time per epoch is the construction time over the epochs, so it holds"
+        " everything a method does. Times and memory are of seed 0. In the paper's columns: accuracy (time per epoch x"
+        " epochs, construction time, peak memory). Its ViT-L/14 on ImageNet with K = 8 has no zoo beside it;"
+        " [experiments/paper](../experiments/paper/) has the recipe.",
+        ("main", "seeds"),
         tables.methods,
         "Test accuracy of every method with its 95 % interval; ticks are the seeds, the dashed line is the best single"
         " model, the hollow dot is the ensemble, which is no soup.",

@@ -63,7 +63,7 @@ def methods(zoo: Results) -> list[str]:
 def _surprises(zoo: Results) -> list[str]:
     """What a table alone would hide: a guard that fell back, a method that failed."""
     lines = []
-    for run in zoo.study("main").values():
+    for run in [*zoo.study("main").values(), *zoo.study("seeds").values()]:
         winner = run["methods"].get(DEFAULT, {}).get("guard")
         if winner not in (None, "learned"):
             lines.append(f"Seed {run['seed']}: {DEFAULT}'s guard returned the {winner} soup.")

@@ -58,6 +58,13 @@ def test_main_has_every_method_on_three_seeds(home: Path) -> None:
     assert all(set(methods) == set(first) & LEARNED for methods in others)  # what no seed changes is run once
 
 
+def test_the_default_alone_has_more_seeds(home: Path) -> None:
+    zoo = Zoo.open(home, "tiny")
+    found = [zoo.recipe(run.stated) for run in plans.plan(zoo, ["seeds"])]
+    assert [recipe.output.seed for recipe in found] == [3, 4, 5, 6, 7, 8, 9]
+    assert {recipe.method.methods for recipe in found} == {("crossfit",)}
+
+
 def test_what_main_has_is_not_run_again(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")  # lr 0.05 and 8 steps are its own
     names = {run.name for run in plans.plan(zoo)}
@@ -133,7 +140,7 @@ def test_zoos_take_turns_study_by_study(tmp_path: Path) -> None:
     zoos = [Zoo.open(home, "tiny"), Zoo.open(home, "other")]
     every = [(zoo.name, run.study) for zoo, run in plans.plan_all(zoos)]
     studies = list(dict.fromkeys(study for _, study in every))
-    assert studies[:2] == ["main", "rates"]
+    assert studies[:3] == ["main", "seeds", "rates"]
     assert every == sorted(every, key=lambda one: (studies.index(one[1]), one[0] != "tiny"))
     only = ["rates-mehl-plus-0.01", "main-1", "other/main", "rates-mehl-plus-0.01"]
     found = [(zoo.name, run.name) for zoo, run in plans.plan_all(zoos, only)]

@@ -13,14 +13,14 @@ import pytest
 import results
 import study
 from safetensors.numpy import load_file, save_file
-from studies import tables
-from studies.gather import gather
+from studies import page, tables
+from studies.gather import OWN_TEST, gather
 from studies.loaded import Results
 from studies.tries import rows
 from study_zoo import make
 
 SOURCE = Path(__file__).parents[2] / "src"
-RUNS = ("main-0", "main-1", "rates-mehl-plus-0.02", "directions-fp32-0", "directions-int8-0")
+RUNS = ("main-0", "main-1", "seeds-3", "rates-mehl-plus-0.02", "directions-fp32-0", "directions-int8-0")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,44 @@ def test_what_no_seed_changes_is_run_once_and_compared_with_every_seed(home: Pat
     ours = found["crossfit"]["by_seed"]
     assert ours[1] == 1 > ours[0]
     lead = found["greedy"]["default_minus"][0]
-    assert lead == pytest.approx(sum(ours) / 2 - found["greedy"]["by_seed"][0], abs=1e-5)
+    assert lead == pytest.approx(sum(ours) / 3 - found["greedy"]["by_seed"][0], abs=1e-5)
+
+
+def test_more_seeds_of_the_default_count_where_the_other_has_none(home: Path) -> None:
+    found = gather(home / "runs" / "tiny", "tiny")
+    assert found["over_seeds"]["crossfit"]["seeds"] == [0, 1, 3]
+    ours, greedy = (found["over_seeds"][name]["by_seed"] for name in ("crossfit", "greedy"))
+    lead = found["over_seeds"]["greedy"]["default_minus"][0]
+    assert lead == pytest.approx(sum(ours) / 3 - greedy[0], abs=1e-5)
+    mehl = found["over_seeds"]["mehl+"]  # has no seed 3, so ours of seed 3 does not count against it
+    assert mehl["default_minus"][0] == pytest.approx(sum(ours[:2]) / 2 - sum(mehl["by_seed"]) / 2, abs=1e-5)
+    assert found["variants"] == {}  # the same again is no variant
+    assert found["runs"]["seeds-3"]["methods"]["crossfit"]["to_main"] is None
+
+
+def test_a_data_sets_own_test_samples_are_counted_by_themselves(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(home / "runs" / "tiny", runs)
+    for name, method in [("main-0", "greedy"), *((f, "crossfit") for f in ("main-0", "main-1", "seeds-3"))]:
+        file = runs / name / "methods" / method / "weights.safetensors"
+        content = load_file(file)
+        values = np.zeros_like(content["report_values"])
+        values[: 2 if method == "crossfit" else 1] = 1
+        values[10:] = method == "greedy"  # beyond them greedy is always right
+        save_file({**content, "report_values": values}, file)
+    monkeypatch.setitem(OWN_TEST, "tiny", 10)
+    value = gather(runs, "tiny")
+    assert value["own_test"]["greedy"]["n"] == 10
+    assert value["own_test"]["crossfit"]["report"][0] == pytest.approx(0.2)
+    assert value["own_test"]["greedy"]["default_minus"][0] == pytest.approx(0.1)
+    assert value["over_seeds"]["greedy"]["default_minus"][0] < 0
+    page.write([Results(value)], {}, tmp_path / "results.md")
+    text = (tmp_path / "results.md").read_text()
+    assert "On the data set's own 10 test samples alone, the default minus: greedy +10.00 [" in text
+    page.write([Results(gather(runs, "another"))], {}, tmp_path / "results.md")
+    assert "test samples alone" not in (tmp_path / "results.md").read_text()
 
 
 def test_nothing_is_gathered_of_a_run_that_is_not_done(home: Path, tmp_path: Path) -> None:
