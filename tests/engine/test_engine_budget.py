@@ -43,7 +43,9 @@ def test_the_parts_are_what_learning_holds() -> None:
     assert found["directions"] == 18 * P * 2
     assert found["soup"] == 4 * P
     assert found["model"] == 2 * P
-    assert found["gradients"] == 2 * P
+    assert found["gradients"] == 2 * 2 * P  # the first half's wait while the second half's are computed
+    assert parts(NEED, 18, torch.bfloat16, 1, False)["gradients"] == 2 * P
+    assert parts(NEED, 18, torch.bfloat16, 2, True)["gradients"] == 0  # low-memory mode holds none
     assert found["step"] == 2 * P + int(1e5 * 64)  # half of the batch at a time
     assert (
         parts(NEED, 18, torch.int8, 1, False)["directions"] == 18 * P + 4 * 18 * 245

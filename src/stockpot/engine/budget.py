@@ -2,7 +2,8 @@
 
 What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
 directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, its gradient flat w P, and what one forward and
-backward pass needs on top, which a trial run measures. Nothing else grows with the model.
+backward pass needs on top, which a trial run measures. A batch in pieces needs w P more: the gradients of earlier pieces
+wait while the next one's activations are at their largest. Nothing else grows with the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from stockpot.engine.tiles import TILE
 
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-MARGIN = 1.04  # what a forecast may be off without breaking the budget
+MARGIN = 1.08  # what a forecast may be off without breaking the budget
 _PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
 
 
@@ -69,11 +70,12 @@ def parts(
     width = torch.tensor([], dtype=dtype).element_size()
     activations = int(need.sample * -(-need.batch // accumulate))
     gradients = P * need.model_width
+    waiting = gradients if accumulate > 1 else 0
     out = {
         "directions": block_size * P * width,
         "soup": need.held_models * P * 4,
         "model": P * need.model_width + need.kept,
-        "gradients": 0 if low_memory else gradients,
+        "gradients": 0 if low_memory else gradients + waiting,
         "step": max(0, need.step - gradients) + activations // 3 if low_memory else need.step + activations,
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
