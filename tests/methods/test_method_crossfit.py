@@ -17,6 +17,7 @@ from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.pool import Pool
+from stockpot.soup import weights
 from stockpot.task import Scores
 from zoo import fine_tunes, mlp, samples, write, zoo
 
@@ -279,6 +280,45 @@ def test_a_start_that_learning_made_worse_is_returned(
     with kitchen.live(kitchen.layout("tensor")) as live:
         decision = guarding.decide(kitchen, live, settings, nothing, (0, 1), task.fit.folds(3, 0))
     assert (decision.winner, decision.flattered) == ("greedy", ("learned", "greedy"))
+
+
+def test_of_folds_that_take_turns_only_those_that_began_at_greedy_owe_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    folds = task.fit.folds(3, 0)
+    half = Scores(torch.full((len(task.fit),), 0.5, dtype=torch.float64))
+    monkeypatch.setattr(guarding, "simple", lambda *_: {"best": half, "uniform": half})
+    monkeypatch.setattr(guarding, "could_change", lambda *_: True)
+    nowhere = torch.zeros(len(task.fit), dtype=torch.float64)
+    monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nowhere)
+    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "turns"})
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        live.theta.copy_(live.mean([0, 1]))
+        greedy = kitchen.score_live(live, weights.chosen(5, len(live.layout), (0, 1))).values
+        decision = guarding.decide(kitchen, live, settings, half, (0, 1), folds)
+    assert greedy.sum() > 0
+    left = decision.known["learned"].values
+    for fold, (_, outside) in enumerate(folds):
+        owed = torch.zeros_like(greedy[outside]) if fold == 1 else greedy[outside]
+        assert torch.equal(left[outside], half.values[outside] - owed)
+    assert torch.equal(decision.known["greedy"].values, nowhere)
+
+
+def test_a_greedy_soup_that_wins_where_it_was_chosen_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folds that take turns owe less to the samples than the greedy soup does."""
+    pool, task = zoo(tmp_path, 5)
+    nothing = Scores(torch.zeros(len(task.fit), dtype=torch.float64))
+    monkeypatch.setattr(guarding, "simple", lambda *_: {"best": nothing, "uniform": nothing})
+    monkeypatch.setattr(guarding, "could_change", lambda *_: False)
+    monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nothing.values.clone())
+    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "turns"})
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        decision = guarding.decide(kitchen, live, settings, nothing, (0, 1), task.fit.folds(3, 0))
+    assert decision.flattered == ()
+    assert decision.known["greedy"].mean == 0
 
 
 @pytest.mark.parametrize(("ahead", "models", "expected"), [(0, 72, True), (0, 2, False), (20, 72, False)])

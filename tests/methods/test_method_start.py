@@ -1,4 +1,4 @@
-"""Learning may set out from the greedy soup of the same data; everything else stays as it is."""
+"""Learning may set out from the greedy soup of the same data, or from its leaders; everything else stays as it is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
-from stockpot.methods.crossfit import greedy_start
+from stockpot.methods import starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.soup import weights
+from stockpot.task import Scores
 from zoo import fine_tunes, flat, learning, mlp, samples, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "start": "greedy"}
@@ -32,7 +33,7 @@ def uneven(folder: Path, models: int = 6) -> tuple[Any, Task]:
 def members(pool: Any, task: Task) -> tuple[int, ...]:
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
-        return greedy_start(kitchen, live, settings_for("crossfit"))
+        return starts.greedy_members(kitchen, live, settings_for("crossfit"), None, "greedy soup")
 
 
 def weights_of(result: Any) -> Tensor:
@@ -56,6 +57,78 @@ def test_every_fold_sets_out_from_the_greedy_soup_of_all_samples(tmp_path: Path)
     wanted = weights.chosen(6, found.shape[1], members(pool, task))
     assert (found - wanted).abs().max() <= 1e-12
     assert len([event for event in events if event.kind == "greedy"]) == 5  # one search among six
+
+
+class Known(Kitchen):
+    """Ingredients whose scores are given. (K, N)"""
+
+    def __init__(self, pool: Any, task: Task, values: Tensor) -> None:
+        super().__init__(pool, task)
+        self.remember([Scores(row.double()) for row in values], 0.0)
+
+
+def test_leaders_are_those_that_chance_could_have_put_second(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    n = len(task.fit)
+    values = torch.ones(4, n)
+    values[0, : n // 2] = 0  # far behind
+    values[1, :2] = 0  # two samples behind the best: luck
+    values[3, 2:4] = 0
+    assert starts.leaders(Known(pool, task, values), None) == (1, 2, 3)
+    # On a part: only what is in it counts.
+    assert starts.leaders(Known(pool, task, values), torch.arange(n // 2, n)) is None
+    assert starts.leaders(Known(pool, task, values.flip(0)), None) == (0, 1, 2)
+
+
+def test_the_best_is_compared_with_as_many_as_there_are(tmp_path: Path) -> None:
+    """The same lead is beyond chance over one rival, and not over one of eight."""
+    task = Task(mlp(), samples(400))
+    values = torch.ones(8, 400)
+    values[1:, :6] = 0  # 2.1 standard errors behind
+
+    def found(models: int) -> Any:
+        pool = write(tmp_path / str(models), fine_tunes(mlp, models))
+        return starts.leaders(Known(pool, task, values[:models]), None)
+
+    assert found(2) == (0,)
+    assert found(8) is None  # all of them: the mean
+
+
+def test_folds_choose_their_leaders_without_what_they_leave_out(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "start": "leaders", "lr": 0.0}
+    found = weights_of(cook(pool, task, "crossfit", **given))
+    kitchen = Kitchen(pool, task)
+    G = found.shape[1]
+    wanted = torch.zeros_like(found)
+    for inside, _ in task.fit.folds(3, 0):
+        begin = starts.leaders(kitchen, inside)
+        wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
+    assert (found - wanted).abs().max() <= 1e-12
+    assert (found - weights.uniform(6, G)).abs().max() > 0.01  # some are left out
+    whole = starts.leaders(kitchen, None)
+    assert whole is not None
+    alone = weights_of(cook(pool, task, "mehl+", **{**BRIEF, "start": "leaders", "lr": 0.0}))
+    assert torch.equal(alone, weights.chosen(6, G, whole))
+
+
+def test_folds_take_turns(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "start": "turns", "lr": 0.0}
+    events: list[Event] = []
+    found = weights_of(cook(pool, task, "crossfit", listen=events.append, **given))
+    assert len([event for event in events if event.kind == "greedy"]) == 5  # one search
+    (first, _), (second, _), _ = task.fit.folds(3, 0)
+    del first
+    own = starts.leaders(Kitchen(pool, task), second)
+    G = found.shape[1]
+    begin = weights.uniform(6, G) if own is None else weights.chosen(6, G, own)
+    wanted = (2 * weights.chosen(6, G, members(pool, task)) + begin) / 3
+    assert (found - wanted).abs().max() <= 1e-12
+    with pytest.raises(
+        MethodError, match="setting start: expected mean, greedy or leaders where there are no folds"
+    ):
+        settings_for("mehl+", start="turns")
 
 
 @pytest.mark.parametrize("block_size", [2, 5])
@@ -103,10 +176,12 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
     assert len(chosen) == 1
 
 
-@pytest.mark.parametrize(("folds", "guard"), [(1, False), (3, True)])
-def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool) -> None:
+@pytest.mark.parametrize(
+    ("folds", "guard", "start"), [(1, False, "greedy"), (3, True, "greedy"), (3, True, "turns")]
+)
+def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool, start: str) -> None:
     pool, task = uneven(tmp_path)
-    given = {**FOLDED, "folds": folds, "guard": guard, "retreat": folds > 1}
+    given = {**FOLDED, "folds": folds, "guard": guard, "retreat": folds > 1, "start": start}
     first: list[Event] = []
     whole = cook(pool, task, "crossfit", listen=first.append, **given)
     store = Memory(float("inf"))
@@ -119,11 +194,13 @@ def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard
     assert torch.equal(weights_of(whole), weights_of(rest))
 
 
-@pytest.mark.parametrize("start", ["mean", "greedy"])
+@pytest.mark.parametrize("start", ["mean", "greedy", "leaders", "turns"])
 @pytest.mark.parametrize("folds", [1, 3])
 def test_going_part_of_the_way_is_the_same_part_for_every_weight(
     tmp_path: Path, start: str, folds: int
 ) -> None:
+    if start == "turns" and folds == 1:
+        return  # nobody to take turns with; refused, see above
     pool, task = uneven(tmp_path)
     given = {**FOLDED, "folds": folds, "retreat": folds > 1, "start": start}
     learned = weights_of(cook(pool, task, "crossfit", reach=1.0, **given))
@@ -146,7 +223,7 @@ def test_what_the_guard_scores_is_what_is_returned(tmp_path: Path) -> None:
         settings = settings_for("crossfit", **given)
         kitchen = Kitchen(pool, task)
         with kitchen.live(kitchen.layout("tensor")) as live:
-            chosen = greedy_start(kitchen, live, settings)
+            chosen = starts.greedy_members(kitchen, live, settings, None, "greedy soup")
             track = Track(fold, data, left, chosen)
             Learner(live, settings, [track]).run()
         W = weights.chosen(6, total.shape[1], chosen).lerp(track.W, 0.4)

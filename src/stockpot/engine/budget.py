@@ -2,8 +2,8 @@
 
 What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
 directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, its gradient flat w P, and what one forward and
-backward pass needs on top, which a trial run measures. A batch in pieces needs w P more: the gradients of earlier pieces
-wait while the next one's activations are at their largest. Nothing else grows with the model.
+backward pass needs on top, which a trial run measures. A batch in pieces needs w P more: the gradients of earlier
+pieces wait while the next one's activations are at their largest. Nothing else grows with the model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
 
-A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. All folds may set out from
-the greedy soup of the whole fitting data. What they learn from there is cross-fitted, where they begin is not: a soup
-chosen on a part of the data is a worse place to begin.
+A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. Where folds set out is
+found in methods/starts.py; what they learn from there is cross-fitted.
 
 Every sample is held out by one fold, which also gives a score for the guard (methods/guard.py): if the best individual,
 the uniform or the greedy soup does better on held-out data than chance explains, that one is returned instead. What is
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from stockpot.engine import Live
 from stockpot.events import Event
-from stockpot.methods import guard
+from stockpot.methods import guard, starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.remarks import thin_classes
@@ -44,8 +43,8 @@ class Learned:
 def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
     """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
     data = kitchen.task.fit
-    start = greedy_start(kitchen, live, settings, store) if settings.start == "greedy" else None
     if settings.folds == 1:
+        (start,) = starts.find(kitchen, live, settings, [None], store)
         learner = Learner(live, settings, [Track(0, data, start=start)], listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
@@ -54,8 +53,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
             track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
         )
     folds = data.folds(settings.folds, settings.seed)
+    begins = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
     tracks = [
-        Track(f, data.subset(inside), data.subset(outside), start)
+        Track(f, data.subset(inside), data.subset(outside), begins[f])
         for f, (inside, outside) in enumerate(folds)
     ]
     learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
@@ -73,7 +73,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     if kitchen.individual()[0].batches is not None:
         note = "no guard: the metric gives one score per batch; let it return one per sample, to tell gains from chance"
         return Learned(W, temperature, learned, "learned", tuple(history), (note, *notes))
-    members = start if start is not None else greedy_start(kitchen, live, settings)
+    members = begins[0] if starts.at_greedy(settings, 0) else None
+    if members is None:
+        members = starts.greedy_members(kitchen, live, settings, None, "greedy soup")
     decision = guard.decide(kitchen, live, settings, learned, members, folds)
     history.append({"kind": "guard", **decision.record})
     kitchen.listen(Event("guard", decision.record))
@@ -109,16 +111,6 @@ def _held_out_values(
         live.theta.copy_(track.theta)
         values[outside] = kitchen.score_live(live, track.W, indices=outside, with_loss=False).values
     return values
-
-
-def greedy_start(
-    kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None = None
-) -> tuple[int, ...]:
-    """The members of the greedy soup of all fitting data; as an earlier process chose them, if one did."""
-    saved = None if store is None else store.load()
-    if saved is not None:
-        return tuple(saved[1]["starts"][0])
-    return guard.greedy_members(kitchen, live, settings, None, "greedy soup")
 
 
 def _baseline(kitchen: Kitchen, live: Live, name: str, members: tuple[int, ...]) -> Tensor:

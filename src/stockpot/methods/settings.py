@@ -48,7 +48,7 @@ class Settings:
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
-    start: Literal["mean", "greedy"] = "mean"  # the soup that learning sets out from
+    start: Literal["mean", "greedy", "leaders", "turns"] = "mean"  # the soup that learning sets out from
     reach: float = 1.0  # part of the way from there to what was learned that is gone in the end
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
@@ -209,7 +209,7 @@ def _check(s: Settings) -> None:
     one_of("optimizer", "adamw", "sgd")
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
-    one_of("start", "mean", "greedy")
+    one_of("start", "mean", "greedy", "leaders", "turns")
     one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
     need(
         s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
@@ -261,6 +261,12 @@ def _check(s: Settings) -> None:
         not s.guard or s.folds > 1,
         "guard",
         "False, or folds of at least 2 to have held-out data",
+        "set folds=4",
+    )
+    need(
+        s.start != "turns" or s.folds > 1,
+        "start",
+        "mean, greedy or leaders where there are no folds to take turns",
         "set folds=4",
     )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")

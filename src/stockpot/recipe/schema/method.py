@@ -123,9 +123,10 @@ class Method(Section):
     )
     unit_norm: bool | None = Field(None, description="Scale each direction to norm one per group.")
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
-    start: Literal["mean", "greedy"] | None = Field(
+    start: Literal["mean", "greedy", "leaders", "turns"] | None = Field(
         None,
-        description="The soup that learning sets out from: of all models, or the greedy one of all fitting data.",
+        description="The soup that learning sets out from: of all models, the greedy one of all fitting data, that of"
+        " all models which the fitting data cannot tell from the best, or the last two by turns, fold by fold.",
     )
     reach: float | None = Field(
         None, description="Part of the way from the start to what was learned that is gone in the end."
