@@ -36,6 +36,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "crossfit",
         {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10, "coarse": 0.5},
     ),
+    "together and apart": ("mehl+", {"block_size": 2, "apart": 0.25}),
+    "together and apart, folds by turns, temperature": (
+        "crossfit",
+        {"folds": 2, "apart": 0.5, "temperature": True, "start": "turns", "lr": 0.3},
+    ),
     "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
     "free weights, accumulation": (
         "mehl+",

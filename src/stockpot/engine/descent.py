@@ -42,6 +42,8 @@ class Choices(Protocol):
     def label_smoothing(self) -> float: ...
     @property
     def coarse(self) -> float: ...
+    @property
+    def apart(self) -> float | None: ...
 
 
 class Step(NamedTuple):
@@ -81,6 +83,12 @@ class Descent:
             None
             if temperature is None
             else nn.Parameter(torch.tensor(temperature, dtype=live.dtype, device=live.device))
+        )
+        # What a model's groups move by together; folded into raw after every step, so always zero in between.
+        self.together = (
+            None
+            if choices.apart is None
+            else nn.Parameter(torch.zeros(len(raw), 1, dtype=live.dtype, device=live.device))
         )
         self.optimizer = self._optimizer()
         self.rates = learning_rates(choices, steps)
@@ -140,6 +148,8 @@ class Descent:
             if self._tied is not None:
                 slope = torch.where(self._tied, slope.sum(dim=1, keepdim=True).expand_as(slope), slope)
             self.raw.grad = pull_back(self.raw, slope, self.simplex)
+            if self.together is not None:
+                self.together.grad = self.raw.grad.sum(dim=1, keepdim=True)
             if self.temperature is not None:
                 if self.temperature.grad is None:
                     self.temperature.grad = torch.zeros_like(self.temperature)
@@ -159,13 +169,25 @@ class Descent:
         value, health = torch.stack([loss, self._health(loss)]).tolist()  # one wait for the device
         skipped = not math.isfinite(health)
         if not skipped:
-            if self.choices.clip is not None:
-                nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
+            self._clip()
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rates[self.done] * self.factor
+                group["lr"] = self.rates[self.done] * self.factor * group["share"]
             self.optimizer.step()
+            self._fold()
         self.done += 1
         return Step(value, skipped)
+
+    def _clip(self) -> None:
+        if self.choices.clip is not None:
+            moved = [self.raw] if self.together is None else [self.raw, self.together]
+            nn.utils.clip_grad_norm_(moved, self.choices.clip)
+
+    def _fold(self) -> None:
+        """Coefficients depend on the sum of both moves only."""
+        if self.together is not None:
+            with torch.no_grad():
+                self.raw.add_(self.together)
+                self.together.zero_()
 
     def _health(self, loss: Tensor) -> Tensor:
         """A number on the device that is finite exactly when this step can be taken.
@@ -174,7 +196,7 @@ class Descent:
         """
         with torch.no_grad():
             health = loss * 0 + (self.raw * 0).sum()
-            for parameter in (self.raw, self.temperature):
+            for parameter in (self.raw, self.together, self.temperature):
                 if parameter is not None and parameter.grad is not None:
                     health = health + parameter.grad.square().sum()
         return health
@@ -200,11 +222,15 @@ class Descent:
         if self.projector is not None:
             self.projector.close()
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """What the optimiser moves; `share`: of the learning rate."""
+        own = 1.0 if self.choices.apart is None else self.choices.apart
+        first = {"params": [self.raw], "weight_decay": self.choices.weight_decay, "share": own}
+        others = [extra for extra in (self.temperature, self.together) if extra is not None]
+        return [first, *({"params": [extra], "weight_decay": 0.0, "share": 1.0} for extra in others)]
+
     def _optimizer(self) -> torch.optim.Optimizer:
-        c = self.choices
-        groups: list[dict[str, Any]] = [{"params": [self.raw], "weight_decay": c.weight_decay}]
-        if self.temperature is not None:
-            groups.append({"params": [self.temperature], "weight_decay": 0.0})
+        c, groups = self.choices, self._groups()
         if c.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=c.lr, momentum=c.momentum)
         return torch.optim.AdamW(groups, lr=c.lr)

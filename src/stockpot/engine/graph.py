@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stockpot.engine import parallel
 from stockpot.engine.descent import Choices, Descent, Step
@@ -39,6 +39,7 @@ class GraphDescent(Descent):
         low_memory: bool = False,
     ) -> None:
         self._rate = torch.tensor(choices.lr, dtype=torch.float32, device=live.device)
+        self._own_rate = self._rate if choices.apart is None else self._rate * choices.apart
         super().__init__(live, directions, fixed, raw, temperature, choices, steps, low_memory=low_memory)
         self.feed = feed
         rates = [*self.rates, 0.0]
@@ -103,10 +104,8 @@ class GraphDescent(Descent):
                     entries[int(number)][key].copy_(tensor)
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        c = self.choices
-        groups: list[dict[str, Any]] = [{"params": [self.raw], "weight_decay": c.weight_decay}]
-        if self.temperature is not None:
-            groups.append({"params": [self.temperature], "weight_decay": 0.0})
+        c, groups = self.choices, self._groups()
+        groups[0]["lr"] = self._own_rate
         if c.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self._rate, momentum=c.momentum, fused=True)
         return torch.optim.AdamW(groups, lr=self._rate, fused=True, capturable=True)
@@ -115,13 +114,15 @@ class GraphDescent(Descent):
         loss = self._backward(self.feed.batches, sum(self.feed.sizes))
         with torch.no_grad():
             self._rate.copy_(self._rates[self._counter].squeeze())
+            if self.choices.apart is not None:
+                self._own_rate.copy_(self._rate * self.choices.apart)
             skipped = (~torch.isfinite(self._health(loss))).float()
             self._log.index_copy_(1, self._counter, torch.stack([loss.float(), skipped]).view(2, 1))
             self._counter += 1
-        if self.choices.clip is not None:
-            nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
+        self._clip()
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
+        self._fold()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert not parallel.active()

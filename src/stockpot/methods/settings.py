@@ -43,6 +43,9 @@ class Settings:
     coarse: float = (
         0.0  # share of the inner iterations in which a model's groups move together, before they part
     )
+    apart: float | None = (
+        None  # a model's groups move together at lr, and each for itself at this share of it
+    )
     temperature: bool = False  # learn a factor on the logits (Learned-Soup)
     decentralise: bool = True  # directions theta_k - mean (paper, appendix D); False: theta_k, free weights
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
@@ -248,6 +251,18 @@ def _check(s: Settings) -> None:
         value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
         need(value is None or value <= most, name, f"at most {most:g}", "use the default")
     need(0 <= s.coarse < 1, "coarse", "a share in [0, 1)", "0.5 means the first half of the steps")
+    need(
+        s.apart is None or 0 < s.apart <= 1,
+        "apart",
+        "more than 0 and at most 1, or None",
+        "0.25 lets groups move a quarter as fast as their model; granularity='model' never lets them part",
+    )
+    need(
+        s.apart is None or s.coarse == 0,
+        "apart",
+        "None, when coarse keeps groups together first",
+        "set one of the two",
+    )
     need(
         not s.retreat or s.folds > 1,
         "retreat",

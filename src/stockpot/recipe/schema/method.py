@@ -18,7 +18,17 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Settings))
 GRANULARITIES = ("model", "block", "module", "tensor")
 
 # What tells methods apart: in a comparison the method's name decides these, not the recipe.
-_SWITCHES = {"parametrisation", "granularity", "folds", "guard", "retreat", "advance", "start", "reach"}
+_SWITCHES = {
+    "parametrisation",
+    "granularity",
+    "folds",
+    "guard",
+    "retreat",
+    "advance",
+    "start",
+    "reach",
+    "apart",
+}
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
@@ -117,6 +127,10 @@ class Method(Section):
         description="Share of a block's steps in which a model moves as a whole, before its groups go their own ways.",
     )
     temperature: bool | None = Field(None, description="Also learn a factor on the logits.")
+    apart: float | None = Field(
+        None,
+        description="A model's groups move together at the learning rate, and each for itself at this share of it.",
+    )
     decentralise: bool | None = Field(None, description="Directions from the mean (the paper's appendix D).")
     centre: Literal["mean", "soup"] | None = Field(
         None, description="Mean of all models, or the current soup."

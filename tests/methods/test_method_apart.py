@@ -1,0 +1,82 @@
+"""A model's groups move together at the learning rate, and each for itself at a share of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from stockpot import cook
+from stockpot.errors import MethodError
+from stockpot.methods.settings import settings_for
+from zoo import mlp, zoo
+
+WHOLE: dict[str, Any] = {"batch_size": 10_000, "schedule": "constant", "weight_decay": 0.0}
+
+
+def weights_of(pool: Any, task: Any, method: str, **settings: Any) -> Tensor:
+    soup = cook(pool, task, method, **{**WHOLE, **settings}).soup
+    assert soup is not None
+    return Tensor(soup.W)
+
+
+def test_a_plain_gradient_step_is_the_models_own_and_a_share_of_the_groups(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    given = {"optimizer": "sgd", "lr": 0.3, "steps": 1}
+    together = weights_of(pool, task, "hl", **given) - 0.25  # (K, 1)
+    each = weights_of(pool, task, "hl+", **given) - 0.25  # (K, G)
+    both = weights_of(pool, task, "hl+", **given, apart=0.4) - 0.25
+    assert together.abs().max() > 1e-3
+    assert (both - (together + 0.4 * each)).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("apart", [0.25, 1.0])
+def test_it_is_adamw_on_two_sets_of_coefficients(tmp_path: Path, apart: float) -> None:
+    pool, task = zoo(tmp_path, 4)
+    lr, steps = 0.05, 6
+    soup = cook(pool, task, "hl+", lr=lr, steps=steps, apart=apart, **WHOLE).soup
+    assert soup is not None
+    x, y = task.fit.batch(torch.arange(len(task.fit)))
+    names = list(soup.layout.groups)  # one tensor each
+    states = [{name: pool.tensor(k, name) for name in names} for k in range(4)]
+    mean = {n: torch.stack([s[n] for s in states]).mean(dim=0) for n in names}
+    own = torch.zeros(4, len(names), requires_grad=True)
+    common = torch.zeros(4, 1, requires_grad=True)
+    optimizer = torch.optim.AdamW(
+        [{"params": [own], "lr": apart * lr}, {"params": [common], "lr": lr}], weight_decay=0.0
+    )
+    model = mlp()
+    for _ in range(steps):
+        c = own + common
+        theta = {
+            n: mean[n] + sum(c[k, j] * (states[k][n] - mean[n]) for k in range(4))
+            for j, n in enumerate(names)
+        }
+        loss = functional.cross_entropy(functional_call(model, theta, (x,)), y)
+        own.grad, common.grad = torch.autograd.grad(loss, [own, common])
+        optimizer.step()
+    wanted = (own + common).detach().double()
+    wanted = 0.25 + wanted - wanted.mean(dim=0, keepdim=True)
+    assert (soup.W - wanted).abs().max() <= 2e-4
+    assert (soup.W - 0.25).abs().max() > 0.05
+
+
+def test_in_between_nothing_is_left_to_fold(tmp_path: Path) -> None:
+    """As small a share as there is: every model moves as a whole."""
+    pool, task = zoo(tmp_path, 4)
+    W = weights_of(pool, task, "hl+", lr=0.05, steps=5, apart=1e-6)
+    assert (W - W[:, :1]).abs().max() < 1e-5
+    assert (W - weights_of(pool, task, "hl", lr=0.05, steps=5)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("apart", [0.0, -0.1, 1.5])
+def test_shares_that_are_none_are_refused(apart: float) -> None:
+    with pytest.raises(MethodError, match="setting apart: expected more than 0 and at most 1, or None"):
+        settings_for("hl+", apart=apart)
+    with pytest.raises(MethodError, match="setting apart: expected None, when coarse"):
+        settings_for("hl+", apart=0.5, coarse=0.5)
