@@ -20,7 +20,7 @@ from stockpot.task import Scores
 
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float, float]  # mean, low, high
-_Z = NormalDist().inv_cdf(0.975)
+Z = NormalDist().inv_cdf(0.975)
 
 
 def over_samples(values: Numbers, batches: Sequence[int] | None = None) -> Interval:
@@ -38,11 +38,11 @@ def over_seeds(values: Numbers, batches: Sequence[int] | None = None) -> Interva
     variance = by_sample.standard_error**2
     if seeds > 1:
         variance += float(values.mean(axis=1).var(ddof=1)) / seeds
-    half = _Z * math.sqrt(variance)
+    half = Z * math.sqrt(variance)
     mean = float(values.mean())
     return mean, mean - half, mean + half
 
 
 def standard_error(interval: Interval) -> float:
     """Of the mean that the interval belongs to."""
-    return (interval[2] - interval[1]) / (2 * _Z)
+    return (interval[2] - interval[1]) / (2 * Z)

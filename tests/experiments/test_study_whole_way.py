@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import choose
 import collect
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import results
 import study
 from safetensors.numpy import load_file, save_file
 from studies import page, tables
+from studies.choosing import gains
 from studies.gather import OWN_TEST, gather
 from studies.loaded import Results
 from studies.tries import rows
@@ -224,3 +226,36 @@ def test_tries_are_listed_best_first_and_are_no_results(
     assert collect.main(["tiny", "--home", str(tmp_path), "--tries", "--against", "none"]) == 1
     assert "expected a finished try" in capsys.readouterr().err
     assert "try-slow" not in Results(gather(runs, "tiny")).runs
+
+
+def test_the_best_idea_is_that_of_all_zoos_together(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gained = {"one": {"good": 6, "odd": 30, "poor": -3}, "two": {"good": 6, "odd": -30, "poor": -3}}
+    for zoo, ideas in gained.items():
+        for idea, more in {"base": 0, **ideas}.items():
+            for seed in (0, 1):
+                if (zoo, idea, seed) == ("two", "odd", 1):
+                    continue  # not tried with every seed: not compared
+                folder = tmp_path / "runs" / zoo / f"try-{idea}-{seed}"
+                shutil.copytree(home / "runs" / "tiny" / "main-0", folder)
+                file = folder / "methods" / "crossfit" / "weights.safetensors"
+                content = load_file(file)
+                values = np.zeros_like(content["report_values"])
+                values[: 31 + more] = 1
+                save_file({**content, "report_values": values}, file)
+    n = len(values)
+    found = gains(tmp_path, ["one", "two"], "base")
+    assert [gain.idea for gain in found] == ["good", "poor"]
+    mean, low, high = found[0].over_all
+    assert mean == pytest.approx(6 / n)
+    assert found[0].by_zoo["one"][0] == pytest.approx(6 / n)
+    width = found[0].by_zoo["one"][2] - found[0].by_zoo["one"][1]
+    assert high - low == pytest.approx(width / 2**0.5)  # two zoos as sure as each other
+    assert found[0].loss == 0
+    assert choose.main(["one", "two", "--against", "base", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("best: good\n")
+    assert choose.main(["one", "two", "--against", "good", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("best: good\n")  # nothing is better
+    assert choose.main(["one", "--against", "none", "--home", str(tmp_path)]) == 1
+    assert "expected an idea that was tried on one: base, good, odd, poor" in capsys.readouterr().err
