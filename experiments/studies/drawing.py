@@ -95,7 +95,8 @@ def ticks_at(axes: Axes, values: Sequence[float], *, log: bool = False) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(places))
     # On a logarithmic axis two numbers this near would be written over each other: the smaller one is said.
-    crowded = {after for before, after in pairwise(places) if log and after < 1.2 * before}
+    near = max(1.2, (places[-1] / places[0]) ** 0.09) if log else 1.0
+    crowded = {after for before, after in pairwise(places) if log and after < near * before}
     labels = ["" if place in crowded else f"{place:g}" for place in places]
     axes.xaxis.set_major_formatter(FixedFormatter(labels))
     axes.xaxis.set_minor_locator(NullLocator())
