@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,10 +93,13 @@ def ticks_at(axes: Axes, values: Sequence[float], *, log: bool = False) -> None:
     if log:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(places))
-    # On a logarithmic axis two numbers this near would be written over each other: the smaller one is said.
-    near = max(1.2, (places[-1] / places[0]) ** 0.09) if log else 1.0
-    crowded = {after for before, after in pairwise(places) if log and after < near * before}
-    labels = ["" if place in crowded else f"{place:g}" for place in places]
+    # On a logarithmic axis two numbers that are too near would be written over each other: the smaller one is said.
+    near = max(1.2, (places[-1] / places[0]) ** 0.11) if log else 0.0
+    said = places[:1]
+    for place in places[1:]:
+        if place >= near * said[-1]:
+            said.append(place)
+    labels = [f"{place:g}" if place in said else "" for place in places]
     axes.xaxis.set_major_formatter(FixedFormatter(labels))
     axes.xaxis.set_minor_locator(NullLocator())
 
