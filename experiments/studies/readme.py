@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stockpot.methods.settings import LEARNED
 from studies.loaded import Results
 from studies.markdown import interval, percent, table
 from studies.plans import DEFAULT
@@ -34,11 +35,14 @@ def _lines(zoo: Results) -> list[str]:
             rows.append([name, accuracy, f"{low} to {high}", interval(found.get("default_minus"))])
     if not rows:
         return ["## Results", "", "Not measured yet."]
-    seeds = len((zoo.over_seeds(DEFAULT) or {"seeds": [0]})["seeds"])
+    counts = {name: len(own["seeds"]) for name in LEARNED if (own := zoo.over_seeds(name)) is not None}
+    seeds, most = min(counts.values(), default=1), counts.get(DEFAULT, 1)
+    more = f" ({most} of {DEFAULT})" if most > seeds else ""
     return [
         "## Results",
         "",
-        f"Test accuracy in %, mean of {seeds} seed{'s' * (seeds > 1)}, with 95 % intervals; differences are paired."
+        f"Test accuracy in %, mean of {seeds} seed{'s' * (seeds > 1)}{more}, with 95 % intervals; differences are"
+        " paired."
         " Everything else is in [docs/results.md](../../docs/results.md).",
         "",
         *table(["method", "accuracy", "95 % interval", f"{DEFAULT} minus it"], rows)[:-1],

@@ -53,6 +53,7 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     before = others.read_text()  # the repository has a zoo of this name, too
     assert results.main(["--results", str(home / "results"), "--out", str(tmp_path / "results.md")]) == 0
     assert "## Results" in readme.read_text()
+    assert "mean of 2 seeds (3 of crossfit)" in readme.read_text()
     assert others.read_text() == before
     text = (tmp_path / "results.md").read_text()
     assert "| **crossfit** |" in text
