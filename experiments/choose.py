@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        found = gains(options.home, options.zoo, options.against)
+        found = gains(options.home, options.zoo, options.against, lambda line: print(line, file=sys.stderr))
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

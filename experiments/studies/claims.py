@@ -102,8 +102,9 @@ def _cheaper(zoo: Results) -> Claim:
     own, theirs, found = zoo.of_main(DEFAULT), zoo.of_main(PAPER), zoo.over_seeds(PAPER)
     if own is None or theirs is None or found is None or "default_minus" not in found:
         return Claim(asked, MISSING, None)
-    ratio = theirs["steps"] / own["steps"]
-    counts = f"{own['steps']:,} steps instead of {theirs['steps']:,}, {ratio:.1f}x fewer"
+    ours = zoo.steps_of(DEFAULT)
+    ratio = theirs["steps"] / ours
+    counts = f"{ours:,.0f} steps on average instead of {theirs['steps']:,}, {ratio:.1f}x fewer"
     return Claim(
         asked, f"{counts}: {interval(found['default_minus'])}", ratio >= 3 and found["default_minus"][2] >= 0
     )

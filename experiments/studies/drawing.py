@@ -94,10 +94,9 @@ def ticks_at(axes: Axes, values: Sequence[float], *, log: bool = False) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(places))
     # On a logarithmic axis two numbers that are too near would be written over each other: the smaller one is said.
-    near = max(1.2, (places[-1] / places[0]) ** 0.11) if log else 0.0
-    said = places[:1]
-    for place in places[1:]:
-        if place >= near * said[-1]:
+    said: list[float] = []
+    for place in places:
+        if not log or not said or place >= max(1.2, (places[-1] / places[0]) ** 0.11) * said[-1]:
             said.append(place)
     labels = [f"{place:g}" if place in said else "" for place in places]
     axes.xaxis.set_major_formatter(FixedFormatter(labels))

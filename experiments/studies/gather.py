@@ -16,7 +16,7 @@ from stockpot.recipe.yaml_text import parse
 from stockpot.report.record import Method, Run, read
 from studies import intervals, steps
 from studies.coefficients import distribution
-from studies.plans import DEFAULT, EXACT, PAPER
+from studies.plans import DEFAULT, EXACT, MAIN, PAPER
 
 FORMAT = 1
 # Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
@@ -27,7 +27,12 @@ def gather(runs: Path, zoo: str) -> dict[str, Any]:
     """Finished runs only; one that is still going on, or was stopped, is left out."""
     found = {path.parent.name: read(path.parent) for path in sorted(runs.glob("*/run.json"))}
     done = {name: run for name, run in found.items() if run.about.get("status") == "done"}
-    mains = {int(run.about["seed"]): run for name, run in done.items() if _study(name) in _AS_IT_IS}
+    first = done.get(MAIN)
+    mains = {
+        int(run.about["seed"]): run
+        for name, run in done.items()
+        if _study(name) in _AS_IT_IS and (first is None or _alike(run, first))
+    }
     value = {
         "format": FORMAT,
         "zoo": zoo,

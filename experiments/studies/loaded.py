@@ -73,6 +73,12 @@ class Results:
         found = (self.main or {}).get("methods", {}).get(method)
         return found if found is not None and found["report"] is not None else None
 
+    def steps_of(self, method: str) -> float:
+        """Gradient steps it took, mean over the seeds; a learner that stops early takes as many as it needs."""
+        runs = [*self.study("main").values(), *self.study("seeds").values()]
+        found = [run["methods"][method]["steps"] for run in runs if method in run["methods"]]
+        return float(sum(found) / len(found))
+
     def study(self, name: str) -> dict[str, Mapping[str, Any]]:
         """Its runs on the data that `main` reports on."""
         data = (self.main or {}).get("data")

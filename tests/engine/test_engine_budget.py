@@ -52,6 +52,10 @@ def test_the_parts_are_what_learning_holds() -> None:
     )  # and a scale per tile
 
 
+def test_a_forecast_may_be_as_wrong_as_it_was_seen_to_be() -> None:
+    assert MARGIN >= 1.068  # measured over forecast, ViT-L/16 in two pieces, before those were counted
+
+
 def test_nothing_is_given_up_when_everything_fits() -> None:
     found = plan(int(MARGIN * total(18, torch.bfloat16, 1)) + 1)
     assert (found.block_size, found.dtype, found.accumulate, found.low_memory) == (

@@ -12,8 +12,12 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from stockpot import cook
-from stockpot.errors import MethodError
+from stockpot.engine import engine
+from stockpot.engine.descent import Descent
+from stockpot.errors import LearningError, MethodError
 from stockpot.methods.settings import settings_for
+from stockpot.recipe.build import build_settings
+from stockpot.recipe.load import make_recipe
 from zoo import mlp, zoo
 
 WHOLE: dict[str, Any] = {"batch_size": 10_000, "schedule": "constant", "weight_decay": 0.0}
@@ -66,6 +70,60 @@ def test_it_is_adamw_on_two_sets_of_coefficients(tmp_path: Path, apart: float) -
     assert (soup.W - 0.25).abs().max() > 0.05
 
 
+def test_weights_decay_as_they_do_without_it(tmp_path: Path) -> None:
+    """From a start far from the mean, and with steps that are much smaller than the decay."""
+    pool, task = zoo(tmp_path, 4)
+    given = {"start": "greedy", "lr": 1e-3, "steps": 40, "weight_decay": 20.0}
+    plain = weights_of(pool, task, "hl+", **given) - 0.25
+    both = weights_of(pool, task, "hl+", **given, apart=0.1) - 0.25
+    begun = weights_of(pool, task, "hl+", **{**given, "lr": 0.0}) - 0.25
+    assert float(plain.norm() / begun.norm()) < 0.6
+    assert float(both.norm() / plain.norm()) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("apart", [None, 0.3])
+def test_setbacks_slow_both_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float | None
+) -> None:
+    pool, task = zoo(tmp_path, 4)
+    given = {"optimizer": "sgd", "lr": 0.2, "steps": 1, "apart": apart}
+    whole = weights_of(pool, task, "hl+", **given) - 0.25
+
+    class Slowed(Descent):
+        def slow(self, factor: float) -> None:
+            super().slow(factor / 2)
+
+    monkeypatch.setattr(engine, "Descent", Slowed)
+    assert whole.abs().max() > 1e-3
+    assert (weights_of(pool, task, "hl+", **given) - 0.25 - whole / 2).abs().max() <= 1e-6
+
+
+def test_clipping_is_of_both_parts_together(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    given = {"optimizer": "sgd", "lr": 1.0, "steps": 1}
+    each = weights_of(pool, task, "hl+", **given) - 0.25  # minus the gradient, without what all models share
+    common = each.sum(dim=1, keepdim=True)
+    clipped = weights_of(pool, task, "hl+", **given, apart=1.0, clip=1e-3) - 0.25
+    wanted = each + common
+    assert torch.nn.functional.cosine_similarity(clipped.flatten(), wanted.flatten(), dim=0) > 0.999
+    assert clipped.abs().max() <= 2e-3  # each of the two by at most 0.001
+
+
+def test_a_sum_that_overflows_is_not_stepped_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, task = zoo(tmp_path, 4)
+
+    class Huge(Descent):
+        def gradient(self, *given: Any) -> Tensor:
+            loss = super().gradient(*given)
+            assert self.together is not None
+            self.together.grad = torch.full_like(self.together, 1e30)  # whose square is not finite
+            return loss
+
+    monkeypatch.setattr(engine, "Descent", Huge)
+    with pytest.raises(LearningError, match="1 of 1 skipped"):
+        weights_of(pool, task, "hl+", lr=0.1, steps=1, apart=0.5)
+
+
 def test_in_between_nothing_is_left_to_fold(tmp_path: Path) -> None:
     """As small a share as there is: every model moves as a whole."""
     pool, task = zoo(tmp_path, 4)
@@ -80,3 +138,22 @@ def test_shares_that_are_none_are_refused(apart: float) -> None:
         settings_for("hl+", apart=apart)
     with pytest.raises(MethodError, match="setting apart: expected None, when coarse"):
         settings_for("hl+", apart=0.5, coarse=0.5)
+
+
+@pytest.mark.parametrize(("method", "preset"), [("hl", None), ("mehl", None), ("mehl+", "authors")])
+def test_where_nothing_can_part_it_is_refused(method: str, preset: str | None) -> None:
+    with pytest.raises(MethodError, match="setting apart: expected None, when a model has one coefficient"):
+        settings_for(method, preset, apart=0.5)
+
+
+def test_in_a_recipe_of_several_methods_it_is_not_the_papers() -> None:
+    recipe = make_recipe(
+        {
+            "pool": {"path": "pool"},
+            "model": {"python": "model:build"},
+            "data": {"arrays": "data.npz", "fit": 0.5},
+            "method": {"methods": ["hl+", "crossfit"], "apart": 0.5},
+        },
+        ".",
+    )
+    assert build_settings(recipe, "hl+").apart is None

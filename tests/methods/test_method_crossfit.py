@@ -302,6 +302,7 @@ def test_of_folds_that_take_turns_only_those_that_began_at_greedy_owe_for_it(
     for fold, (_, outside) in enumerate(folds):
         owed = torch.zeros_like(greedy[outside]) if fold == 1 else greedy[outside]
         assert torch.equal(left[outside], half.values[outside] - owed)
+    assert decision.flattery == pytest.approx(float((half.values - left).mean()))
     assert torch.equal(decision.known["greedy"].values, nowhere)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
-from stockpot.methods import starts
+from stockpot.methods import guard, starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
@@ -74,10 +74,16 @@ def test_leaders_are_those_that_chance_could_have_put_second(tmp_path: Path) -> 
     values[0, : n // 2] = 0  # far behind
     values[1, :2] = 0  # two samples behind the best: luck
     values[3, 2:4] = 0
-    assert starts.leaders(Known(pool, task, values), None) == (1, 2, 3)
+    found = starts.leaders(Known(pool, task, values), None)
+    assert found is not None
+    assert set(found) == {1, 2, 3}
+    digests = pool.digests()
+    assert list(found) == sorted(found, key=lambda k: digests[k])  # summed up in the same order in any pool
     # On a part: only what is in it counts.
     assert starts.leaders(Known(pool, task, values), torch.arange(n // 2, n)) is None
-    assert starts.leaders(Known(pool, task, values.flip(0)), None) == (0, 1, 2)
+    turned = starts.leaders(Known(pool, task, values.flip(0)), None)
+    assert turned is not None
+    assert set(turned) == {0, 1, 2}
 
 
 def test_the_best_is_compared_with_as_many_as_there_are(tmp_path: Path) -> None:
@@ -92,6 +98,48 @@ def test_the_best_is_compared_with_as_many_as_there_are(tmp_path: Path) -> None:
 
     assert found(2) == (0,)
     assert found(8) is None  # all of them: the mean
+
+
+def test_of_equal_ones_the_leader_is_the_same_wherever_it_stands(tmp_path: Path) -> None:
+    """Two are ahead on different samples and equal; a third is behind the one of them beyond chance only."""
+    pool, task = write(tmp_path, fine_tunes(mlp, 3)), Task(mlp(), samples(60))
+    values = torch.ones(3, 60)
+    values[0, :3], values[1, 3:6] = 0, 0
+    values[2, :12] = 0
+    chosen = set()
+    for first in range(3):
+        order = [(first + k) % 3 for k in range(3)]
+        kitchen = Known(pool.subset(order), task, values[order])
+        best = kitchen.first([float(row.mean()) for row in values[order]])
+        chosen.add(kitchen.facts.digests[best])
+    assert len(chosen) == 1
+
+
+def test_scores_of_whole_batches_belong_to_no_part(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+    task = Task(mlp(), samples(48), metric=lambda outputs, batch: outputs.mean(), batch_size=16)
+    kitchen = Kitchen(pool, task)
+    assert kitchen.individual()[0].batches is not None
+    assert starts.leaders(kitchen, torch.arange(5)) == starts.leaders(kitchen, None)
+
+
+@pytest.mark.parametrize("start", ["mean", "greedy", "leaders", "turns"])
+def test_the_guard_compares_with_greedy_whatever_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    pool, task = uneven(tmp_path)
+    decide, asked = guard.decide, []
+
+    def heard(*given: Any) -> Any:
+        asked.append(given[4])
+        return decide(*given)
+
+    monkeypatch.setattr(guard, "decide", heard)
+    monkeypatch.setattr(starts, "leaders", lambda *_: (4, 5))
+    cook(pool, task, "crossfit", **{**FOLDED, "guard": True, "start": start})
+    wanted = members(pool, task)
+    assert asked == [wanted]
+    assert set(wanted) != {4, 5}
 
 
 def test_folds_choose_their_leaders_without_what_they_leave_out(tmp_path: Path) -> None:

@@ -225,7 +225,9 @@ class Descent:
     def _groups(self) -> list[dict[str, Any]]:
         """What the optimiser moves; `share`: of the learning rate."""
         own = 1.0 if self.choices.apart is None else self.choices.apart
-        first = {"params": [self.raw], "weight_decay": self.choices.weight_decay, "share": own}
+        # Decay goes by the rate, so that a share of the rate would be a share of the decay.
+        decay = self.choices.weight_decay / own
+        first = {"params": [self.raw], "weight_decay": decay, "share": own}
         others = [extra for extra in (self.temperature, self.together) if extra is not None]
         return [first, *({"params": [extra], "weight_decay": 0.0, "share": 1.0} for extra in others)]
 

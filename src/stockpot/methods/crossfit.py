@@ -5,8 +5,9 @@ found in methods/starts.py; what they learn from there is cross-fitted.
 
 Every sample is held out by one fold, which also gives a score for the guard (methods/guard.py): if the best individual,
 the uniform or the greedy soup does better on held-out data than chance explains, that one is returned instead. What is
-scored there is a fold's own soup: a little too well, because the fold also said when to stop and had a say in where
-learning began, and lower than the average of all folds deserves. What a soup is worth, the report data says.
+scored there is a fold's own soup: a little too well, because the fold also said when to stop (and, with `greedy`, had
+a say in where learning began), and lower than the average of all folds deserves. What a soup is worth, the report data
+says.
 """
 
 from __future__ import annotations
@@ -118,5 +119,5 @@ def _baseline(kitchen: Kitchen, live: Live, name: str, members: tuple[int, ...])
     if name == "uniform":
         return weights.uniform(K, G)
     if name == "best":
-        return weights.chosen(K, G, [int(kitchen.individual_values().mean(dim=1).argmax())])
+        return weights.chosen(K, G, [kitchen.first(kitchen.individual_values().mean(dim=1).tolist())])
     return weights.chosen(K, G, members)

@@ -130,7 +130,7 @@ def simple(kitchen: Kitchen, live: Live, folds: Folds) -> dict[str, Scores]:
     uniform = kitchen.score_live(live, weights.uniform(K, G), with_loss=False).values
     best = torch.empty(own.shape[1], dtype=torch.float64)
     for inside, outside in folds:
-        best[outside] = own[int(own[:, inside].mean(dim=1).argmax()), outside]
+        best[outside] = own[kitchen.first(own[:, inside].mean(dim=1).tolist()), outside]
     return {"best": Scores(best), "uniform": Scores(uniform)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -100,6 +100,10 @@ class Kitchen:
     def remember(self, scores: list[Scores], seconds: float) -> None:
         """The ingredients' scores, and what they cost, as an earlier process found them."""
         self._individual, self.individual_seconds = scores, seconds
+
+    def first(self, scores: Sequence[float]) -> int:
+        """The ingredient with the highest score; of several, the same one wherever it stands in the pool."""
+        return min(range(len(scores)), key=lambda k: (-scores[k], self.facts.digests[k], k))
 
     def individual_values(self) -> Tensor:
         """Per-sample scores of every ingredient. (K, N)"""

@@ -38,7 +38,9 @@ class Settings:
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.0  # share of the inner iterations with linear warm-up
     weight_decay: float = 0.1
-    clip: float | None = None  # global norm of the coefficient gradient
+    clip: float | None = (
+        None  # global norm of the coefficient gradient, with `apart` of both its parts together
+    )
     label_smoothing: float = 0.0
     coarse: float = (
         0.0  # share of the inner iterations in which a model's groups move together, before they part
@@ -262,6 +264,12 @@ def _check(s: Settings) -> None:
         "apart",
         "None, when coarse keeps groups together first",
         "set one of the two",
+    )
+    need(
+        s.apart is None or (s.granularity != "model" and not s.unit_norm),
+        "apart",
+        "None, when a model has one coefficient or unit_norm scales its groups",
+        "use granularity='tensor' without unit_norm",
     )
     need(
         not s.retreat or s.folds > 1,

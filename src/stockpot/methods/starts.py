@@ -5,8 +5,9 @@ little. The leaders are all ingredients that the fitting data cannot tell from t
 several, at the risk that some do not mix well. `turns` lets the folds alternate between both, and averages what they
 learn.
 
-A fold's leaders are chosen without the samples it leaves out, which takes no evaluation at all. The greedy soup is
-that of all fitting data: one chosen on a part of it is a worse place to begin, and each search costs K evaluations.
+A fold's leaders are chosen without the samples it leaves out (unless scores are of whole batches), from the
+ingredients' own scores. The greedy soup is that of all fitting data: one chosen on a part of it is a worse place to
+begin, and each search costs K evaluations more.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stockpot.methods.state import StateStore
 from stockpot.task import Scores
 
 Start = tuple[int, ...] | None  # the mean of these ingredients; None: of all
-CHANCE = 0.05  # of leaving out, of all ingredients that are as good as the best, any
+CHANCE = 0.05  # at most: that the one which is truly best is left out
 
 
 def find(
@@ -52,17 +53,16 @@ def at_greedy(settings: Settings, fold: int) -> bool:
 def leaders(kitchen: Kitchen, part: Tensor | None) -> Start:
     """All ingredients that are not worse than the best one beyond chance, on this part of the fitting data.
 
-    The best of many owes its place to luck, too, so the comparisons share one error rate.
+    One that is as good as others may be ahead of each by luck, so the comparisons share one error rate.
     """
     scores = kitchen.individual()
     if part is not None and scores[0].batches is None:  # scores of whole batches belong to no part
         scores = [Scores(one.values[part]) for one in scores]
     K = len(scores)
-    digests = kitchen.facts.digests
-    best = min(range(K), key=lambda k: (-scores[k].mean, digests[k], k))
+    best = kitchen.first([one.mean for one in scores])
     confidence = 1 - 2 * CHANCE / K  # only one side of an interval is looked at
     found = tuple(k for k in range(K) if k == best or scores[k].difference(scores[best], confidence)[2] >= 0)
-    return None if len(found) == K else found
+    return None if len(found) == K else tuple(sorted(found, key=kitchen.facts.digests.__getitem__))
 
 
 def greedy_members(
