@@ -18,7 +18,7 @@ from stockpot.errors import LearningError, MethodError
 from stockpot.methods.settings import settings_for
 from stockpot.recipe.build import build_settings
 from stockpot.recipe.load import make_recipe
-from zoo import mlp, zoo
+from zoo import learning, mlp, zoo
 
 WHOLE: dict[str, Any] = {"batch_size": 10_000, "schedule": "constant", "weight_decay": 0.0}
 
@@ -79,6 +79,26 @@ def test_weights_decay_as_they_do_without_it(tmp_path: Path) -> None:
     begun = weights_of(pool, task, "hl+", **{**given, "lr": 0.0}) - 0.25
     assert float(plain.norm() / begun.norm()) < 0.6
     assert float(both.norm() / plain.norm()) == pytest.approx(1, abs=0.1)
+
+
+def test_nothing_but_coefficients_decays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has a slope, a factor on the logits stays; it has no reason to be drawn to zero."""
+    pool, task = zoo(tmp_path, 4)
+
+    class Level(Descent):
+        def gradient(self, *given: Any) -> Tensor:
+            loss = super().gradient(*given)
+            for one in (self.raw, self.together, self.temperature):
+                assert one is not None
+                assert one.grad is not None
+                one.grad.zero_()
+            return loss
+
+    monkeypatch.setattr(engine, "Descent", Level)
+    given = {**WHOLE, "weight_decay": 2.0, "temperature": True, "apart": 0.5, "lr": 0.1, "steps": 5}
+    with learning(pool, task, "hl+", **given) as learner:
+        learner.run()
+        assert learner.tracks[0].temperature == 1.0
 
 
 @pytest.mark.parametrize("apart", [None, 0.3])
