@@ -269,6 +269,13 @@ def test_where_it_could_change_nothing_no_fold_is_searched(tmp_path: Path) -> No
     assert len([event for event in events if event.kind == "greedy"]) == 4
 
 
+def decided(pool: Pool, task: Task, start: str, learned: Scores) -> guarding.Decision:
+    """Of folds that set out this way and were scored like this, where greedy is the mean of the first two."""
+    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": start})
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        return guarding.decide(kitchen, live, settings, learned, (0, 1), task.fit.folds(3, 0))
+
+
 def test_a_start_that_learning_made_worse_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,9 +283,7 @@ def test_a_start_that_learning_made_worse_is_returned(
     pool, task = zoo(tmp_path, 5)
     nothing = Scores(torch.zeros(len(task.fit), dtype=torch.float64))
     monkeypatch.setattr(guarding, "simple", lambda *_: {"best": nothing, "uniform": nothing})
-    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "greedy"})
-    with kitchen.live(kitchen.layout("tensor")) as live:
-        decision = guarding.decide(kitchen, live, settings, nothing, (0, 1), task.fit.folds(3, 0))
+    decision = decided(pool, task, "greedy", nothing)
     assert (decision.winner, decision.flattered) == ("greedy", ("learned", "greedy"))
 
 
@@ -286,20 +291,19 @@ def test_of_folds_that_take_turns_only_those_that_began_at_greedy_owe_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, task = zoo(tmp_path, 5)
-    folds = task.fit.folds(3, 0)
     half = Scores(torch.full((len(task.fit),), 0.5, dtype=torch.float64))
     monkeypatch.setattr(guarding, "simple", lambda *_: {"best": half, "uniform": half})
     monkeypatch.setattr(guarding, "could_change", lambda *_: True)
     nowhere = torch.zeros(len(task.fit), dtype=torch.float64)
     monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nowhere)
-    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "turns"})
+    decision = decided(pool, task, "turns", half)
+    kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
         live.theta.copy_(live.mean([0, 1]))
         greedy = kitchen.score_live(live, weights.chosen(5, len(live.layout), (0, 1))).values
-        decision = guarding.decide(kitchen, live, settings, half, (0, 1), folds)
     assert greedy.sum() > 0
     left = decision.known["learned"].values
-    for fold, (_, outside) in enumerate(folds):
+    for fold, (_, outside) in enumerate(task.fit.folds(3, 0)):
         owed = torch.zeros_like(greedy[outside]) if fold == 1 else greedy[outside]
         assert torch.equal(left[outside], half.values[outside] - owed)
     assert decision.flattery == pytest.approx(float((half.values - left).mean()))
@@ -315,9 +319,7 @@ def test_a_greedy_soup_that_wins_where_it_was_chosen_is_asked_again(
     monkeypatch.setattr(guarding, "simple", lambda *_: {"best": nothing, "uniform": nothing})
     monkeypatch.setattr(guarding, "could_change", lambda *_: False)
     monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nothing.values.clone())
-    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": "turns"})
-    with kitchen.live(kitchen.layout("tensor")) as live:
-        decision = guarding.decide(kitchen, live, settings, nothing, (0, 1), task.fit.folds(3, 0))
+    decision = decided(pool, task, "turns", nothing)
     assert decision.flattered == ()
     assert decision.known["greedy"].mean == 0
 

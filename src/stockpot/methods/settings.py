@@ -8,12 +8,12 @@ This file knows nothing of tensors, so that recipes and `--help` can read it wit
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from stockpot.errors import MethodError, describe
+from stockpot.methods.setting_checks import FROM_THE_START, check, directions_from_the_mean, unknown
 
 Granularity = Literal["model", "block", "module", "tensor"]
 
@@ -73,7 +73,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
 
 # What a method name fixes: the three switches of DESIGN.md, and for `crossfit` how it learns and what guards it.
@@ -142,13 +142,13 @@ def block_size_for(settings: Settings, models: int) -> int:
 def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:
     """Resolve a method name, a preset and the caller's own values, in that order of precedence (last wins)."""
     if method not in METHODS:
-        raise MethodError(_unknown("method", method, METHODS))
+        raise MethodError(unknown("method", method, METHODS))
     if preset is not None and preset not in PRESETS:
-        raise MethodError(_unknown("preset", preset, PRESETS))
+        raise MethodError(unknown("preset", preset, PRESETS))
     known = {f.name for f in dataclasses.fields(Settings)}
     for name in overrides:
         if name not in known:
-            raise MethodError(_unknown("setting", name, known))
+            raise MethodError(unknown("setting", name, known))
     switches = METHODS[method]
     if preset == "authors" and switches.get("parametrisation") == "simplex":
         raise MethodError(
@@ -166,158 +166,7 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if overrides.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
-    if not _directions_from_the_mean(chosen):
+    if not directions_from_the_mean(chosen):
         # A method's own choice gives way to what the caller or the preset asks for.
-        chosen.update({key: value for key, value in _FROM_THE_START.items() if key not in overrides})
+        chosen.update({key: value for key, value in FROM_THE_START.items() if key not in overrides})
     return Settings(**chosen)
-
-
-_FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0}
-
-
-def _directions_from_the_mean(chosen: Mapping[str, Any]) -> bool:
-    """Whether learning goes by coefficients of directions from the mean, in which any soup can be written."""
-    return (
-        chosen.get("parametrisation", "hyperplane") == "hyperplane"
-        and chosen.get("decentralise", True) is True
-        and chosen.get("centre", "mean") == "mean"
-        and not chosen.get("reset", False)
-    )
-
-
-def _unknown(what: str, given: object, known: Any) -> str:
-    close = difflib.get_close_matches(str(given), [str(k) for k in known], n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "pick one of them"
-    return describe(
-        f"{what} {given!r}",
-        expected=f"one of {', '.join(sorted(known))}",
-        found=f"an unknown {what}",
-        fix=hint,
-    ).replace("?.", "?")
-
-
-def _check(s: Settings) -> None:
-    def need(ok: bool, name: str, expected: str, fix: str) -> None:
-        if not ok:
-            raise MethodError(
-                describe(f"setting {name}", expected=expected, found=repr(getattr(s, name)), fix=fix)
-            )
-
-    def one_of(name: str, *words: str) -> None:
-        value = getattr(s, name)
-        if value not in words:
-            raise MethodError(_unknown(name, value, words))
-
-    one_of("parametrisation", "hyperplane", "simplex")
-    if not callable(s.granularity):
-        one_of("granularity", "model", "block", "module", "tensor")
-    one_of("optimizer", "adamw", "sgd")
-    one_of("schedule", "cosine", "constant")
-    one_of("centre", "mean", "soup")
-    one_of("start", "mean", "greedy", "leaders", "turns")
-    one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
-    need(
-        s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
-    )
-    need(
-        s.block_size is None
-        or s.block_size in ("auto", "fit")
-        or (isinstance(s.block_size, int) and s.block_size >= 1),
-        "block_size",
-        "at least 1 model, 'auto', 'fit', or None for all",
-        "raise block_size",
-    )
-    need(s.passes >= 1, "passes", "at least 1", "raise passes")
-    need(s.blocks is None or s.blocks >= 1, "blocks", "at least 1, or None", "raise blocks")
-    need(
-        (s.steps is None) != (s.epochs is None),
-        "steps",
-        "exactly one of steps and epochs",
-        "set the other one to None",
-    )
-    need(s.steps is None or s.steps >= 1, "steps", "at least 1", "raise steps")
-    need(s.epochs is None or s.epochs > 0, "epochs", "more than 0", "raise epochs")
-    need(s.batch_size >= 1, "batch_size", "at least 1", "raise batch_size")
-    need(
-        1 <= s.accumulate <= s.batch_size,
-        "accumulate",
-        f"between 1 and batch_size ({s.batch_size})",
-        "lower accumulate",
-    )
-    need(s.lr >= 0, "lr", "0 or more", "use a positive learning rate")
-    need(s.weight_decay >= 0, "weight_decay", "0 or more", "use 0 for none")
-    need(0 <= s.momentum < 1, "momentum", "in [0, 1)", "lower momentum")
-    need(0 <= s.warmup < 1, "warmup", "a share in [0, 1)", "0.2 means the first fifth of the steps")
-    need(s.clip is None or s.clip > 0, "clip", "more than 0, or None", "use None for no clipping")
-    for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
-        value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
-        need(value is None or value <= most, name, f"at most {most:g}", "use the default")
-    need(0 <= s.coarse < 1, "coarse", "a share in [0, 1)", "0.5 means the first half of the steps")
-    need(
-        s.apart is None or 0 < s.apart <= 1,
-        "apart",
-        "more than 0 and at most 1, or None",
-        "0.25 lets groups move a quarter as fast as their model; granularity='model' never lets them part",
-    )
-    need(
-        s.apart is None or s.coarse == 0,
-        "apart",
-        "None, when coarse keeps groups together first",
-        "set one of the two",
-    )
-    need(
-        s.apart is None or (s.granularity != "model" and not s.unit_norm),
-        "apart",
-        "None, when a model has one coefficient or unit_norm scales its groups",
-        "use granularity='tensor' without unit_norm",
-    )
-    need(
-        not s.retreat or s.folds > 1,
-        "retreat",
-        "False, or folds of at least 2 to have held-out data",
-        "set folds=4",
-    )
-    need(1 <= s.advance <= 2, "advance", "between 1 and 2", "1.5 means half as fast again; 1 never speeds up")
-    need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
-    need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
-    need(
-        not s.guard or s.folds > 1,
-        "guard",
-        "False, or folds of at least 2 to have held-out data",
-        "set folds=4",
-    )
-    need(
-        s.start != "turns" or s.folds > 1,
-        "start",
-        "mean, greedy or leaders where there are no folds to take turns",
-        "set folds=4",
-    )
-    need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
-    need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")
-    for name, plain in _FROM_THE_START.items():
-        need(
-            getattr(s, name) == plain or _directions_from_the_mean(dataclasses.asdict(s)),
-            name,
-            f"{plain}, when parametrisation, decentralise, centre or reset are changed",
-            f"leave those settings alone to change {name}",
-        )
-    if s.parametrisation == "simplex":
-        need(
-            s.decentralise and s.centre == "mean" and not s.unit_norm and not s.reset,
-            "parametrisation",
-            "hyperplane, when decentralise, centre, unit_norm or reset are changed",
-            "leave those settings alone for learned and learned+",
-        )
-        need(
-            s.block_size is None,
-            "block_size",
-            "None: the softmax couples all models",
-            "use a hyperplane method (mehl, mehl+) to learn block by block",
-        )
-    if not s.decentralise:
-        need(
-            s.centre == "mean" and not s.unit_norm and not s.reset,
-            "decentralise",
-            "True, when centre, unit_norm or reset are changed",
-            "use preset 'paper' for the ablation",
-        )
