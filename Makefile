@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test bench results experiments-small torture mutants clean
+.PHONY: help setup demo check test bench results experiments experiments-small torture mutants clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
 	@echo "make bench   CPU benchmarks, about two minutes"
 	@echo "make results docs/results.md and its figures from experiments/results/"
+	@echo "make experiments         all three zoos and docs/results.md, on a GPU; JOBS=4 runs at once"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
 	@echo "make torture kills, full disks, a soak, mutated files: half an hour; a sample is in make test"
 	@echo "make mutants do the tests notice small mistakes in algebra, validation and saving? half an hour"
@@ -41,6 +42,15 @@ bench: setup
 	$(BIN)/python benchmarks/build_uniform.py --repeat 1
 
 results: setup
+	$(BIN)/python experiments/results.py
+
+# Everything behind docs/results.md: data, pre-training, pools, every study. Called again, it goes on where it was.
+ZOOS := cifar10-efficientnet fashion-vit imdb-minilm
+JOBS ?= 4
+experiments: setup
+	set -e; for zoo in $(ZOOS); do $(BIN)/python experiments/fetch.py $$zoo; done
+	$(BIN)/python experiments/study.py $(ZOOS) --pools --jobs $(JOBS)
+	set -e; for zoo in $(ZOOS); do $(BIN)/python experiments/collect.py $$zoo; done
 	$(BIN)/python experiments/results.py
 
 # The CIFAR-10 zoo in small: fine-tune eight models, cook four soups, check which is best. Downloads 156 MB once.

@@ -2,7 +2,7 @@
 
 Every run is `stockpot compare experiments/ZOO/recipe.yaml --set ... --out experiments/runs/ZOO/NAME`. Called again, it
 goes on where it was; finished runs are skipped. Logs lie beside the runs. Of several zoos, all have their first study
-before any has its second; with --pools each begins when its pool is there.
+before any has its second; with --pools each begins when its pool is there, and pre-training comes before that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from studies import steps
 from studies.plans import STUDIES, attempt, plan_all
-from studies.running import Job, finished, run_all
+from studies.running import Job, finished, making, run_all
 from studies.zoo import Zoo
 
 from stockpot.errors import StockpotError
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if len(todo) < len(runs):
         print(f"{len(runs) - len(todo)} of {len(runs)} runs finished earlier")
     if options.pools:
-        todo = [*(Job(zoo, None) for zoo in zoos), *todo]
+        todo = [*making(zoos), *todo]
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         failed = run_all(
@@ -71,7 +71,9 @@ def _options(arguments: list[str] | None) -> Any:
         "--only", nargs="+", metavar="NAME",
         help=f"studies ({', '.join(STUDIES)}) or runs, in this order; ZOO/NAME: of that zoo alone",
     )  # fmt: skip
-    parser.add_argument("--pools", action="store_true", help="run `stockpot finetune` of each zoo first")
+    parser.add_argument(
+        "--pools", action="store_true", help="pre-train (where a zoo does) and fine-tune first"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would run, and how many steps it takes"

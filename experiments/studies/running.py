@@ -18,20 +18,21 @@ from studies.plans import TRY, Planned, plan
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]
-POOL = "pool"
-INCOMPLETE = "not begun, because its pool is not complete"
+PRETRAINING, POOL = "pretraining", "pool"
+MISSING = {PRETRAINING: "its pre-training failed", POOL: "its pool is not complete"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run of a zoo; without one, the fine-tuning of its pool, which all its runs wait for."""
+    """A run of a zoo; without one, what all its runs wait for: its pre-training, or the fine-tuning of its pool."""
 
     zoo: Zoo
     run: Planned | None
+    stage: str = POOL
 
     @property
     def name(self) -> str:
-        return POOL if self.run is None else self.run.name
+        return self.stage if self.run is None else self.run.name
 
     @property
     def key(self) -> tuple[str, str]:
@@ -40,7 +41,7 @@ class Job:
     def needs(self) -> set[tuple[str, str]]:
         """Jobs that must be over first, where they are to be done at all."""
         if self.run is None:
-            return set()
+            return {(self.zoo.name, PRETRAINING)} if self.stage == POOL else set()
         return {(self.zoo.name, name) for name in (POOL, self.run.after) if name is not None}
 
 
@@ -74,6 +75,12 @@ def command(zoo: Zoo, run: Planned, python: Sequence[str]) -> list[str]:
 
 def finetuning(zoo: Zoo, python: Sequence[str]) -> list[str]:
     return _words(zoo, "finetune", [], python)
+
+
+def making(zoos: Sequence[Zoo]) -> list[Job]:
+    """What has to be done before a zoo's runs. The longest first: pre-training, which its fine-tuning waits for."""
+    before = [Job(zoo, None, PRETRAINING) for zoo in zoos if zoo.pretraining is not None]
+    return [*before, *(Job(zoo, None) for zoo in zoos)]
 
 
 def _words(zoo: Zoo, verb: str, overrides: Sequence[str], python: Sequence[str]) -> list[str]:
@@ -116,12 +123,11 @@ def run_all(
                 say(f"{title(one.job)}: {text}")
                 if not good:
                     failed.append(title(one.job))
-                if one.job.run is None:
+                if one.job.name == POOL or (one.job.name == PRETRAINING and not good):
                     waiting, gone = _after_pool(waiting, one.job.zoo, good)
+                    missing = f"not begun, because {MISSING[one.job.name]}"
                     for job in gone:
-                        say(
-                            f"{title(job)}: {'left out, this pool has nothing for it' if good else INCOMPLETE}"
-                        )
+                        say(f"{title(job)}: {'left out, this pool has nothing for it' if good else missing}")
                     failed += [] if good else [title(job) for job in gone]
             if end is not None and time.monotonic() > end:
                 say(f"stopped after {limit:.0f} s; the same command continues")
@@ -155,7 +161,13 @@ def _after_pool(waiting: Sequence[Job], zoo: Zoo, made: bool) -> tuple[list[Job]
 
 def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     zoo = job.zoo
-    words = finetuning(zoo, python) if job.run is None else command(zoo, job.run, python)
+    if job.run is not None:
+        words = command(zoo, job.run, python)
+    elif job.stage == POOL:
+        words = finetuning(zoo, python)
+    else:
+        assert zoo.pretraining is not None
+        words = [*python, zoo.pretraining.relative_to(zoo.home.parent).as_posix()]
     zoo.runs.mkdir(parents=True, exist_ok=True)
     log = (zoo.runs / f"{job.name}.log").open("a", encoding="utf-8")
     log.write(f"$ {' '.join(words)}\n")

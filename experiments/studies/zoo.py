@@ -68,6 +68,14 @@ class Zoo:
         fit = self.recipe().data.fit
         return None if fit is None else fit.count
 
+    @property
+    def pretraining(self) -> Path | None:
+        """The script that makes the weights its fine-tuning starts from, where they are not there yet."""
+        script, weights = self.home / self.name / "pretrain.py", self.recipe().model.weights
+        if weights is None or not script.is_file() or self.recipe().path(weights).exists():
+            return None
+        return script
+
     def trial_seconds(self) -> list[float | None]:
         """What each ingredient took to make, where `stockpot finetune` left a record beside it."""
         return [_seconds(self.recipe().path(path)) for path in self.checkpoints]

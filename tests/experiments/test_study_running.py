@@ -19,6 +19,16 @@ STAND_IN = """
 import json, sys, time
 from pathlib import Path
 
+if sys.argv[1].endswith("pretrain.py"):
+    script = Path(sys.argv[1])
+    with open({began!r}, "a") as file:
+        file.write(script.parent.name + "/pretraining\\n")
+    time.sleep({pause})
+    if "pretraining" in {failing!r}:
+        print("error: the stand-in fails")
+        sys.exit(1)
+    (script.parent / "start.safetensors").touch()
+    sys.exit()
 if "finetune" in sys.argv:
     recipe = Path(sys.argv[sys.argv.index("finetune") + 1])
     with open({began!r}, "a") as file:
@@ -185,6 +195,42 @@ def test_without_its_pool_no_run_of_a_zoo_begins_and_other_zoos_go_on(
     assert "not finished: tiny pool, tiny main-0, tiny removed-1" in told.err
     assert bench.order.count("main-0") == bench.order.count("removed-1") == 1  # the other zoo's
     assert not (bench.home / "runs" / "tiny" / "main-0").exists()
+
+
+def with_pretraining(zoo: Path) -> None:
+    (zoo / "pretrain.py").touch()
+    recipe = zoo / "recipe.yaml"
+    text = recipe.read_text().replace('"model:build"}', '"model:build", weights: start.safetensors}')
+    recipe.write_text(text)
+
+
+def test_a_pool_waits_for_what_it_starts_from_and_that_is_made_once(bench: Bench) -> None:
+    make(bench.home, "other")
+    for name in ("other", "tiny"):
+        hide_pool(bench.home / name)
+    with_pretraining(bench.home / "tiny")
+    assert bench.run("main-0", zoos=("other", "tiny"), pools=True, pause=0.3) == 0
+    assert sorted(bench.order[:2]) == ["other/pool", "tiny/pretraining"]
+    assert bench.order.index("tiny/pool") > bench.order.index("tiny/pretraining")
+    assert bench.order.count("main-0") == 2
+    (bench.home / "tiny" / "pool").rename(bench.home / "tiny" / "hidden")
+    assert bench.run("cost-2", pools=True) == 0
+    assert bench.order == ["tiny/pool", "cost-2"]
+
+
+def test_without_what_it_starts_from_a_zoo_is_left_and_others_go_on(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(bench.home, "other")
+    for name in ("other", "tiny"):
+        hide_pool(bench.home / name)
+    with_pretraining(bench.home / "tiny")
+    assert bench.run("main-0", failing=("pretraining",), zoos=("tiny", "other"), pools=True) == 1
+    told = capsys.readouterr()
+    assert "tiny pretraining: failed after 0 s: error: the stand-in fails" in told.out
+    assert "tiny main-0: not begun, because its pre-training failed" in told.out
+    assert "not finished: tiny pretraining, tiny pool, tiny main-0" in told.err
+    assert sorted(bench.order) == ["main-0", "other/pool", "tiny/pretraining"]
 
 
 def test_a_run_of_fewer_models_than_there_are_now_is_not_finished(bench: Bench) -> None:
