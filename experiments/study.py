@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from studies import steps
-from studies.plans import STUDIES, attempt, plan_all
+from studies.picking import attempt, plan_all
+from studies.plans import STUDIES
 from studies.running import Job, finished, making, run_all
 from studies.zoo import Zoo
 

@@ -14,7 +14,8 @@ from typing import Any, TextIO
 
 from stockpot import atomic
 from stockpot.errors import StockpotError
-from studies.plans import TRY, Planned, plan
+from studies.picking import plan
+from studies.plans import TRY, Planned
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]

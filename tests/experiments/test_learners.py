@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import search
 import torch
+from learners import rounds
 from learners.coordinates import Eigenbasis, Grouped, Plain
 from learners.problem import Problem
 from learners.solve import Shared, Way, _factor, solve
@@ -151,7 +152,7 @@ def test_one_second_moment_for_all() -> None:
 
 
 def test_every_idea_of_the_record_runs(problem: Problem) -> None:
-    all_ideas = {name: idea for make in search.ROUNDS.values() for name, idea in make(problem).items()}
+    all_ideas = {name: idea for make in rounds.ROUNDS.values() for name, idea in make(problem).items()}
     assert len(all_ideas) > 40
     greedy = torch.zeros(30, dtype=torch.float64)
     for name, (way, folds) in all_ideas.items():
