@@ -1,4 +1,4 @@
-"""Write docs/results.md, its figures and the zoos' READMEs: `python experiments/results.py`."""
+"""Write docs/results.md, its figures and the tables in READMEs: `python experiments/results.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from studies.loaded import read_all
 from studies.page import read_notes, write
-from studies.readme import update
+from studies.readme import update, update_project
 
 from stockpot.errors import StockpotError
 
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--home",
         type=Path,
         metavar="DIR",
-        help="folder of the zoos' READMEs; default: the one above --results",
+        help="folder of the zoos' READMEs, below the project's; default: the one above --results",
     )
     options = parser.parse_args(arguments)
     # Not the repository's: where other results are read, its zoos are not the ones measured.
@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(found, read_notes(options.results / "notes.yaml"), options.out)
         for zoo in found:
             update(zoo, home / zoo.zoo / "README.md")
+        update_project(found, home.parent / "README.md")
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

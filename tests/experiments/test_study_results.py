@@ -13,7 +13,7 @@ import results as script
 from studies.claims import claims
 from studies.loaded import Results, read_all
 from studies.page import read_notes, write
-from studies.readme import update
+from studies.readme import update, update_project
 from studies.sections import SECTIONS
 from study_zoo import method, results, run, summary
 
@@ -206,14 +206,14 @@ def test_notes_that_belong_nowhere_are_refused(tmp_path: Path) -> None:
 
 def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
     readmes = list((ROOT / "experiments").glob("*/README.md"))
+    home = tmp_path / "experiments"
     for path in readmes:
-        (tmp_path / path.parent.name).mkdir()
-        shutil.copy(path, tmp_path / path.parent.name)
-    assert script.main(["--out", str(tmp_path / "results.md"), "--home", str(tmp_path)]) == 0
-    for path in readmes:
-        assert (tmp_path / path.parent.name / "README.md").read_text() == path.read_text(), (
-            "run `make results`"
-        )
+        (home / path.parent.name).mkdir(parents=True)
+        shutil.copy(path, home / path.parent.name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    assert script.main(["--out", str(tmp_path / "results.md"), "--home", str(home)]) == 0
+    for path in [*readmes, ROOT / "README.md"]:
+        assert (tmp_path / path.relative_to(ROOT)).read_text() == path.read_text(), "run `make results`"
     # Nobody else shows results: a table that no committed result stands behind is not one.
     shown = {path.parent.name for path in readmes if "Results: written" in path.read_text()}
     assert shown == {path.stem for path in (ROOT / "experiments" / "results").glob("*.json")}
@@ -237,6 +237,27 @@ def test_a_zoos_readme_keeps_what_people_wrote(tmp_path: Path) -> None:
     value["over_seeds"]["greedy"]["report"][0] = 0.5
     update(Results(value), readme)
     assert readme.read_text() == first.replace("| 89.00 |", "| 50.00 |") + "After.\n"
+
+
+def test_the_projects_readme_has_one_line_per_measured_zoo(tmp_path: Path) -> None:
+    value = whole({"crossfit": 0.9, "greedy": 0.89}, {"greedy": (0.01, 0.001, 0.02)})
+    readme = tmp_path / "README.md"
+    update_project([Results(value)], readme)
+    assert not readme.exists()
+    readme.write_text("# Without marks\n")
+    update_project([Results(value)], readme)
+    assert readme.read_text() == "# Without marks\n"
+    readme.write_text(
+        "# Stock\n\nBefore.\n\n<!-- Results: written by `make results`. -->\n<!-- End of results. -->\n\nAfter.\n"
+    )
+    update_project([Results(value), Results(results({}, {}, "unmeasured"))], readme)
+    first = readme.read_text()
+    assert first.startswith("# Stock\n\nBefore.\n\n<!-- Results")
+    assert first.endswith("<!-- End of results. -->\n\nAfter.\n")
+    assert "| – | – | 89.00 | – | – | 90.00 | – | – | +1.00 [+0.10, +2.00] |" in first
+    assert "unmeasured" not in first
+    update_project([Results(value)], readme)
+    assert readme.read_text() == first
 
 
 def test_committed_results_are_small_and_name_no_machine_path() -> None:
