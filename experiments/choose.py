@@ -1,7 +1,7 @@
 """Compare ideas for the default over several zoos: `python experiments/choose.py ZOO ... --against IDEA`.
 
-What is compared are tries on the dev splits: `study.py ZOO ... --try turns-0 method.start=turns output.seed=0 --try
-turns-1 ...` is two seeds of an idea called turns. The last line names the best one.
+What is compared are tries on the dev splits: `study.py ZOO ... --try top-0 method.start=top output.seed=0 --try
+top-1 ...` is two seeds of an idea called top. The last line names the best one.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def test_where_it_could_change_nothing_no_fold_is_searched(tmp_path: Path) -> No
     assert len([event for event in events if event.kind == "greedy"]) == 4
 
 
-def decided(pool: Pool, task: Task, start: str, learned: Scores) -> guarding.Decision:
+def decided(pool: Pool, task: Task, start: str | tuple[str, ...], learned: Scores) -> guarding.Decision:
     """Of folds that set out this way and were scored like this, where greedy is the mean of the first two."""
     kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **{**BRIEF, "start": start})
     with kitchen.live(kitchen.layout("tensor")) as live:
@@ -296,7 +296,7 @@ def test_of_folds_that_take_turns_only_those_that_began_at_greedy_owe_for_it(
     monkeypatch.setattr(guarding, "could_change", lambda *_: True)
     nowhere = torch.zeros(len(task.fit), dtype=torch.float64)
     monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nowhere)
-    decision = decided(pool, task, "turns", half)
+    decision = decided(pool, task, ("greedy", "top"), half)
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
         live.theta.copy_(live.mean([0, 1]))
@@ -319,7 +319,7 @@ def test_a_greedy_soup_that_wins_where_it_was_chosen_is_asked_again(
     monkeypatch.setattr(guarding, "simple", lambda *_: {"best": nothing, "uniform": nothing})
     monkeypatch.setattr(guarding, "could_change", lambda *_: False)
     monkeypatch.setattr(guarding, "cross_fitted_greedy", lambda *_: nothing.values.clone())
-    decision = decided(pool, task, "turns", nothing)
+    decision = decided(pool, task, ("greedy", "top"), nothing)
     assert decision.flattered == ()
     assert decision.known["greedy"].mean == 0
 

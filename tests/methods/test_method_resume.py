@@ -39,7 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "together and apart": ("mehl+", {"block_size": 2, "apart": 0.25}),
     "together and apart, folds by turns, temperature": (
         "crossfit",
-        {"folds": 2, "apart": 0.5, "temperature": True, "start": "turns", "lr": 0.3},
+        {"folds": 2, "apart": 0.5, "temperature": True, "start": ["greedy", "top"], "lr": 0.3},
     ),
     "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
     "free weights, accumulation": (

@@ -1,4 +1,4 @@
-"""Learning may set out from the greedy soup of the same data, or from its leaders; everything else stays as it is."""
+"""Learning may set out from the greedy soup of the same data, or from its top; everything else stays as it is."""
 
 from __future__ import annotations
 
@@ -67,65 +67,133 @@ class Known(Kitchen):
         self.remember([Scores(row.double()) for row in values], 0.0)
 
 
-def test_leaders_are_those_that_chance_could_have_put_second(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path, 4)
-    n = len(task.fit)
-    values = torch.ones(4, n)
-    values[0, : n // 2] = 0  # far behind
-    values[1, :2] = 0  # two samples behind the best: luck
-    values[3, 2:4] = 0
-    found = starts.leaders(Known(pool, task, values), None)
-    assert found is not None
-    assert set(found) == {1, 2, 3}
-    digests = pool.digests()
-    assert list(found) == sorted(found, key=lambda k: digests[k])  # summed up in the same order in any pool
-    # On a part: only what is in it counts.
-    assert starts.leaders(Known(pool, task, values), torch.arange(n // 2, n)) is None
-    turned = starts.leaders(Known(pool, task, values.flip(0)), None)
-    assert turned is not None
-    assert set(turned) == {0, 1, 2}
+def losses(pool: Any, task: Task, ranking: list[int], part: Tensor | None) -> dict[int, float]:
+    """Of the mean of the first n, for n = 1, 2, ..., K, as a user would find them."""
+    G = len(Kitchen(pool, task).layout("tensor"))
+    found = {}
+    for n in range(1, len(ranking) + 1):
+        Soup(
+            pool, Kitchen(pool, task).layout("tensor"), weights.chosen(len(ranking), G, ranking[:n])
+        ).load_into(task.model)
+        found[n] = task.score(indices=part).loss
+    return found
 
 
-def test_the_best_is_compared_with_as_many_as_there_are(tmp_path: Path) -> None:
-    """The same lead is beyond chance over one rival, and not over one of eight."""
-    task = Task(mlp(), samples(400))
-    values = torch.ones(8, 400)
-    values[1:, :6] = 0  # 2.1 standard errors behind
-
-    def found(models: int) -> Any:
-        pool = write(tmp_path / str(models), fine_tunes(mlp, models))
-        return starts.leaders(Known(pool, task, values[:models]), None)
-
-    assert found(2) == (0,)
-    assert found(8) is None  # all of them: the mean
+def top_of(pool: Any, task: Task, values: Tensor, part: Tensor | None = None) -> tuple[int, ...] | None:
+    kitchen = Known(pool, task, values)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        return starts.top(kitchen, live, part, "soups of the best")
 
 
-def test_of_equal_ones_the_leader_is_the_same_wherever_it_stands(tmp_path: Path) -> None:
-    """Two are ahead on different samples and equal; a third is behind the one of them beyond chance only."""
-    pool, task = write(tmp_path, fine_tunes(mlp, 3)), Task(mlp(), samples(60))
-    values = torch.ones(3, 60)
-    values[0, :3], values[1, 3:6] = 0, 0
-    values[2, :12] = 0
+def scored(ranking: list[int], n: int) -> Tensor:
+    """Scores of so many ingredients, the first of the ranking having the highest. (K, n)"""
+    values = torch.zeros(len(ranking), n)
+    for place, k in enumerate(ranking):
+        values[k, place:] = 1
+    return values
+
+
+@pytest.mark.parametrize("ranking", [[0, 1, 2, 3, 4, 5], [3, 5, 1, 0, 2, 4], [4, 2, 0, 5, 1, 3]])
+@pytest.mark.parametrize("part", [None, torch.arange(20, 40)])
+def test_the_top_are_as_many_of_the_best_as_have_the_lowest_loss(
+    tmp_path: Path, ranking: list[int], part: Tensor | None
+) -> None:
+    pool, task = uneven(tmp_path)
+    values = scored(ranking, len(task.fit))
+    if part is not None:  # elsewhere the others are ahead
+        values = torch.cat((scored(ranking[::-1], 20), scored(ranking, len(task.fit) - 20)), dim=1)
+    found = top_of(pool, task, values, part)
+    by_size = losses(pool, task, ranking, part)
+    n = min([1, 2, 3, 4, 6], key=lambda size: by_size[size])
+    assert set(range(6) if found is None else found) == set(ranking[:n])
+    if found is not None:
+        assert list(found) == sorted(found, key=lambda k: pool.digests()[k])  # summed up alike in any pool
+
+
+class Losing(Known):
+    """Soups whose losses are given, in the order in which they are asked for."""
+
+    def __init__(self, pool: Any, task: Task, values: Tensor, losses: list[float]) -> None:
+        super().__init__(pool, task, values)
+        self.losses, self.asked = losses, 0
+
+    def score_live(self, live: Any, W: Tensor, **options: Any) -> Scores:
+        self.asked += 1
+        return Scores(torch.ones(4, dtype=torch.float64), self.losses[self.asked - 1])
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "asked"),
+    [
+        (
+            [3, 2, 1, 4, 5, 6, 0, 0, 0],
+            3,
+            6,
+        ),  # three sizes in a row that are no better: larger ones are not tried
+        ([3, 4, 4, 2, 4, 4, 1, 9, 9], 12, 9),
+        ([1, 1, 1, 1, 0, 0, 0, 0, 0], 1, 4),
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], None, 9),
+        ([float("nan"), 2, 3, 4, 5, 0, 0, 0, 0], 2, 5),
+    ],
+)
+def test_how_many_are_tried(tmp_path: Path, given: list[float], wanted: int | None, asked: int) -> None:
+    """1, 2, 3, 4, 6, 8, 12, 16 and all 18."""
+    pool, task = write(tmp_path, fine_tunes(mlp, 18, steps=1)), Task(mlp(), samples())
+    kitchen = Losing(pool, task, scored(list(range(18)), len(task.fit)), given)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        found = starts.top(kitchen, live, None, "soups of the best")
+    assert found is None if wanted is None else found is not None and set(found) == set(range(wanted))
+    assert kitchen.asked == asked
+
+
+def test_the_soups_are_those_that_are_judged(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    seen = []
+
+    class Watching(Known):
+        def score_live(self, live: Any, W: Tensor, **options: Any) -> Scores:
+            seen.append((live.theta.clone(), W))
+            return super().score_live(live, W, **options)
+
+    kitchen = Watching(pool, task, scored([2, 0, 1, 5, 4, 3], len(task.fit)))
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        starts.top(kitchen, live, None, "soups of the best")
+        for n, (theta, W) in zip((1, 2, 3, 4, 6), seen, strict=False):
+            members = [2, 0, 1, 5, 4, 3][:n]
+            assert torch.equal(W, weights.chosen(6, len(live.layout), members))
+            assert (theta - live.mean(members)).abs().max() <= 1e-6
+    assert len(seen) >= 4
+
+
+def test_of_equal_ones_the_top_are_the_same_wherever_they_stand(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    values = torch.ones(6, len(task.fit))
     chosen = set()
-    for first in range(3):
-        order = [(first + k) % 3 for k in range(3)]
-        kitchen = Known(pool.subset(order), task, values[order])
-        best = kitchen.first([float(row.mean()) for row in values[order]])
-        chosen.add(kitchen.facts.digests[best])
+    for first in range(6):
+        turned = pool.subset([(first + k) % 6 for k in range(6)])
+        found = top_of(turned, task, values)
+        chosen.add(None if found is None else tuple(turned.digests()[k] for k in found))
     assert len(chosen) == 1
 
 
 def test_scores_of_whole_batches_belong_to_no_part(tmp_path: Path) -> None:
+    """The ranking is that of all samples then; the loss is still that of the part."""
     pool = write(tmp_path, fine_tunes(mlp, 3))
     task = Task(mlp(), samples(48), metric=lambda outputs, batch: outputs.mean(), batch_size=16)
     kitchen = Kitchen(pool, task)
     assert kitchen.individual()[0].batches is not None
-    assert starts.leaders(kitchen, torch.arange(5)) == starts.leaders(kitchen, None)
+    order = kitchen.individual_values().mean(dim=1).argsort(descending=True).tolist()
+    part = torch.arange(5)
+    by_size = losses(pool, task, order, part)
+    n = min(by_size, key=lambda size: by_size[size])
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        found = starts.top(kitchen, live, part, "soups of the best")
+    assert (set(range(3)) if found is None else set(found)) == set(order[:n])
 
 
-@pytest.mark.parametrize("start", ["mean", "greedy", "leaders", "turns"])
+@pytest.mark.parametrize("start", ["mean", "greedy", "top", ["greedy", "top"], ["top", "greedy"]])
 def test_the_guard_compares_with_greedy_whatever_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
     pool, task = uneven(tmp_path)
     decide, asked = guard.decide, []
@@ -135,48 +203,66 @@ def test_the_guard_compares_with_greedy_whatever_the_start(
         return decide(*given)
 
     monkeypatch.setattr(guard, "decide", heard)
-    monkeypatch.setattr(starts, "leaders", lambda *_: (0, 1))
+    monkeypatch.setattr(starts, "top", lambda *_: (0, 1))
     cook(pool, task, "crossfit", **{**FOLDED, "guard": True, "start": start})
     wanted = members(pool, task)
     assert asked == [wanted]
     assert set(wanted) != {0, 1}
 
 
-def test_folds_choose_their_leaders_without_what_they_leave_out(tmp_path: Path) -> None:
+def test_folds_choose_their_top_without_what_they_leave_out(tmp_path: Path) -> None:
     pool, task = uneven(tmp_path)
-    given = {**FOLDED, "start": "leaders", "lr": 0.0}
+    given = {**FOLDED, "start": "top", "lr": 0.0}
     found = weights_of(cook(pool, task, "crossfit", **given))
     kitchen = Kitchen(pool, task)
     G = found.shape[1]
     wanted = torch.zeros_like(found)
-    for inside, _ in task.fit.folds(3, 0):
-        begin = starts.leaders(kitchen, inside)
-        wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        for inside, _ in task.fit.folds(3, 0):
+            begin = starts.top(kitchen, live, inside, "")
+            wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
+        whole = starts.top(kitchen, live, None, "")
     assert (found - wanted).abs().max() <= 1e-12
     assert (found - weights.uniform(6, G)).abs().max() > 0.01  # some are left out
-    whole = starts.leaders(kitchen, None)
     assert whole is not None
-    alone = weights_of(cook(pool, task, "mehl+", **{**BRIEF, "start": "leaders", "lr": 0.0}))
+    alone = weights_of(cook(pool, task, "mehl+", **{**BRIEF, "start": "top", "lr": 0.0}))
     assert torch.equal(alone, weights.chosen(6, G, whole))
 
 
-def test_folds_take_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [["greedy", "top"], ("top", "greedy", "mean")])
+def test_folds_take_turns(tmp_path: Path, start: Any) -> None:
     pool, task = uneven(tmp_path)
-    given = {**FOLDED, "start": "turns", "lr": 0.0}
+    given = {**FOLDED, "start": start, "lr": 0.0}
     events: list[Event] = []
     found = weights_of(cook(pool, task, "crossfit", listen=events.append, **given))
     assert len([event for event in events if event.kind == "greedy"]) == 5  # one search
-    (first, _), (second, _), _ = task.fit.folds(3, 0)
-    del first
-    own = starts.leaders(Kitchen(pool, task), second)
     G = found.shape[1]
-    begin = weights.uniform(6, G) if own is None else weights.chosen(6, G, own)
-    wanted = (2 * weights.chosen(6, G, members(pool, task)) + begin) / 3
+    kitchen = Kitchen(pool, task)
+    wanted = torch.zeros_like(found)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        for fold, (inside, _) in enumerate(task.fit.folds(3, 0)):
+            begin: tuple[int, ...] | None = None
+            match start[fold % len(start)]:
+                case "greedy":
+                    begin = starts.greedy_members(kitchen, live, settings_for("crossfit"), None, "")
+                case "top":
+                    begin = starts.top(kitchen, live, inside, "")
+            wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
     assert (found - wanted).abs().max() <= 1e-12
+
+
+def test_starts_that_make_no_sense_are_refused() -> None:
+    assert settings_for("crossfit", start=["greedy", "top"]).start == ("greedy", "top")
     with pytest.raises(
-        MethodError, match="setting start: expected mean, greedy or leaders where there are no folds"
+        MethodError, match=r"setting start: expected at most as many as there are folds to take turns \(1\)"
     ):
-        settings_for("mehl+", start="turns")
+        settings_for("mehl+", start=["greedy", "top"])
+    with pytest.raises(MethodError, match="start 'leader': expected one of greedy, mean, top"):
+        settings_for("crossfit", start=["greedy", "leader"])
+    nonsense: list[Any] = [[], 3, {"greedy": 1}]
+    for nothing in nonsense:
+        with pytest.raises(MethodError, match="setting start: expected one of mean, greedy, top, or several"):
+            settings_for("crossfit", start=nothing)
 
 
 @pytest.mark.parametrize("block_size", [2, 5])
@@ -225,9 +311,9 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
 
 
 @pytest.mark.parametrize(
-    ("folds", "guard", "start"), [(1, False, "greedy"), (3, True, "greedy"), (3, True, "turns")]
+    ("folds", "guard", "start"), [(1, False, "greedy"), (3, True, "greedy"), (3, True, ["greedy", "top"])]
 )
-def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool, start: str) -> None:
+def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool, start: Any) -> None:
     pool, task = uneven(tmp_path)
     given = {**FOLDED, "folds": folds, "guard": guard, "retreat": folds > 1, "start": start}
     first: list[Event] = []
@@ -242,13 +328,13 @@ def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard
     assert torch.equal(weights_of(whole), weights_of(rest))
 
 
-@pytest.mark.parametrize("start", ["mean", "greedy", "leaders", "turns"])
-@pytest.mark.parametrize("folds", [1, 3])
+@pytest.mark.parametrize(
+    ("start", "folds"),
+    [("mean", 1), ("greedy", 1), ("top", 1), ("mean", 3), ("greedy", 3), ("top", 3), (["greedy", "top"], 3)],
+)
 def test_going_part_of_the_way_is_the_same_part_for_every_weight(
-    tmp_path: Path, start: str, folds: int
+    tmp_path: Path, start: Any, folds: int
 ) -> None:
-    if start == "turns" and folds == 1:
-        return  # nobody to take turns with; refused, see above
     pool, task = uneven(tmp_path)
     given = {**FOLDED, "folds": folds, "retreat": folds > 1, "start": start}
     learned = weights_of(cook(pool, task, "crossfit", reach=1.0, **given))

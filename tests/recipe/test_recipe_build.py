@@ -141,6 +141,13 @@ def test_settings_follow_the_recipe(home: Path) -> None:
     assert layout_options(recipe) == {"include": None, "exclude": ("head.*",), "donor": 0}
 
 
+def test_folds_may_start_from_several_soups(home: Path) -> None:
+    recipe = made(home, method={"start": ["greedy", "top"]})
+    assert build_settings(recipe).start == ("greedy", "top")
+    assert build_settings(recipe, "mehl+").start == "mean"  # a switch of its own
+    assert made(home, method={"start": ["top", "greedy"]}).digest() != recipe.digest()
+
+
 def test_groups_may_come_from_python(home: Path) -> None:
     recipe = made(home, method={"granularity": {"python": "net:group"}})
     granularity = build_settings(recipe).granularity

@@ -61,6 +61,22 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ),
         ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number, auto, fit or null"),
         ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
+        (
+            {"method": {"start": "best"}},
+            "method.start: expected one of mean, greedy, top, or a list of them, found 'best'",
+        ),
+        (
+            {"method": {"start": ["greedy", "best"]}},
+            "method.start: expected one of mean, greedy, top, or a list of them",
+        ),
+        (
+            {"method": {"start": []}},
+            "method.start: expected one of mean, greedy, top, or a list of them, found []",
+        ),
+        (
+            {"method": {"start": ["top"] * 5}},
+            "setting start: expected at most as many as there are folds to take turns (4)",
+        ),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
         ({"method": {"donor": -1}}, "method.donor: expected the name or the number of an ingredient"),
         ({"output": {"seed": -1}}, "output.seed: expected a value >= 0, found -1"),

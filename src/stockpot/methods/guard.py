@@ -8,7 +8,7 @@ Scores on fitting data flatter whatever was chosen there, so all have to be flat
   the same. Against the others it is not, and is taken off: the greedy soup's scores there, minus those of greedy soups
   that are chosen without the samples they are scored on. That takes a search for every fold, so it is done only where
   it could change the decision.
-- A fold that set out from the mean, or from leaders chosen without the samples it leaves out, owes nothing. Where some
+- A fold that set out from the mean, or from a top chosen without the samples it leaves out, owes nothing. Where some
   or all folds did, the greedy soup is flattered more than they; only where it wins even so, it is asked again with one
   search for every fold.
 """

@@ -12,6 +12,7 @@ from stockpot.errors import MethodError, describe
 if TYPE_CHECKING:
     from stockpot.methods.settings import Settings
 
+STARTS = ("mean", "greedy", "top")
 # What a start other than the mean, and a part of the way from there, fall back to where they cannot be.
 FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0}
 
@@ -57,7 +58,7 @@ def check(s: Settings) -> None:
     one_of("optimizer", "adamw", "sgd")
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
-    one_of("start", "mean", "greedy", "leaders", "turns")
+    _check_start(s)
     one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
     need(
         s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
@@ -130,10 +131,10 @@ def check(s: Settings) -> None:
         "set folds=4",
     )
     need(
-        s.start != "turns" or s.folds > 1,
+        isinstance(s.start, str) or len(s.start) <= s.folds,
         "start",
-        "mean, greedy or leaders where there are no folds to take turns",
-        "set folds=4",
+        f"at most as many as there are folds to take turns ({s.folds})",
+        "raise folds, or leave some out",
     )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
     need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")
@@ -164,3 +165,19 @@ def check(s: Settings) -> None:
             "True, when centre, unit_norm or reset are changed",
             "use preset 'paper' for the ablation",
         )
+
+
+def _check_start(s: Settings) -> None:
+    names = (s.start,) if isinstance(s.start, str) else s.start
+    if not isinstance(names, tuple) or not names:
+        raise MethodError(
+            describe(
+                "setting start",
+                expected=f"one of {', '.join(STARTS)}, or several of them",
+                found=repr(s.start),
+                fix="('greedy', 'top') lets folds take turns",
+            )
+        )
+    for name in names:
+        if name not in STARTS:
+            raise MethodError(unknown("start", name, STARTS))

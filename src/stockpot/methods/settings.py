@@ -16,6 +16,7 @@ from stockpot.errors import MethodError, describe
 from stockpot.methods.setting_checks import FROM_THE_START, check, directions_from_the_mean, unknown
 
 Granularity = Literal["model", "block", "module", "tensor"]
+StartName = Literal["mean", "greedy", "top"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Settings:
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
-    start: Literal["mean", "greedy", "leaders", "turns"] = "mean"  # the soup that learning sets out from
+    start: StartName | tuple[StartName, ...] = "mean"  # where learning sets out; of several, folds take turns
     reach: float = 1.0  # part of the way from there to what was learned that is gone in the end
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
@@ -73,6 +74,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        given: Any = self.start
+        if isinstance(given, list):  # as recipes and records have it
+            object.__setattr__(self, "start", tuple(given))
         check(self)
 
 

@@ -1,30 +1,32 @@
-"""Where learning sets out: from the mean of all models, the greedy soup, or the mean of the leaders.
+"""Where learning sets out: from the mean of all models, the greedy soup, or the mean of the best few.
 
 Greedy keeps what the fitting data says is better, and may end as one single lucky model; from there learning finds
-little. The leaders are all ingredients that the fitting data cannot tell from the best one: their mean is a soup of
-several, at the risk that some do not mix well. `turns` lets the folds alternate between both, and averages what they
-learn.
+little. `top` is the mean of the n ingredients with the highest scores, as many as have the lowest loss together: a soup
+of several wherever averages are good, at the price of a few evaluations, and one model where they are not. Of several
+starts, folds take turns, and what they learn is averaged.
 
-A fold's leaders are chosen without the samples it leaves out (unless scores are of whole batches), from the
-ingredients' own scores. The greedy soup is that of all fitting data: one chosen on a part of it is a worse place to
-begin, and each search costs K evaluations more.
+A fold's top is chosen without the samples it leaves out (unless scores are of whole batches). The greedy soup is that
+of all fitting data: one chosen on a part of it is a worse place to begin, and each search costs K evaluations more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.events import progress
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
-from stockpot.task import Scores
+from stockpot.soup import weights
 
 Start = tuple[int, ...] | None  # the mean of these ingredients; None: of all
-CHANCE = 0.05  # at most: that the one which is truly best is left out
+PATIENCE = 3  # sizes in a row that do not lower the loss, before larger ones are given up
 
 
 def find(
@@ -38,31 +40,65 @@ def find(
     saved = None if store is None else store.load()
     if saved is not None:
         return [None if start is None else tuple(start) for start in saved[1]["starts"]]
-    if settings.start == "mean":
-        return [None] * len(parts)
-    from_greedy = [at_greedy(settings, fold) for fold in range(len(parts))]
-    one = greedy_members(kitchen, live, settings, None, "greedy soup") if any(from_greedy) else None
-    return [one if own else leaders(kitchen, part) for own, part in zip(from_greedy, parts, strict=True)]
+    kinds = [kind(settings, fold) for fold in range(len(parts))]
+    one = greedy_members(kitchen, live, settings, None, "greedy soup") if "greedy" in kinds else None
+    found: list[Start] = []
+    for fold, (what, part) in enumerate(zip(kinds, parts, strict=True)):
+        if what == "top":
+            label = "soups of the best" if part is None else f"soups of the best, fold {fold + 1}"
+            found.append(top(kitchen, live, part, label))
+        else:
+            found.append(one if what == "greedy" else None)
+    return found
+
+
+def kind(settings: Settings, fold: int) -> str:
+    """Which start a fold has: the only one, or the next in turn."""
+    given = settings.start
+    return given if isinstance(given, str) else given[fold % len(given)]
 
 
 def at_greedy(settings: Settings, fold: int) -> bool:
     """Whether a fold begins at the greedy soup: then samples it leaves out had a say in where."""
-    return settings.start == "greedy" or (settings.start == "turns" and fold % 2 == 0)
+    return kind(settings, fold) == "greedy"
 
 
-def leaders(kitchen: Kitchen, part: Tensor | None) -> Start:
-    """All ingredients that are not worse than the best one beyond chance, on this part of the fitting data.
+def top(kitchen: Kitchen, live: Live, part: Tensor | None, label: str) -> Start:
+    """The n ingredients that score highest on this part of the fitting data, with n by the loss of their mean there."""
+    K, G = len(kitchen.pool), len(live.layout)
+    whole_batches = kitchen.individual()[0].batches is not None  # such scores belong to no part
+    values = kitchen.individual_values()  # (K, N)
+    own = (values if part is None or whole_batches else values[:, part]).mean(dim=1).tolist()
+    digests = kitchen.facts.digests
+    ranking = sorted(range(K), key=lambda k: (-own[k], digests[k], k))
+    total, candidate = torch.zeros_like(live.theta), torch.empty_like(live.theta)
+    best, chosen, worse, read = math.inf, 1, 0, 0
+    sizes = list(_sizes(K))
+    for place, n in enumerate(sizes):
+        for k in ranking[read:n]:
+            total.add_(live.read(k, out=candidate))
+        read = n
+        torch.div(total, n, out=live.theta)
+        W = weights.chosen(K, G, ranking[:n])
+        loss = kitchen.score_live(live, W, indices=part).loss
+        progress(kitchen.listen, label, place + 1, len(sizes), "soups")
+        if loss < best:
+            best, chosen, worse = loss, n, 0
+        else:
+            worse += 1
+        if worse == PATIENCE:
+            break
+    # Summed up in the same order wherever they stand in the pool.
+    return None if chosen == K else tuple(sorted(ranking[:chosen], key=digests.__getitem__))
 
-    One that is as good as others may be ahead of each by luck, so the comparisons share one error rate.
-    """
-    scores = kitchen.individual()
-    if part is not None and scores[0].batches is None:  # scores of whole batches belong to no part
-        scores = [Scores(one.values[part]) for one in scores]
-    K = len(scores)
-    best = kitchen.first([one.mean for one in scores])
-    confidence = 1 - 2 * CHANCE / K  # only one side of an interval is looked at
-    found = tuple(k for k in range(K) if k == best or scores[k].difference(scores[best], confidence)[2] >= 0)
-    return None if len(found) == K else tuple(sorted(found, key=kitchen.facts.digests.__getitem__))
+
+def _sizes(K: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24, ... and K."""
+    n = 1
+    while n < K:
+        yield n
+        n = {1: 2, 2: 3}.get(n) or (n * 4 // 3 if n % 3 == 0 else n * 3 // 2)
+    yield K
 
 
 def greedy_members(

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
+from stockpot.methods.setting_checks import STARTS
 from stockpot.methods.settings import METHODS, PRESETS, Settings, settings_for
 from stockpot.recipe.schema.base import Names, PythonCode, Section, word_of, word_or_code
 
@@ -54,6 +55,28 @@ BlockSize = Annotated[
     BeforeValidator(_block_size),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "fit"]}, {"type": "null"}]}
+    ),
+]
+
+
+def _start(value: object) -> object:
+    names = value if isinstance(value, (list, tuple)) else [value]
+    if value is None or (names and all(name in STARTS for name in names)):
+        return value
+    raise ValueError(f"expected one of {', '.join(STARTS)}, or a list of them, found {value!r}")
+
+
+Starts = Annotated[
+    str | tuple[str, ...] | None,
+    BeforeValidator(_start),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": [*STARTS]},
+                {"type": "array", "items": {"enum": [*STARTS]}, "minItems": 1},
+                {"type": "null"},
+            ]
+        }
     ),
 ]
 
@@ -137,10 +160,10 @@ class Method(Section):
     )
     unit_norm: bool | None = Field(None, description="Scale each direction to norm one per group.")
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
-    start: Literal["mean", "greedy", "leaders", "turns"] | None = Field(
+    start: Starts = Field(
         None,
-        description="The soup that learning sets out from: of all models, the greedy one of all fitting data, that of"
-        " all models which the fitting data cannot tell from the best, or the last two by turns, fold by fold.",
+        description="The soup that learning sets out from: the `mean` of all models, the `greedy` one of all fitting"
+        " data, or the mean of the `top` models, as many as have the lowest loss together. Of a list, folds take turns.",
     )
     reach: float | None = Field(
         None, description="Part of the way from the start to what was learned that is gone in the end."
