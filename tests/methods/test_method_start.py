@@ -177,18 +177,23 @@ def test_of_equal_ones_the_top_are_the_same_wherever_they_stand(tmp_path: Path) 
 
 
 def test_scores_of_whole_batches_belong_to_no_part(tmp_path: Path) -> None:
-    """The ranking is that of all samples then; the loss is still that of the part."""
-    pool = write(tmp_path, fine_tunes(mlp, 3))
-    task = Task(mlp(), samples(48), metric=lambda outputs, batch: outputs.mean(), batch_size=16)
-    kitchen = Kitchen(pool, task)
-    assert kitchen.individual()[0].batches is not None
-    order = kitchen.individual_values().mean(dim=1).argsort(descending=True).tolist()
+    """The ranking is that of all samples then, also where one batch says otherwise; the loss is that of the part."""
+    pool, task = uneven(tmp_path, 3)
     part = torch.arange(5)
-    by_size = losses(pool, task, order, part)
-    n = min(by_size, key=lambda size: by_size[size])
-    with kitchen.live(kitchen.layout("tensor")) as live:
-        found = starts.top(kitchen, live, part, "soups of the best")
-    assert (set(range(3)) if found is None else set(found)) == set(order[:n])
+    for ranking in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        values = torch.ones(3, len(task.fit))
+        for place, k in enumerate(ranking):
+            values[k, : 2 - place] = 0  # the first batch says the opposite
+            values[k, 5 : 5 + 6 * place] = 0
+        kitchen = Known(pool, task, values)
+        kitchen.remember(
+            [Scores(one.values, batches=(5, len(task.fit) - 5)) for one in kitchen.individual()], 0.0
+        )
+        with kitchen.live(kitchen.layout("tensor")) as live:
+            found = starts.top(kitchen, live, part, "soups of the best")
+        by_size = losses(pool, task, ranking, part)
+        n = min(by_size, key=lambda size: by_size[size])
+        assert set(range(3) if found is None else found) == set(ranking[:n])
 
 
 @pytest.mark.parametrize("start", ["mean", "greedy", "top", ["greedy", "top"], ["top", "greedy"]])
