@@ -163,7 +163,8 @@ class Method(Section):
     start: Starts = Field(
         None,
         description="The soup that learning sets out from: the `mean` of all models, the `greedy` one of all fitting"
-        " data, or the mean of the `top` models, as many as have the lowest loss together. Of a list, folds take turns.",
+        " data, or the mean of the `top` models, as many as have the lowest loss together. Of a list, folds take"
+        " turns.",
     )
     reach: float | None = Field(
         None, description="Part of the way from the start to what was learned that is gone in the end."
