@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stockpot.errors import MethodError, describe
 
 if TYPE_CHECKING:
     from stockpot.methods.settings import Settings
 
-STARTS = ("mean", "greedy", "top")
+StartName = Literal["mean", "greedy", "top"]
+STARTS: tuple[str, ...] = get_args(StartName)
 # What a start other than the mean, and a part of the way from there, fall back to where they cannot be.
 FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0}
 

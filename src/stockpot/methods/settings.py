@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stockpot.errors import MethodError, describe
-from stockpot.methods.setting_checks import FROM_THE_START, check, directions_from_the_mean, unknown
+from stockpot.methods.setting_checks import (
+    FROM_THE_START,
+    StartName,
+    check,
+    directions_from_the_mean,
+    unknown,
+)
 
 Granularity = Literal["model", "block", "module", "tensor"]
-StartName = Literal["mean", "greedy", "top"]
 
 
 @dataclass(frozen=True)
