@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.methods.settings import LEARNED, Settings, visits_for
 from stockpot.report.record import Method, Run, read
 from studies import paired, steps
 from studies.coefficients import distribution
@@ -106,7 +106,7 @@ def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
     }
     if learned:
         settings = _settings(stated)
-        value["b"] = block_size_for(settings, len(run.ingredients))
+        _, value["b"] = visits_for(settings, len(run.ingredients))
         value["T"] = steps.visits(settings, len(run.ingredients))
         value["J"] = counted // (settings.folds * value["T"])
     return value

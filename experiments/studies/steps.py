@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from stockpot.methods.blocks import schedule
-from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.methods.settings import LEARNED, Settings, visits_for
 from stockpot.methods.track import steps_for
 
 
 def visits(settings: Settings, models: int) -> int:
     """The paper's T: how many blocks are visited."""
-    size = block_size_for(settings, models)
-    return len(schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
+    learned, size = visits_for(settings, models)
+    return len(schedule(learned, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
 
 
 def inside(settings: Settings, samples: int) -> int:

@@ -45,8 +45,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
     data = kitchen.task.fit
     if settings.folds == 1:
-        (start,) = starts.find(kitchen, live, settings, [None], store)
-        learner = Learner(live, settings, [Track(0, data, start=start)], listen=kitchen.listen, store=store)
+        begins, among = _limited(kitchen, settings, starts.find(kitchen, live, settings, [None], store))
+        tracks = [Track(0, data, start=begins[0])]
+        learner = Learner(live, settings, tracks, among=among, listen=kitchen.listen, store=store)
         learner.run()
         track = learner.tracks[0]
         _go_part_of_the_way(track, live, settings.reach)
@@ -54,12 +55,13 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
             track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
         )
     folds = data.folds(settings.folds, settings.seed)
-    begins = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
+    found = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
+    begins, among = _limited(kitchen, settings, found)
     tracks = [
         Track(f, data.subset(inside), data.subset(outside), begins[f])
         for f, (inside, outside) in enumerate(folds)
     ]
-    learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
+    learner = Learner(live, settings, tracks, among=among, listen=kitchen.listen, store=store)
     learner.run()
     for track in tracks:
         _go_part_of_the_way(track, live, settings.reach)
@@ -90,6 +92,23 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     )
     W = _baseline(kitchen, live, winner, members)
     return Learned(W, None, known[winner], winner, tuple(history), (note, *notes))
+
+
+def _limited(
+    kitchen: Kitchen, settings: Settings, begins: list[starts.Start]
+) -> tuple[list[starts.Start], tuple[int, ...] | None]:
+    """Starts, and which ingredients are learned (None: all): those of the starts and the best of the others.
+
+    Ranked on all fitting data: who is among so many says little about a sample that a fold leaves out.
+    """
+    K = len(kitchen.pool)
+    if settings.among is None or settings.among >= K:
+        return begins, None
+    own, digests = kitchen.individual_values().mean(dim=1).tolist(), kitchen.facts.digests
+    best = sorted(range(K), key=lambda k: (-own[k], digests[k], k))[: settings.among]
+    among = set(best).union(*(start for start in begins if start is not None))
+    ordered = tuple(sorted(among, key=digests.__getitem__))  # summed up alike wherever they stand in the pool
+    return [ordered if start is None else start for start in begins], ordered
 
 
 def _go_part_of_the_way(track: Track, live: Live, reach: float) -> None:

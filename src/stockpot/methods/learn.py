@@ -11,7 +11,7 @@ adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -39,23 +39,27 @@ class Learner:
         settings: Settings,
         tracks: list[Track],
         *,
+        among: Sequence[int] | None = None,
         listen: Listener = ignore,
         store: StateStore | None = None,
     ) -> None:
+        """`among`: only these ingredients are loaded and learned; tracks must set out from soups of theirs."""
         self.live = live
         self.settings = settings
         self.tracks = tracks
         self.listen = listen
-        models = len(live.pool)
+        self.among = None if among is None else list(among)
+        learned = range(len(live.pool)) if self.among is None else self.among
+        models = len(learned)
         self.simplex = settings.parametrisation == "simplex"
         digests = live.pool.digests(listen)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
-        ranked = sorted(range(models), key=lambda k: digests[k])
+        ranked = sorted(learned, key=lambda k: digests[k])
         blocks = [
             sorted(ranked[i] for i in block)
             for block in schedule(
                 models,
-                block_size_for(settings, models),
+                min(models, block_size_for(settings, len(live.pool))),
                 passes=settings.passes,
                 blocks=settings.blocks,
                 seed=settings.seed,
@@ -149,7 +153,7 @@ class Learner:
     def _start(self) -> None:
         live, s = self.live, self.settings
         K, G = len(live.pool), len(live.layout)
-        first = self.blocks[0] if s.centre == "soup" else None
+        first = self.blocks[0] if s.centre == "soup" else self.among
         mean = self.engine.loader.mean(first, self.listen)  # on the host when the device is CUDA
         if not bool(torch.stack(torch.aminmax(mean)).isfinite().all()):
             live.pool.verify_finite(self.listen)  # names the files to blame

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 StartName = Literal["mean", "greedy", "top"]
 STARTS: tuple[str, ...] = get_args(StartName)
-# What a start other than the mean, and a part of the way from there, fall back to where they cannot be.
-FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0}
+# What a start other than the mean, a part of the way from there, and few ingredients fall back to where they cannot be.
+FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0, "among": None}
 
 
 def directions_from_the_mean(chosen: Mapping[str, Any]) -> bool:
@@ -138,6 +138,7 @@ def check(s: Settings) -> None:
         "raise folds, or leave some out",
     )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
+    need(s.among is None or s.among >= 1, "among", "at least 1, or None for all", "raise among")
     need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")
     for name, plain in FROM_THE_START.items():
         need(

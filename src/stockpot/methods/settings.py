@@ -60,6 +60,9 @@ class Settings:
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
     start: StartName | tuple[StartName, ...] = "mean"  # where learning sets out; of several, folds take turns
+    among: int | None = (
+        None  # learn so many ingredients, the highest-scoring, and those of the start; None: all
+    )
     reach: float = 1.0  # part of the way from there to what was learned that is gone in the end
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
@@ -146,6 +149,12 @@ def block_size_for(settings: Settings, models: int) -> int:
             )
         )
     return settings.block_size
+
+
+def visits_for(settings: Settings, models: int) -> tuple[int, int]:
+    """How many of K models are learned, not counting those of the start alone, and how many of them at a time."""
+    learned = models if settings.among is None else min(models, settings.among)
+    return learned, min(learned, block_size_for(settings, models))
 
 
 def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:

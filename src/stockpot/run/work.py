@@ -20,7 +20,7 @@ from stockpot.methods.cooking import kept, prepare
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.reporting import report_on
 from stockpot.methods.result import Result
-from stockpot.methods.settings import LEARNED, Settings, block_size_for
+from stockpot.methods.settings import LEARNED, Settings, visits_for
 from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
@@ -245,11 +245,10 @@ def steps(job: Job, method: str, settings: Settings) -> int:
 
 def blocks(job: Job, method: str, settings: Settings) -> int:
     """How many blocks a method visits; 0 for those that do not learn."""
-    models = len(job.pool)
     if method not in LEARNED:
         return 0
     try:
-        size = block_size_for(settings, models)
+        models, size = visits_for(settings, len(job.pool))
     except MethodError:
         return 0  # said properly when the method's turn comes
     return len(schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))

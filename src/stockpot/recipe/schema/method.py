@@ -27,6 +27,7 @@ _SWITCHES = {
     "retreat",
     "advance",
     "start",
+    "among",
     "reach",
     "apart",
 }
@@ -165,6 +166,11 @@ class Method(Section):
         description="The soup that learning sets out from: the `mean` of all models, the `greedy` one of all fitting"
         " data, or the mean of the `top` models, as many as have the lowest loss together. Of a list, folds take"
         " turns.",
+    )
+    among: int | None = Field(
+        None,
+        description="Load and learn only so many ingredients, those that score highest, and those of the start."
+        " null: all.",
     )
     reach: float | None = Field(
         None, description="Part of the way from the start to what was learned that is gone in the end."
