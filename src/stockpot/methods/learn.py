@@ -59,7 +59,7 @@ class Learner:
             sorted(ranked[i] for i in block)
             for block in schedule(
                 models,
-                min(models, block_size_for(settings, len(live.pool))),
+                block_size_for(settings, len(live.pool)),
                 passes=settings.passes,
                 blocks=settings.blocks,
                 seed=settings.seed,
