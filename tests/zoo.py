@@ -15,6 +15,7 @@ from stockpot.engine import Live
 from stockpot.layout import Layout
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
+from stockpot.methods.result import Result
 from stockpot.methods.settings import settings_for
 from stockpot.methods.state import StateStore
 from stockpot.methods.track import Track
@@ -102,6 +103,17 @@ def zoo(
 
 
 MARK = 1e4  # an input that large makes the loss of its batch NaN
+
+
+def uneven(folder: Path, models: int = 6) -> tuple[Pool, Task]:
+    """A zoo whose greedy soup leaves some ingredients out."""
+    return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
+
+
+def weights_of(result: Result) -> Tensor:
+    """W of the soup that was cooked. (K, G)"""
+    assert result.soup is not None
+    return result.soup.W
 
 
 def marked_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stockpot.methods.settings import LEARNED, Settings, visits_for
+from stockpot.methods.blocks import blocks_for
+from stockpot.methods.settings import LEARNED, Settings
 from stockpot.report.record import Method, Run, read
 from studies import paired, steps
 from studies.coefficients import distribution
@@ -106,8 +107,8 @@ def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
     }
     if learned:
         settings = _settings(stated)
-        _, value["b"] = visits_for(settings, len(run.ingredients))
-        value["T"] = steps.visits(settings, len(run.ingredients))
+        blocks = blocks_for(settings, len(run.ingredients))
+        value["b"], value["T"] = len(blocks[0]), len(blocks)
         value["J"] = counted // (settings.folds * value["T"])
     return value
 

@@ -59,11 +59,7 @@ def attempt(name: str, pairs: Sequence[str]) -> Planned:
                 fix="write the key as in a recipe",
             )
         )
-    values = {key: _plain(text) for key, text in given.items()}
+    values = {key: parse(text, text) for key, text in given.items()}
     values.setdefault("data.report", DEV)
     methods = () if "method.methods" in values else (DEFAULT,)
     return Planned(f"{TRY}-{name}", methods, tuple(values.items()))
-
-
-def _plain(text: str) -> object:
-    return parse(text, text)

@@ -13,8 +13,6 @@ from studies.tables import METHODS
 
 BEGIN = "<!-- Results: written by `make results`. -->"
 END = "<!-- End of results. -->"
-
-
 SHORT = ("best", "uniform", "greedy", "learned+", PAPER, DEFAULT, "ensemble")
 
 

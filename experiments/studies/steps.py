@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stockpot.methods.blocks import schedule
-from stockpot.methods.settings import LEARNED, Settings, visits_for
+from stockpot.methods.blocks import blocks_for
+from stockpot.methods.settings import LEARNED, Settings
 from stockpot.methods.track import steps_for
 
 
 def visits(settings: Settings, models: int) -> int:
     """The paper's T: how many blocks are visited."""
-    learned, size = visits_for(settings, models)
-    return len(schedule(learned, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
+    return len(blocks_for(settings, models))
 
 
 def inside(settings: Settings, samples: int) -> int:

@@ -19,39 +19,32 @@ STAND_IN = """
 import json, sys, time
 from pathlib import Path
 
-if sys.argv[1].endswith("pretrain.py"):
-    script = Path(sys.argv[1])
+def begin(told, name):
     with open({began!r}, "a") as file:
-        file.write(script.parent.name + "/pretraining\\n")
+        file.write(told + "\\n")
     time.sleep({pause})
-    if "pretraining" in {failing!r}:
+    if name in {failing!r}:
         print("error: the stand-in fails")
         sys.exit(1)
-    (script.parent / "start.safetensors").touch()
+
+if sys.argv[1].endswith("pretrain.py"):
+    zoo = Path(sys.argv[1]).parent
+    begin(zoo.name + "/pretraining", "pretraining")
+    (zoo / "start.safetensors").touch()
     sys.exit()
 if "finetune" in sys.argv:
-    recipe = Path(sys.argv[sys.argv.index("finetune") + 1])
-    with open({began!r}, "a") as file:
-        file.write(recipe.parent.name + "/pool\\n")
-    time.sleep({pause})
-    if "pool" in {failing!r}:
-        print("error: the stand-in fails")
-        sys.exit(1)
-    (recipe.parent / "hidden").rename(recipe.parent / "pool")
+    zoo = Path(sys.argv[sys.argv.index("finetune") + 1]).parent
+    begin(zoo.name + "/pool", "pool")
+    (zoo / "hidden").rename(zoo / "pool")
     sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
 out = Path(words[words.index("--out") + 1])
 sys.path.insert(0, {source!r})
 from stockpot.recipe import load_recipe
 
-with open({began!r}, "a") as file:
-    file.write(out.name + "\\n")
+begin(out.name, out.name)
 pairs = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
 recipe = load_recipe(words[1], pairs)
-if out.name in {failing!r}:
-    print("error: the stand-in fails")
-    sys.exit(1)
-time.sleep({pause})
 out.mkdir(parents=True, exist_ok=True)
 names = [path.rsplit("/", 1)[-1] for path in recipe.pool.path or ()]
 names = names if len(names) > 1 else [f"model_{{k}}.safetensors" for k in range(5)]

@@ -7,32 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from stockpot import Event, Pool, Task, cook
 from stockpot.errors import MethodError
+from stockpot.methods.blocks import blocks_for
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.settings import settings_for, visits_for
+from stockpot.methods.settings import settings_for
 from stockpot.soup import weights
-from zoo import fine_tunes, mlp, samples, write
+from zoo import fine_tunes, mlp, samples, uneven, weights_of, write
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05}
 FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4}
-
-
-def uneven(folder: Path, models: int = 6) -> tuple[Pool, Task]:
-    return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
 
 
 def best_of(pool: Pool, task: Task, n: int) -> list[int]:
     own = Kitchen(pool, task).individual_values().mean(dim=1).tolist()
     digests = pool.digests()
     return sorted(range(len(pool)), key=lambda k: (-own[k], digests[k]))[:n]
-
-
-def weights_of(result: Any) -> Tensor:
-    assert result.soup is not None
-    return Tensor(result.soup.W)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +81,13 @@ def test_permuting_ingredients_permutes_the_weights(tmp_path: Path) -> None:
 
 
 def test_how_many_blocks_that_takes() -> None:
-    assert visits_for(settings_for("mehl+", among=30), 72) == (30, 18)
-    assert visits_for(settings_for("mehl+", among=5), 72) == (5, 5)
-    assert visits_for(settings_for("crossfit", among=100), 72) == (72, 72)
-    assert visits_for(settings_for("mehl+"), 72) == (72, 18)
+    def sizes(method: str, **given: Any) -> list[int]:
+        return [len(block) for block in blocks_for(settings_for(method, **given), 72)]
+
+    assert sizes("mehl+", among=30) == [18, 12]
+    assert sizes("mehl+", among=5) == [5]
+    assert sizes("crossfit", among=100) == [72]
+    assert sizes("mehl+") == [18, 18, 18, 18]
 
 
 def test_what_makes_no_sense_is_refused() -> None:

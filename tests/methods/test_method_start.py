@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from test_method_resume import KilledError, Killer, Memory
-from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
@@ -18,26 +17,16 @@ from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.soup import weights
-from zoo import fine_tunes, flat, learning, mlp, samples, write, zoo
+from zoo import fine_tunes, flat, learning, mlp, samples, uneven, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "start": "greedy"}
 FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
-
-
-def uneven(folder: Path, models: int = 6) -> tuple[Any, Task]:
-    """A zoo whose greedy soup leaves some ingredients out."""
-    return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
 
 
 def members(pool: Any, task: Task) -> tuple[int, ...]:
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
         return starts.greedy_members(kitchen, live, settings_for("crossfit"), None, "greedy soup")
-
-
-def weights_of(result: Any) -> Tensor:
-    assert result.soup is not None
-    return Tensor(result.soup.W)
 
 
 @pytest.mark.parametrize("block_size", [2, 6])

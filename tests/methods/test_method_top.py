@@ -14,12 +14,7 @@ from stockpot.methods import starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.soup import weights
 from stockpot.task import Scores
-from zoo import fine_tunes, mlp, samples, write
-
-
-def uneven(folder: Path, models: int = 6) -> tuple[Any, Task]:
-    """A zoo whose ingredients differ."""
-    return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
+from zoo import fine_tunes, layout_of, mlp, samples, uneven, write
 
 
 class Known(Kitchen):
@@ -32,12 +27,11 @@ class Known(Kitchen):
 
 def losses(pool: Any, task: Task, ranking: list[int], part: Tensor | None) -> dict[int, float]:
     """Of the mean of the first n, for n = 1, 2, ..., K, as a user would find them."""
-    G = len(Kitchen(pool, task).layout("tensor"))
+    layout = layout_of(pool)
     found = {}
     for n in range(1, len(ranking) + 1):
-        Soup(
-            pool, Kitchen(pool, task).layout("tensor"), weights.chosen(len(ranking), G, ranking[:n])
-        ).load_into(task.model)
+        W = weights.chosen(len(ranking), len(layout), ranking[:n])
+        Soup(pool, layout, W).load_into(task.model)
         found[n] = task.score(indices=part).loss
     return found
 
@@ -88,11 +82,8 @@ class Losing(Known):
 @pytest.mark.parametrize(
     ("given", "wanted", "asked"),
     [
-        (
-            [3, 2, 1, 4, 5, 6, 0, 0, 0],
-            3,
-            6,
-        ),  # three sizes in a row that are no better: larger ones are not tried
+        # Three sizes in a row that are no better: larger ones are not tried.
+        ([3, 2, 1, 4, 5, 6, 0, 0, 0], 3, 6),
         ([3, 4, 4, 2, 4, 4, 1, 9, 9], 12, 9),
         ([1, 1, 1, 1, 0, 0, 0, 0, 0], 1, 4),
         ([9, 8, 7, 6, 5, 4, 3, 2, 1], None, 9),

@@ -104,10 +104,10 @@ def _limited(
     K = len(kitchen.pool)
     if settings.among is None or settings.among >= K:
         return begins, None
-    own, digests = kitchen.individual_values().mean(dim=1).tolist(), kitchen.facts.digests
-    best = sorted(range(K), key=lambda k: (-own[k], digests[k], k))[: settings.among]
+    best = kitchen.ranked(kitchen.individual_values().mean(dim=1).tolist())[: settings.among]
     among = set(best).union(*(start for start in begins if start is not None))
-    ordered = tuple(sorted(among, key=digests.__getitem__))  # summed up alike wherever they stand in the pool
+    # Summed up alike wherever they stand in the pool.
+    ordered = tuple(sorted(among, key=kitchen.facts.digests.__getitem__))
     return [ordered if start is None else start for start in begins], ordered
 
 

@@ -45,8 +45,8 @@ def greedy(
     K, G = len(kitchen.pool), len(live.layout)
     everything = torch.arange(len(kitchen.task.fit)) if indices is None else indices  # (n,)
     values = kitchen.individual_values()[:, everything]  # (K, n)
-    digests = kitchen.facts.digests
-    ranking = sorted(range(K), key=lambda k: (-float(values[k].mean()), digests[k] if by_content else "", k))
+    own = values.mean(dim=1).tolist()
+    ranking = kitchen.ranked(own) if by_content else sorted(range(K), key=lambda k: -own[k])
     chosen = [ranking[0]]
     current = values[ranking[0]]  # (n,) scores of the soup so far
     history: list[dict[str, object]] = [

@@ -101,9 +101,13 @@ class Kitchen:
         """The ingredients' scores, and what they cost, as an earlier process found them."""
         self._individual, self.individual_seconds = scores, seconds
 
+    def ranked(self, scores: Sequence[float]) -> list[int]:
+        """Ingredients by score, highest first; of equals, the same one first wherever they stand in the pool."""
+        return sorted(range(len(scores)), key=lambda k: (-scores[k], self.facts.digests[k], k))
+
     def first(self, scores: Sequence[float]) -> int:
-        """The ingredient with the highest score; of several, the same one wherever it stands in the pool."""
-        return min(range(len(scores)), key=lambda k: (-scores[k], self.facts.digests[k], k))
+        """The ingredient with the highest score."""
+        return self.ranked(scores)[0]
 
     def individual_values(self) -> Tensor:
         """Per-sample scores of every ingredient. (K, N)"""

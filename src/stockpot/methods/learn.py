@@ -23,8 +23,8 @@ from stockpot.engine.parametrisation import coefficients
 from stockpot.errors import LearningError, describe
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods import setbacks
-from stockpot.methods.blocks import schedule
-from stockpot.methods.settings import Settings, block_size_for
+from stockpot.methods.blocks import blocks_for
+from stockpot.methods.settings import Settings
 from stockpot.methods.state import NoStore, StateStore
 from stockpot.methods.track import Track, steps_for
 from stockpot.methods.visit import Visit
@@ -55,16 +55,7 @@ class Learner:
         digests = live.pool.digests(listen)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
         ranked = sorted(learned, key=lambda k: digests[k])
-        blocks = [
-            sorted(ranked[i] for i in block)
-            for block in schedule(
-                models,
-                block_size_for(settings, len(live.pool)),
-                passes=settings.passes,
-                blocks=settings.blocks,
-                seed=settings.seed,
-            )
-        ]
+        blocks = [sorted(ranked[i] for i in block) for block in blocks_for(settings, len(live.pool), models)]
         starts = [track.start for track in tracks]
         self.visits = Visits(blocks, settings, store or NoStore(), starts)
         self._limit = models  # models loaded at a time; lower after running out of memory

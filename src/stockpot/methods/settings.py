@@ -151,12 +151,6 @@ def block_size_for(settings: Settings, models: int) -> int:
     return settings.block_size
 
 
-def visits_for(settings: Settings, models: int) -> tuple[int, int]:
-    """How many of K models are learned, not counting those of the start alone, and how many of them at a time."""
-    learned = models if settings.among is None else min(models, settings.among)
-    return learned, min(learned, block_size_for(settings, models))
-
-
 def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:
     """Resolve a method name, a preset and the caller's own values, in that order of precedence (last wins)."""
     if method not in METHODS:

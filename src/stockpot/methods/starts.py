@@ -69,8 +69,7 @@ def top(kitchen: Kitchen, live: Live, part: Tensor | None, label: str) -> Start:
     whole_batches = kitchen.individual()[0].batches is not None  # such scores belong to no part
     values = kitchen.individual_values()  # (K, N)
     own = (values if part is None or whole_batches else values[:, part]).mean(dim=1).tolist()
-    digests = kitchen.facts.digests
-    ranking = sorted(range(K), key=lambda k: (-own[k], digests[k], k))
+    ranking = kitchen.ranked(own)
     total, candidate = torch.zeros_like(live.theta), torch.empty_like(live.theta)
     best, chosen, worse, read = math.inf, 1, 0, 0
     sizes = list(_sizes(K))
@@ -89,7 +88,7 @@ def top(kitchen: Kitchen, live: Live, part: Tensor | None, label: str) -> Start:
         if worse == PATIENCE:
             break
     # Summed up in the same order wherever they stand in the pool.
-    return None if chosen == K else tuple(sorted(ranking[:chosen], key=digests.__getitem__))
+    return None if chosen == K else tuple(sorted(ranking[:chosen], key=kitchen.facts.digests.__getitem__))
 
 
 def _sizes(K: int) -> Iterator[int]:

@@ -15,12 +15,12 @@ from typing import Any
 from stockpot.engine.threads import threads_for
 from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
-from stockpot.methods.blocks import schedule
+from stockpot.methods.blocks import blocks_for
 from stockpot.methods.cooking import kept, prepare
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.reporting import report_on
 from stockpot.methods.result import Result
-from stockpot.methods.settings import LEARNED, Settings, visits_for
+from stockpot.methods.settings import LEARNED, Settings
 from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
@@ -248,7 +248,6 @@ def blocks(job: Job, method: str, settings: Settings) -> int:
     if method not in LEARNED:
         return 0
     try:
-        models, size = visits_for(settings, len(job.pool))
+        return len(blocks_for(settings, len(job.pool)))
     except MethodError:
         return 0  # said properly when the method's turn comes
-    return len(schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
