@@ -94,7 +94,8 @@ def archive(
     """A file of torch.save around any pickle, with right checksums."""
     with zipfile.ZipFile(path, "w", compression) as file:
         for name, content in {**records(payload), **(more or {})}.items():
-            file.writestr(f"m/{name}", content)
+            # The same date always: read as a pickle, its bytes could say anything. These are no ASCII.
+            file.writestr(zipfile.ZipInfo(f"m/{name}", (2024, 1, 1, 16, 0, 0)), content, compression)
     return path
 
 

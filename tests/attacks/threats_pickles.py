@@ -132,6 +132,11 @@ def nested_archive(folder: Path) -> Path:
     return archive(folder / "m.pt", inner)
 
 
+@threat("text: an escape that Python warns of", "no valid pickle", PICKLES)
+def unknown_escape(folder: Path) -> Path:
+    return archive(folder / "m.pt", b"S'\\s'\n.")
+
+
 @threat("archive: a whole checkpoint as one record", None, PICKLES, _loadable(_reduce))
 def inner_checkpoint(folder: Path) -> Path:
     inner = archive(folder / "inner.pt", _in_a_table(_reduce(folder))).read_bytes()

@@ -9,6 +9,7 @@ runs it (keys that take for ever to hash, numbers that make tables of gigabytes)
 from __future__ import annotations
 
 import pickletools
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -77,9 +78,13 @@ def check_pickle(content: bytes, allowed: Allowed) -> list[tuple[object, ...]]:
     """
     machine = _Machine(allowed)
     try:
-        for opcode, argument, _ in pickletools.genops(content):
-            machine.step(opcode.name, argument, len(content))
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error"
+            )  # escapes that Python only warns of: no pickle is written with them
+            for opcode, argument, _ in pickletools.genops(content):
+                machine.step(opcode.name, argument, len(content))
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError, Warning) as error:
         raise PickleError(f"no valid pickle: {error}") from error
     return machine.outside
 
