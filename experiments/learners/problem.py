@@ -5,7 +5,7 @@ theta(a) = mean + sum_k a[k, group] d_k, as in the product; only the way a is fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -91,8 +91,11 @@ class Problem:
 
     def dev_scores(self, a: Tensor) -> Scores:
         """The soup on data that nothing is fitted on."""
+        return self.scores_on(a, [self.dev])[0]
+
+    def scores_on(self, a: Tensor, parts: Sequence[Data]) -> list[Scores]:
         self._put(a)
-        return self.task.score(self.dev)
+        return [self.task.score(part) for part in parts]
 
     def _put(self, a: Tensor) -> None:
         """Make the live model this soup, with its own running statistics."""

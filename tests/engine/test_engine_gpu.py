@@ -111,7 +111,14 @@ def paths(told: list[Event]) -> list[str]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"clip": 0.01, "warmup": 0.2}, {"optimizer": "sgd", "momentum": 0.9}, {"apart": 0.25, "clip": 0.5}],
+    [
+        {},
+        {"clip": 0.01, "warmup": 0.2},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"apart": 0.25, "clip": 0.5},
+        {"coarse": 1.0},
+        {"folds": 3, "coarse": (0.5, 1.0, 0.0)},  # one graph serves folds of different kinds
+    ],
 )
 def test_the_graph_takes_the_steps_the_eager_path_takes(tmp_path: Path, settings: dict[str, Any]) -> None:
     pool, task = pool_and_task(tmp_path)

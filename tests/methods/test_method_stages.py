@@ -48,9 +48,11 @@ def test_afterwards_the_groups_part(tmp_path: Path) -> None:
 
 
 def test_the_schedule_begins_anew() -> None:
-    rates = learning_rates(settings_for("hl+", coarse=0.5), 8)
+    rates = learning_rates(settings_for("hl+"), 8, 0.5)
     assert rates[:4] == rates[4:] == learning_rates(settings_for("hl+"), 4)
-    assert learning_rates(settings_for("hl+", coarse=0.25, schedule="constant"), 8) == [0.01] * 8
+    assert learning_rates(settings_for("hl+", schedule="constant"), 8, 0.25) == [0.01] * 8
+    for share in (0.0, 1.0):
+        assert learning_rates(settings_for("hl+"), 8, share) == learning_rates(settings_for("hl+"), 8)
 
 
 @pytest.mark.parametrize("advance", [1.0, 1.5])
@@ -83,7 +85,7 @@ def test_steps_get_smaller_where_held_out_loss_does_not_fall_and_larger_where_it
     ("given", "text"),
     [
         ({"retreat": True}, "setting retreat: expected False, or folds of at least 2"),
-        ({"coarse": 1.0}, "setting coarse: expected a share in"),
+        ({"coarse": 1.1}, "setting coarse: expected a share in"),
         ({"coarse": -0.1}, "setting coarse: expected a share in"),
         ({"advance": 0.9}, "setting advance: expected between 1 and 2"),
         ({"advance": 2.1}, "setting advance: expected between 1 and 2"),

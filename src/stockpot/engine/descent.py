@@ -41,7 +41,7 @@ class Choices(Protocol):
     @property
     def label_smoothing(self) -> float: ...
     @property
-    def coarse(self) -> float: ...
+    def coarse(self) -> float | tuple[float, ...]: ...
     @property
     def apart(self) -> float | None: ...
 
@@ -69,6 +69,7 @@ class Descent:
         choices: Choices,
         steps: int,
         *,
+        coarse: float = 0.0,  # which of the chosen shares is this descent's
         accumulate: int | None = None,  # None: as chosen; the memory plan may cut finer
         low_memory: bool = False,
     ) -> None:
@@ -91,12 +92,13 @@ class Descent:
             else nn.Parameter(torch.zeros(len(raw), 1, dtype=live.dtype, device=live.device))
         )
         self.optimizer = self._optimizer()
-        self.rates = learning_rates(choices, steps)
+        self.rates = learning_rates(choices, steps, coarse)
         self.factor = 1.0  # on every rate; less than one after a setback
         self.done = 0  # steps taken or skipped
         self.projector = Projector(live, directions) if low_memory else None
         # On the device: a captured step reads it.
-        self._tied = torch.zeros((), dtype=torch.bool, device=live.device) if choices.coarse else None
+        shares = choices.coarse if isinstance(choices.coarse, tuple) else (choices.coarse,)
+        self._tied = torch.zeros((), dtype=torch.bool, device=live.device) if any(shares) else None
 
     def tie(self, together: bool) -> None:
         """Whether the groups of a model move together, as one coefficient would."""
@@ -263,15 +265,15 @@ class Descent:
         self.optimizer.load_state_dict(saved)
 
 
-def coarse_steps(choices: Choices, steps: int) -> int:
+def coarse_steps(share: float, steps: int) -> int:
     """How many steps of a block come before the groups of a model part."""
-    return round(choices.coarse * steps)
+    return round(share * steps)
 
 
-def learning_rates(choices: Choices, steps: int) -> list[float]:
-    """The rate of every step; the schedule begins anew when the groups of a model part."""
-    coarse = coarse_steps(choices, steps)
-    return _schedule(choices, coarse) + _schedule(choices, steps - coarse)
+def learning_rates(choices: Choices, steps: int, coarse: float = 0.0) -> list[float]:
+    """The rate of every step; the schedule begins anew when the groups of a model part, after this share of them."""
+    first = coarse_steps(coarse, steps)
+    return _schedule(choices, first) + _schedule(choices, steps - first)
 
 
 def _schedule(choices: Choices, steps: int) -> list[float]:

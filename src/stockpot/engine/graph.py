@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import parallel
-from stockpot.engine.descent import Choices, Descent, Step
+from stockpot.engine.descent import Choices, Descent, Step, learning_rates
 from stockpot.engine.directions import Directions
 from stockpot.engine.feed import Feed
 from stockpot.engine.live import Live
@@ -36,11 +36,14 @@ class GraphDescent(Descent):
         steps: int,
         feed: Feed,
         *,
+        coarse: float = 0.0,
         low_memory: bool = False,
     ) -> None:
         self._rate = torch.tensor(choices.lr, dtype=torch.float32, device=live.device)
         self._own_rate = self._rate if choices.apart is None else self._rate * choices.apart
-        super().__init__(live, directions, fixed, raw, temperature, choices, steps, low_memory=low_memory)
+        super().__init__(
+            live, directions, fixed, raw, temperature, choices, steps, coarse=coarse, low_memory=low_memory
+        )
         self.feed = feed
         rates = [*self.rates, 0.0]
         self._rates = torch.tensor(rates, dtype=torch.float32, device=live.device)  # (steps + 1,)
@@ -65,9 +68,11 @@ class GraphDescent(Descent):
             and own.scale is None
         )
 
-    def restart(self, raw: Tensor, temperature: float | None) -> None:
+    def restart(self, raw: Tensor, temperature: float | None, coarse: float) -> None:
         """Begin another block or fold with fresh optimiser state."""
         self.go_back(raw, temperature, 0)
+        self.rates = learning_rates(self.choices, len(self.rates), coarse)
+        self._write_rates()
 
     def _forget(self) -> None:
         with torch.no_grad():  # in place: the graph has these addresses
@@ -79,8 +84,11 @@ class GraphDescent(Descent):
     def slow(self, factor: float) -> None:
         if factor != self.factor:
             super().slow(factor)
-            rates = [rate * factor for rate in self.rates] + [0.0]
-            self._rates.copy_(torch.tensor(rates, dtype=torch.float32))
+            self._write_rates()
+
+    def _write_rates(self) -> None:
+        rates = [rate * self.factor for rate in self.rates] + [0.0]
+        self._rates.copy_(torch.tensor(rates, dtype=torch.float32))
 
     def run(self, data: Data, batches: list[Tensor]) -> list[Step]:
         self._counter.fill_(self.done)
@@ -141,5 +149,5 @@ class GraphDescent(Descent):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._once()
-        self.restart(before, temperature)
+        self.go_back(before, temperature, 0)
         return graph

@@ -1,7 +1,7 @@
 """Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
 
-A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too. Where folds set out is
-found in methods/starts.py; what they learn from there is cross-fitted.
+Where folds set out is found in methods/starts.py; what they learn from there is cross-fitted, and averaged in
+methods/averaging.py.
 
 Every sample is held out by one fold, which also gives a score for the guard (methods/guard.py): if the best individual,
 the uniform or the greedy soup does better on held-out data than chance explains, that one is returned instead. What is
@@ -20,6 +20,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.methods import guard, starts
+from stockpot.methods.averaging import average
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.remarks import thin_classes
@@ -65,11 +66,16 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     learner.run()
     for track in tracks:
         _go_part_of_the_way(track, live, settings.reach)
-    W = torch.stack([track.W for track in tracks]).mean(dim=0)
-    temperatures = [track.temperature for track in tracks if track.temperature is not None]
+    averaged = average(kitchen, live, settings, tracks)
+    W = averaged.W
+    temperatures = [track.temperature for track in averaged.tracks if track.temperature is not None]
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
     history: list[object] = list(learner.history)
+    if averaged.record is not None:
+        history.append({"kind": "average", **averaged.record})
     notes = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
+    if averaged.note is not None:
+        notes = (averaged.note, *notes)
     learned = Scores(_held_out_values(kitchen, live, tracks, folds))
     if not settings.guard:
         return Learned(W, temperature, learned, "learned", tuple(history), notes)

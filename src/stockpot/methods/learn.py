@@ -26,7 +26,7 @@ from stockpot.methods import setbacks
 from stockpot.methods.blocks import blocks_for
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import NoStore, StateStore
-from stockpot.methods.track import Track, steps_for
+from stockpot.methods.track import Track, in_turn, steps_for
 from stockpot.methods.visit import Visit
 from stockpot.methods.visits import Visits
 from stockpot.soup import weights
@@ -219,7 +219,10 @@ class Learner:
     def _learn(self, t: int, block: list[int], directions: Directions, track: Track, raw: Tensor) -> Tensor:
         """The coefficients (b, G) a track ends its visit with."""
         steps = steps_for(self.settings, len(track.data))
-        descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
+        coarse = in_turn(self.settings.coarse, track.number)
+        descent = self.engine.descent(
+            directions, self._active, raw, track.temperature, steps, track.data, coarse=coarse
+        )
         self._prefetch(t)
         visit = Visit(
             t, track, descent, raw, steps,

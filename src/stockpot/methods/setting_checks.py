@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 StartName = Literal["mean", "greedy", "top"]
 STARTS: tuple[str, ...] = get_args(StartName)
+TAKEN_IN_TURN = ("start", "coarse")  # settings that may be several, one fold after the other
 # What a start other than the mean, a part of the way from there, and few ingredients fall back to where they cannot be.
 FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0, "among": None}
 
@@ -97,7 +98,13 @@ def check(s: Settings) -> None:
     for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
         value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
         need(value is None or value <= most, name, f"at most {most:g}", "use the default")
-    need(0 <= s.coarse < 1, "coarse", "a share in [0, 1)", "0.5 means the first half of the steps")
+    shares = s.coarse if isinstance(s.coarse, tuple) else (s.coarse,)
+    need(
+        bool(shares) and all(0 <= share <= 1 for share in shares),
+        "coarse",
+        "a share in [0, 1], or several of them",
+        "0.5 means the first half of the steps, (0, 1) that the groups of every second fold never part",
+    )
     need(
         s.apart is None or 0 < s.apart <= 1,
         "apart",
@@ -105,7 +112,7 @@ def check(s: Settings) -> None:
         "0.25 lets groups move a quarter as fast as their model; granularity='model' never lets them part",
     )
     need(
-        s.apart is None or s.coarse == 0,
+        s.apart is None or not any(shares),
         "apart",
         "None, when coarse keeps groups together first",
         "set one of the two",
@@ -131,12 +138,14 @@ def check(s: Settings) -> None:
         "False, or folds of at least 2 to have held-out data",
         "set folds=4",
     )
-    need(
-        isinstance(s.start, str) or len(s.start) <= s.folds,
-        "start",
-        f"at most as many as there are folds to take turns ({s.folds})",
-        "raise folds, or leave some out",
-    )
+    for name in TAKEN_IN_TURN:
+        given = getattr(s, name)
+        need(
+            not isinstance(given, tuple) or len(given) <= s.folds,
+            name,
+            f"at most as many as there are folds to take turns ({s.folds})",
+            "raise folds, or leave some out",
+        )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
     need(s.among is None or s.among >= 1, "among", "at least 1, or None for all", "raise among")
     need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from stockpot.errors import MethodError, describe
 from stockpot.methods.setting_checks import (
     FROM_THE_START,
+    TAKEN_IN_TURN,
     StartName,
     check,
     directions_from_the_mean,
@@ -48,9 +49,9 @@ class Settings:
         None  # global norm of the coefficient gradient, with `apart` of both its parts together
     )
     label_smoothing: float = 0.0
-    coarse: float = (
-        0.0  # share of the inner iterations in which a model's groups move together, before they part
-    )
+    # share of the inner iterations in which a model's groups move together, before they part; as with `start`, folds
+    # may take turns
+    coarse: float | tuple[float, ...] = 0.0
     apart: float | None = (
         None  # a model's groups move together at lr, and each for itself at this share of it
     )
@@ -82,9 +83,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        given: Any = self.start
-        if isinstance(given, list):  # as recipes and records have it
-            object.__setattr__(self, "start", tuple(given))
+        for name in TAKEN_IN_TURN:
+            if isinstance(given := getattr(self, name), list):  # as recipes and records have it
+                object.__setattr__(self, name, tuple(given))
         check(self)
 
 
@@ -178,7 +179,12 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if overrides.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
+    # A method's own choice gives way to what the caller or the preset asks for.
+    for name in TAKEN_IN_TURN:
+        if name not in overrides and isinstance(several := chosen.get(name), tuple):
+            chosen[name] = several[: max(1, chosen["folds"])]
+    if overrides.get("apart") is not None and "coarse" not in overrides:
+        chosen["coarse"] = 0.0
     if not directions_from_the_mean(chosen):
-        # A method's own choice gives way to what the caller or the preset asks for.
         chosen.update({key: value for key, value in FROM_THE_START.items() if key not in overrides})
     return Settings(**chosen)

@@ -23,6 +23,7 @@ from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
+from stockpot.methods.track import in_turn
 from stockpot.soup import weights
 
 Start = tuple[int, ...] | None  # the mean of these ingredients; None: of all
@@ -54,8 +55,7 @@ def find(
 
 def kind(settings: Settings, fold: int) -> str:
     """Which start a fold has: the only one, or the next in turn."""
-    given = settings.start
-    return given if isinstance(given, str) else given[fold % len(given)]
+    return in_turn(settings.start, fold)
 
 
 def at_greedy(settings: Settings, fold: int) -> bool:

@@ -14,7 +14,7 @@ from stockpot.errors import LearningError, describe
 from stockpot.methods.best import Point, Stretch, stretch_of
 from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
-from stockpot.methods.track import Track
+from stockpot.methods.track import Track, in_turn
 from stockpot.methods.visits import Visits
 
 Tell = Callable[..., None]
@@ -42,7 +42,8 @@ class Visit:
         self.t, self.track, self.descent, self.steps = t, track, descent, steps
         self.live, self.settings, self.visits, self._tell = live, settings, visits, tell
         self.every = max(1, steps // settings.evaluations)
-        self.coarse = coarse_steps(settings, steps)  # steps before the groups of a model part
+        # steps before the groups of a model part
+        self.coarse = coarse_steps(in_turn(settings.coarse, track.number), steps)
         self.done = 0
         self.pace = (
             1.0  # factor on the rate, by what held-out loss did since the visit began or the groups parted

@@ -27,6 +27,7 @@ _SWITCHES = {
     "retreat",
     "advance",
     "start",
+    "coarse",
     "among",
     "reach",
     "apart",
@@ -146,9 +147,10 @@ class Method(Section):
         None, description="Largest norm of the coefficients' gradient. null: no limit."
     )
     label_smoothing: float | None = Field(None, description="Label smoothing while learning.")
-    coarse: float | None = Field(
+    coarse: float | tuple[float, ...] | None = Field(
         None,
-        description="Share of a block's steps in which a model moves as a whole, before its groups go their own ways.",
+        description="Share of a block's steps in which a model moves as a whole, before its groups go their own ways."
+        " Of a list, folds take turns.",
     )
     temperature: bool | None = Field(None, description="Also learn a factor on the logits.")
     apart: float | None = Field(

@@ -1,0 +1,169 @@
+"""Folds may go different ways in turn: where they set out, and whether a model moves as a whole. Then: the average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stockpot import Event, cook
+from stockpot.errors import MethodError
+from stockpot.methods import averaging, crossfit
+from stockpot.methods.averaging import Average, average
+from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.settings import METHODS, settings_for
+from stockpot.methods.track import Track
+from stockpot.soup import weights
+from zoo import uneven, weights_of, zoo
+
+BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "evaluations": 4, "guard": False}
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[Track]:
+    """What the folds of the latest run learned."""
+    tracks: list[Track] = []
+
+    def heard(*given: Any) -> Average:
+        tracks[:] = given[3]
+        return average(*given)
+
+    monkeypatch.setattr(crossfit, "average", heard)
+    return tracks
+
+
+def apart(W: Tensor) -> float:
+    """How far the weights of one model differ over its tensors."""
+    return float((W - W[:, :1]).abs().max())
+
+
+def test_models_that_never_part_have_one_coefficient_each(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    given = {key: value for key, value in BRIEF.items() if key not in ("evaluations", "guard")}
+    tied = weights_of(cook(pool, task, "hl+", coarse=1.0, **given))
+    one = weights_of(cook(pool, task, "hl", **given))
+    assert apart(tied) < 1e-6
+    assert (tied - one).abs().max() < 1e-5
+    assert apart(weights_of(cook(pool, task, "hl+", **given))) > 1e-2
+
+
+@pytest.mark.parametrize("coarse", [(0.0, 1.0), [1, 0], (0.5, 1.0, 0.0)])
+def test_folds_take_turns_at_moving_models_as_a_whole(
+    tmp_path: Path, learned: list[Track], coarse: Any
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    given = {**BRIEF, "folds": 3, "start": "mean", "lr": 0.2}
+    cook(pool, task, "crossfit", coarse=coarse, **given)
+    assert len(learned) == 3
+    for track in learned:
+        share = coarse[track.number % len(coarse)]
+        if share == 1:
+            assert apart(track.W) < 1e-6
+            assert float((track.W - 0.2).abs().max()) > 1e-2  # it did learn
+        else:
+            assert apart(track.W) > 1e-2
+    several = [track.W for track in learned]
+    cook(pool, task, "crossfit", coarse=coarse[0], **given)
+    assert torch.equal(several[0], learned[0].W)  # a fold does not care what the others do
+    assert not torch.equal(several[1], learned[1].W)
+
+
+def test_folds_of_different_kinds_are_averaged_where_that_is_no_worse(
+    tmp_path: Path, learned: list[Track]
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    result = cook(pool, task, "crossfit", **{**BRIEF, "folds": 2, "start": "mean", "coarse": (0.0, 1.0)})
+    (record,) = [h for h in result.history if h["kind"] == "average"]
+    assert record["kept"] == "all"
+    assert set(record["apart"]) == {"from mean", "from mean, whole models"}
+    assert record["together"] <= sum(record["apart"].values()) / 2
+    assert torch.equal(weights_of(result), torch.stack([track.W for track in learned]).mean(dim=0))
+    assert not any("only the folds" in note for note in result.notes)
+
+
+def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, task = uneven(tmp_path)
+    kitchen = Kitchen(pool, task)
+    events: list[Event] = []
+    kitchen.listen = events.append
+    settings = settings_for("crossfit", **{**BRIEF, "folds": 3, "start": ("greedy", "mean")})
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        tracks = []
+        for number, (k, loss) in enumerate(((0, 0.4), (1, 0.3), (2, 0.5))):  # a fold has learned ingredient k
+            track = Track(number, task.fit, held_out_loss=loss)
+            track.W, track.theta = weights.chosen(6, len(live.layout), [k]), live.mean([k]).clone()
+            tracks.append(track)
+        greedy, mean, everything = (0, 2), (1,), (0, 1, 2)
+        losses = {greedy: 0.5, mean: 0.7, everything: 1.0}  # a hill in the middle
+
+        def scored(live: Any, W: Tensor) -> Any:
+            members = tuple(k for k in range(6) if bool(W[k].any()))
+            assert torch.allclose(
+                live.theta, live.mean(list(members)), atol=1e-6
+            )  # what is scored is W's soup
+            return SimpleNamespace(loss=losses[members])
+
+        monkeypatch.setattr(kitchen, "score_live", scored)
+        kept = average(kitchen, live, settings, tracks)
+        assert kept.tracks == [tracks[1]]  # the kind with the lower held-out loss
+        assert torch.equal(kept.W, tracks[1].W)
+        assert kept.record is not None
+        assert kept.record["kept"] == "from mean"
+        assert kept.record["held_out"] == pytest.approx({"from greedy": 0.45, "from mean": 0.3})
+        assert kept.note == (
+            "only the folds from mean are in this soup: averaged with the others they have a loss of 1 on the fitting"
+            " data, apart 0.5667"
+        )
+        assert [event.data["kept"] for event in events if event.kind == "average"] == ["from mean"]
+        losses[everything] = 0.56  # two folds with 0.5, one with 0.7
+        whole = average(kitchen, live, settings, tracks)
+        assert whole.note is None
+        assert torch.equal(whole.W, torch.stack([track.W for track in tracks]).mean(dim=0))
+        losses[everything] = float("nan")
+        assert average(kitchen, live, settings, tracks).tracks == [tracks[1]]
+
+
+def test_folds_of_one_kind_need_no_evaluation(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 5)
+    result = cook(pool, task, "crossfit", **{**BRIEF, "folds": 2, "start": "greedy", "coarse": 0.0})
+    assert not [h for h in result.history if h["kind"] == "average"]
+
+
+def test_a_kind_is_named_in_words() -> None:
+    settings = settings_for("crossfit", start=("greedy", "top"), coarse=(0.0, 1.0, 0.5))
+    names = [averaging._name(settings, fold) for fold in range(4)]
+    assert names == [
+        "from greedy", "from top, whole models", "from greedy, whole models for 0.5 of the steps", "from top",
+    ]  # fmt: skip
+
+
+def test_the_methods_own_turns_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {**METHODS["crossfit"], "start": ("greedy", "mean", "top"), "coarse": (0.0, 1.0, 0.5)}
+    monkeypatch.setattr("stockpot.methods.settings.METHODS", {**METHODS, "crossfit": own})
+    few = settings_for("crossfit", folds=2)
+    assert (few.start, few.coarse) == (("greedy", "mean"), (0.0, 1.0))
+    assert settings_for("crossfit", apart=0.25).coarse == 0.0
+    assert settings_for("crossfit", preset="authors").start == "mean"
+    with pytest.raises(
+        MethodError, match=r"setting coarse: expected at most as many as there are folds.*\(2\)"
+    ):
+        settings_for("crossfit", folds=2, coarse=(0, 1, 0))
+
+
+@pytest.mark.parametrize("coarse", [1.5, -0.1, (0.0, 1.5), ()])
+def test_shares_that_make_no_sense_are_refused(coarse: Any) -> None:
+    with pytest.raises(MethodError, match="setting coarse: expected a share in"):
+        settings_for("crossfit", coarse=coarse)
+
+
+def test_only_folds_take_turns() -> None:
+    with pytest.raises(
+        MethodError, match=r"setting coarse: expected at most as many as there are folds.*\(1\)"
+    ):
+        settings_for("hl+", coarse=(0.0, 1.0))
+    with pytest.raises(MethodError, match="setting apart: expected None, when coarse"):
+        settings_for("crossfit", coarse=(0.0, 1.0), apart=0.25)
