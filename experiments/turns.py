@@ -33,7 +33,7 @@ from stockpot.soup import weights
 from stockpot.task import Scores
 
 UNUSED = {
-    "cifar10-efficientnet": 10_000,
+    "cifar10-efficientnet": 5_000,
     "fashion-vit": 6_000,
     "imdb-minilm": 2_000,
 }  # that fine-tuning left over
