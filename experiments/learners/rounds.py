@@ -13,6 +13,27 @@ FOLDS = 4
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
+def seventh(problem: Problem) -> Ideas:
+    """The seventh round: what is forgotten on the way back, how often folds are judged, and how long they learn."""
+    del problem
+    pace: dict[str, Any] = {"lr": 0.02, "retreat": True, "advance": 1.5, "greedy": True, "slowest": 0.5**6}
+    now: dict[str, Any] = {**pace, "steps": 150, "evaluations": 30, "whole": True}
+    long: dict[str, Any] = {**now, "steps": 300}
+    return {
+        "default": (Way(**now), FOLDS),
+        "judged 15 times": (Way(**{**now, "evaluations": 15}), FOLDS),
+        "300 steps": (Way(**long), FOLDS),
+        "moments of the best": (Way(**now, remember="best"), FOLDS),
+        "last moments": (Way(**now, remember="last"), FOLDS),
+        "last moments, judged 15 times": (Way(**{**now, "evaluations": 15}, remember="last"), FOLDS),
+        "last moments, 300 steps": (Way(**long, remember="last"), FOLDS),
+        "moments of the best, 300 steps": (Way(**long, remember="best"), FOLDS),
+        "last moments, 300 steps, no schedule": (Way(**long, remember="last", constant=True), FOLDS),
+        "own greedy": (Way(**{**now, "whole": False}), FOLDS),
+        "own greedy, last moments, 300 steps": (Way(**{**long, "whole": False}, remember="last"), FOLDS),
+    }
+
+
 def sixth(problem: Problem) -> Ideas:
     """The sixth round: targets that are partly the pool's own predictions, augmented images, and both."""
     del problem
@@ -198,4 +219,11 @@ def _coarse(problem: Problem, granularity: str) -> list[int]:
     return [by_group[j] for j in range(problem.G)]
 
 
-ROUNDS = {"first": first, "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth}
+ROUNDS = {
+    "first": first,
+    "third": third,
+    "fourth": fourth,
+    "fifth": fifth,
+    "sixth": sixth,
+    "seventh": seventh,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,12 @@ class Way:
     first: Way | None = None  # start where this one ends, on the same fold
     retreat: bool = False  # where the held-out loss did not fall: back to the best, at half the rate
     advance: float = 1.0  # times this rate where the held-out loss fell
+    remember: str = (
+        ""  # on the way back AdamW's moments are forgotten, those of the `best`, or the `last` ones
+    )
+    slowest: float = 0.0  # give up at this share of the rate
+    evaluations: int = EVALUATIONS
+    constant: bool = False  # no schedule: the rate changes with the held-out loss alone
     smooth: bool = False  # judge, and keep, the mean of the iterates since the last judgement
     shared: bool = False  # AdamW with one second moment for all coefficients
     batch: int = BATCH
@@ -91,12 +98,13 @@ def _adam(
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())  # mean over k of |d_k|^2
     best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0, start)
     total, count = torch.zeros_like(start), 0
-    every = max(1, way.steps // EVALUATIONS)
+    every = max(1, way.steps // way.evaluations)
     blocks: list[Tensor] = []
     per_block = way.steps if way.block is None else max(1, way.steps * way.block // problem.K)
     mask: Tensor | None = None
     generator = torch.Generator().manual_seed(seed)
     factor, best_z = 1.0, z.detach().clone()
+    moments: dict[Any, Any] = {}
     best_tau = 1.0 if tau is None else float(tau.detach())
     for j in range(way.steps if stop is None else stop):
         if way.block is not None and j % per_block == 0:
@@ -112,7 +120,8 @@ def _adam(
         if tau is not None:
             tau.grad = problem.tau_slope.clone()
         for group in optimiser.param_groups:
-            group["lr"] = factor * way.lr * 0.5 * (1 + math.cos(math.pi * j / way.steps))
+            schedule = 1.0 if way.constant else 0.5 * (1 + math.cos(math.pi * j / way.steps))
+            group["lr"] = factor * way.lr * schedule
         before = z.detach().clone() if mask is not None else None
         optimiser.step()
         if mask is not None and before is not None:  # models that are not loaded stay where they are
@@ -133,13 +142,18 @@ def _adam(
                 best_z = c.start(shown) if way.smooth else z.detach().clone()
                 best_tau = best_tau if tau is None else float(tau.detach())
                 factor *= way.advance
+                moments = deepcopy(optimiser.state_dict()["state"]) if way.remember == "best" else {}
             elif way.retreat:
                 factor *= 0.5
                 with torch.no_grad():
                     z.copy_(best_z)
                     if tau is not None:
                         tau.fill_(best_tau)
-                optimiser.state.clear()
+                if way.remember != "last":
+                    now_state = optimiser.state_dict()
+                    optimiser.load_state_dict({**now_state, "state": deepcopy(moments)})
+                if factor <= way.slowest:
+                    break
             if way.smooth:
                 total, count = torch.zeros_like(start), 0
     if outside is None:

@@ -46,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"block_size": 2, "folds": 3, "start": ["greedy", "mean"], "coarse": [0, 1, 0.5], "lr": 0.3},
     ),
     "the best few alone": ("crossfit", {"block_size": 2, "folds": 2, "among": 3, "lr": 0.3}),
+    "greedy soups of their own": ("crossfit", {"folds": 2, "start": "own-greedy", "guard": True, "lr": 0.3}),
     "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
     "free weights, accumulation": (
         "mehl+",

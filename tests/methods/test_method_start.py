@@ -17,13 +17,14 @@ from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.soup import weights
+from stockpot.task import Scores
 from zoo import fine_tunes, flat, learning, mlp, samples, uneven, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "start": "greedy"}
 FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
 
 
-def members(pool: Any, task: Task) -> tuple[int, ...]:
+def members_of_all(pool: Any, task: Task) -> tuple[int, ...]:
     kitchen = Kitchen(pool, task)
     with kitchen.live(kitchen.layout("tensor")) as live:
         return starts.greedy_members(kitchen, live, settings_for("crossfit"), None, "greedy soup")
@@ -33,7 +34,7 @@ def members(pool: Any, task: Task) -> tuple[int, ...]:
 def test_a_learning_rate_of_zero_returns_the_greedy_soup(tmp_path: Path, block_size: int) -> None:
     pool, task = uneven(tmp_path)
     found = weights_of(cook(pool, task, "mehl+", block_size=block_size, **{**BRIEF, "lr": 0.0}))
-    chosen = members(pool, task)
+    chosen = members_of_all(pool, task)
     assert 1 <= len(chosen) < 6
     assert torch.equal(found, weights.chosen(6, found.shape[1], chosen))
 
@@ -42,7 +43,7 @@ def test_every_fold_sets_out_from_the_greedy_soup_of_all_samples(tmp_path: Path)
     pool, task = uneven(tmp_path)
     events: list[Event] = []
     found = weights_of(cook(pool, task, "crossfit", listen=events.append, **{**FOLDED, "lr": 0.0}))
-    wanted = weights.chosen(6, found.shape[1], members(pool, task))
+    wanted = weights.chosen(6, found.shape[1], members_of_all(pool, task))
     assert (found - wanted).abs().max() <= 1e-12
     assert len([event for event in events if event.kind == "greedy"]) == 5  # one search among six
 
@@ -61,9 +62,57 @@ def test_the_guard_compares_with_greedy_whatever_the_start(
     monkeypatch.setattr(guard, "decide", heard)
     monkeypatch.setattr(starts, "top", lambda *_: (0, 1))
     cook(pool, task, "crossfit", **{**FOLDED, "guard": True, "start": start})
-    wanted = members(pool, task)
+    wanted = members_of_all(pool, task)
     assert asked == [wanted]
     assert set(wanted) != {0, 1}
+
+
+def test_folds_set_out_from_greedy_soups_of_their_own(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**FOLDED, "start": "own-greedy", "lr": 0.0}
+    events: list[Event] = []
+    found = weights_of(cook(pool, task, "crossfit", listen=events.append, **given))
+    kitchen = Kitchen(pool, task)
+    G = found.shape[1]
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        own = [
+            starts.greedy_members(kitchen, live, settings_for("crossfit"), inside, "")
+            for inside, _ in task.fit.folds(3, 0)
+        ]
+    assert len(set(own)) > 1
+    assert len([event for event in events if event.kind == "greedy"]) == 3 * 5
+    wanted = torch.stack([weights.chosen(6, G, members) for members in own]).mean(dim=0)
+    assert (found - wanted).abs().max() <= 1e-12
+    alone = weights_of(cook(pool, task, "mehl+", **{**BRIEF, "start": "own-greedy", "lr": 0.0}))
+    assert torch.equal(alone, weights.chosen(6, G, members_of_all(pool, task)))
+
+
+def test_the_guard_takes_greedy_soups_that_folds_have_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody was chosen on what it is scored on, and nothing is searched again; greedy itself is that of all data."""
+    pool, task = uneven(tmp_path)
+    events: list[Event] = []
+    given = {**FOLDED, "start": "own-greedy", "guard": True}
+    told = [
+        h for h in cook(pool, task, "crossfit", listen=events.append, **given).history if h["kind"] == "guard"
+    ]
+    assert [(h["flattered"], h["flattery"]) for h in told] == [([], None)]
+    assert len([event for event in events if event.kind == "greedy"]) == 3 * 5
+    kitchen, settings = Kitchen(pool, task), settings_for("crossfit", **given)
+    with kitchen.live(kitchen.layout("tensor")) as live:
+        fair = guard.cross_fitted_greedy(kitchen, live, settings, task.fit.folds(3, 0))
+    assert told[0]["held_out"]["greedy"] == float(fair.mean())
+    decide = guard.decide_by_own
+
+    def for_greedy(kitchen: Any, live: Any, learned: Any, *rest: Any) -> guard.Decision:
+        known = dict(decide(kitchen, live, learned, *rest).known)
+        zeros, ones = torch.zeros_like(learned.values), torch.ones_like(learned.values)
+        return guard.Decision({**dict.fromkeys(known, Scores(zeros)), "greedy": Scores(ones)})
+
+    monkeypatch.setattr(guard, "decide_by_own", for_greedy)
+    won = weights_of(cook(pool, task, "crossfit", **given))
+    assert torch.equal(won, weights.chosen(6, won.shape[1], members_of_all(pool, task)))
 
 
 def test_folds_choose_their_top_without_what_they_leave_out(tmp_path: Path) -> None:
@@ -113,11 +162,13 @@ def test_starts_that_make_no_sense_are_refused() -> None:
         MethodError, match=r"setting start: expected at most as many as there are folds to take turns \(1\)"
     ):
         settings_for("mehl+", start=["greedy", "top"])
-    with pytest.raises(MethodError, match="start 'leader': expected one of greedy, mean, top"):
+    with pytest.raises(MethodError, match="start 'leader': expected one of greedy, mean, own-greedy, top"):
         settings_for("crossfit", start=["greedy", "leader"])
     nonsense: list[Any] = [[], 3, {"greedy": 1}]
     for nothing in nonsense:
-        with pytest.raises(MethodError, match="setting start: expected one of mean, greedy, top, or several"):
+        with pytest.raises(
+            MethodError, match="setting start: expected one of mean, greedy, own-greedy, top, or several"
+        ):
             settings_for("crossfit", start=nothing)
 
 
@@ -161,7 +212,7 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
     chosen = set()
     for first in range(4):
         turned = pool.subset([(first + k) % 4 for k in range(4)])
-        found = members(turned, task)
+        found = members_of_all(turned, task)
         chosen.add(tuple(turned.digests()[k] for k in found))
     assert len(chosen) == 1
 

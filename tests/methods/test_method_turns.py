@@ -94,7 +94,7 @@ def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: py
     with kitchen.live(kitchen.layout("tensor")) as live:
         tracks = []
         for number, (k, loss) in enumerate(((0, 0.4), (1, 0.3), (2, 0.5))):  # a fold has learned ingredient k
-            track = Track(number, task.fit, held_out_loss=loss)
+            track = Track(number, task.fit, start=None if number == 1 else (0, 2), held_out_loss=loss)
             track.W, track.theta = weights.chosen(6, len(live.layout), [k]), live.mean([k]).clone()
             tracks.append(track)
         greedy, mean, everything = (0, 2), (1,), (0, 1, 2)
@@ -133,12 +133,25 @@ def test_folds_of_one_kind_need_no_evaluation(tmp_path: Path) -> None:
     assert not [h for h in result.history if h["kind"] == "average"]
 
 
-def test_a_kind_is_named_in_words() -> None:
-    settings = settings_for("crossfit", start=("greedy", "top"), coarse=(0.0, 1.0, 0.5))
-    names = [averaging._name(settings, fold) for fold in range(4)]
-    assert names == [
-        "from greedy", "from top, whole models", "from greedy, whole models for 0.5 of the steps", "from top",
-    ]  # fmt: skip
+def test_kinds_are_named_in_words(tmp_path: Path) -> None:
+    _, task = zoo(tmp_path, 5)
+
+    def names(*begins: tuple[int, ...] | None, **settings: Any) -> dict[str, list[int]]:
+        chosen = settings_for("crossfit", folds=len(begins), **settings)
+        tracks = [Track(number, task.fit, start=begin) for number, begin in enumerate(begins)]
+        return {name: [t.number for t in own] for name, own in averaging._kinds(chosen, tracks).items()}
+
+    assert names((0,), (1, 2), (0,), (1, 2), start=("greedy", "top"), coarse=(0.0, 1.0, 0.5)) == {
+        "from greedy": [0],
+        "from top, whole models": [1],
+        "from greedy, whole models for 0.5 of the steps": [2],
+        "from top": [3],
+    }
+    # Of one name, but from different places.
+    assert names((0,), (1, 2), (0,), start="own-greedy") == {
+        "from own-greedy (fold 1, 3)": [0, 2],
+        "from own-greedy (fold 2)": [1],
+    }
 
 
 def test_the_methods_own_turns_give_way(monkeypatch: pytest.MonkeyPatch) -> None:

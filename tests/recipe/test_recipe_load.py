@@ -63,15 +63,15 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
         (
             {"method": {"start": "best"}},
-            "method.start: expected one of mean, greedy, top, or a list of them, found 'best'",
+            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them, found 'best'",
         ),
         (
             {"method": {"start": ["greedy", "best"]}},
-            "method.start: expected one of mean, greedy, top, or a list of them",
+            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them",
         ),
         (
             {"method": {"start": []}},
-            "method.start: expected one of mean, greedy, top, or a list of them, found []",
+            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them, found []",
         ),
         (
             {"method": {"start": ["top"] * 5}},

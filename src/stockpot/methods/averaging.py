@@ -34,9 +34,7 @@ class Average:
 
 def average(kitchen: Kitchen, live: Live, settings: Settings, tracks: Sequence[Track]) -> Average:
     """Of all tracks, or of one kind of them."""
-    kinds: dict[str, list[Track]] = {}
-    for track in tracks:
-        kinds.setdefault(_name(settings, track.number), []).append(track)
+    kinds = _kinds(settings, tracks)
     W = _mean([track.W for track in tracks])
     if len(kinds) == 1:
         return Average(W, tracks)
@@ -56,8 +54,19 @@ def average(kitchen: Kitchen, live: Live, settings: Settings, tracks: Sequence[T
     return Average(_mean([track.W for track in kinds[kept]]), kinds[kept], record, note)
 
 
-def _name(settings: Settings, fold: int) -> str:
-    """What a fold does, in words."""
+def _kinds(settings: Settings, tracks: Sequence[Track]) -> dict[str, list[Track]]:
+    """Folds that set out from the same soup and move models in the same way, by what they do in words."""
+    alike: dict[Any, list[Track]] = {}
+    for track in tracks:
+        alike.setdefault((track.start, in_turn(settings.coarse, track.number)), []).append(track)
+    words = [_words(settings, own[0].number) for own in alike.values()]
+    return {
+        one if words.count(one) == 1 else f"{one} (fold {', '.join(str(t.number + 1) for t in own)})": own
+        for one, own in zip(words, alike.values(), strict=True)
+    }
+
+
+def _words(settings: Settings, fold: int) -> str:
     coarse = in_turn(settings.coarse, fold)
     whole = {0.0: "", 1.0: ", whole models"}.get(coarse, f", whole models for {coarse:g} of the steps")
     return f"from {kind(settings, fold)}{whole}"

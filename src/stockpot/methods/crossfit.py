@@ -83,9 +83,12 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
         note = "no guard: the metric gives one score per batch; let it return one per sample, to tell gains from chance"
         return Learned(W, temperature, learned, "learned", tuple(history), (note, *notes))
     members = begins[0] if starts.at_greedy(settings, 0) else None
-    if members is None:
-        members = starts.greedy_members(kitchen, live, settings, None, "greedy soup")
-    decision = guard.decide(kitchen, live, settings, learned, members, folds)
+    own = [begin for begin in begins if begin is not None]
+    if starts.all_own(settings, len(folds)):
+        decision = guard.decide_by_own(kitchen, live, learned, own, folds)
+    else:
+        members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
+        decision = guard.decide(kitchen, live, settings, learned, members, folds)
     history.append({"kind": "guard", **decision.record})
     kitchen.listen(Event("guard", decision.record))
     winner, known = decision.winner, decision.known
@@ -96,7 +99,9 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
         f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
         f" {worded(known['learned'], metric)}: more than chance explains"
     )
-    W = _baseline(kitchen, live, winner, members)
+    if winner == "greedy":
+        members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
+    W = _baseline(kitchen, live, winner, members or ())
     return Learned(W, None, known[winner], winner, tuple(history), (note, *notes))
 
 

@@ -8,7 +8,7 @@ Scores on fitting data flatter whatever was chosen there, so all have to be flat
   the same. Against the others it is not, and is taken off: the greedy soup's scores there, minus those of greedy soups
   that are chosen without the samples they are scored on. That takes a search for every fold, so it is done only where
   it could change the decision.
-- A fold that set out from the mean, or from a top chosen without the samples it leaves out, owes nothing. Where some
+- A fold that set out from the mean, or from a soup chosen without the samples it leaves out, owes nothing. Where some
   or all folds did, the greedy soup is flattered more than they; only where it wins even so, it is asked again with one
   search for every fold.
 """
@@ -16,7 +16,7 @@ Scores on fitting data flatter whatever was chosen there, so all have to be flat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -71,17 +71,25 @@ def decide(
         settled = all(owing) or plain.winner != "greedy"
         if settled and not could_change(known, len(kitchen.pool)):
             return plain
-        elsewhere = cross_fitted_greedy(kitchen, live, settings, folds)
-        owed = chosen_here - elsewhere  # (N,)
+        without = cross_fitted_greedy(kitchen, live, settings, folds)
+        owed = chosen_here - without  # (N,)
         for own, (_, outside) in zip(owing, folds, strict=True):
             if not own:
                 owed[outside] = 0
-        known["learned"], known["greedy"] = Scores(learned.values - owed), Scores(elsewhere)
+        known["learned"], known["greedy"] = Scores(learned.values - owed), Scores(without)
         return Decision(known, flattery=float(owed.mean()))
     decision = Decision(known, flattered=("greedy",))
     if decision.winner != "greedy":
         return decision
     return Decision({**known, "greedy": Scores(cross_fitted_greedy(kitchen, live, settings, folds))})
+
+
+def decide_by_own(
+    kitchen: Kitchen, live: Live, learned: Scores, own: Sequence[tuple[int, ...]], folds: Folds
+) -> Decision:
+    """Where every fold set out from its own greedy soup, which was chosen without what the fold leaves out."""
+    greedy = Scores(elsewhere(kitchen, live, own, folds))
+    return Decision({"learned": learned, **simple(kitchen, live, folds), "greedy": greedy})
 
 
 def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
@@ -136,11 +144,18 @@ def simple(kitchen: Kitchen, live: Live, folds: Folds) -> dict[str, Scores]:
 
 def cross_fitted_greedy(kitchen: Kitchen, live: Live, settings: Settings, folds: Folds) -> Tensor:
     """Each sample scored by a greedy soup that was chosen without it. (N,)"""
+    found = [
+        greedy_members(kitchen, live, settings, inside, f"greedy soup {number + 1} of {len(folds)}")
+        for number, (inside, _) in enumerate(folds)
+    ]
+    return elsewhere(kitchen, live, found, folds)
+
+
+def elsewhere(kitchen: Kitchen, live: Live, soups: Sequence[tuple[int, ...]], folds: Folds) -> Tensor:
+    """Each sample scored by the soup of the fold that left it out. (N,)"""
     K, G = len(kitchen.pool), len(live.layout)
     values = torch.empty(len(kitchen.task.fit), dtype=torch.float64)
-    for number, (inside, outside) in enumerate(folds):
-        label = f"greedy soup {number + 1} of {len(folds)}"
-        chosen = greedy_members(kitchen, live, settings, inside, label)
+    for chosen, (_, outside) in zip(soups, folds, strict=True):
         live.theta.copy_(live.mean(list(chosen)))
         W = weights.chosen(K, G, chosen)
         values[outside] = kitchen.score_live(live, W, indices=outside, with_loss=False).values

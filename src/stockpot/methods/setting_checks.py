@@ -12,7 +12,7 @@ from stockpot.errors import MethodError, describe
 if TYPE_CHECKING:
     from stockpot.methods.settings import Settings
 
-StartName = Literal["mean", "greedy", "top"]
+StartName = Literal["mean", "greedy", "own-greedy", "top"]
 STARTS: tuple[str, ...] = get_args(StartName)
 TAKEN_IN_TURN = ("start", "coarse")  # settings that may be several, one fold after the other
 # What a start other than the mean, a part of the way from there, and few ingredients fall back to where they cannot be.

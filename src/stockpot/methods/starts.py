@@ -1,12 +1,13 @@
-"""Where learning sets out: from the mean of all models, the greedy soup, or the mean of the best few.
+"""Where learning sets out: from the mean of all models, a greedy soup, or the mean of the best few.
 
 Greedy keeps what the fitting data says is better, and may end as one single lucky model; from there learning finds
 little. `top` is the mean of the n ingredients with the highest scores, as many as have the lowest loss together: a soup
 of several wherever averages are good, at the price of a few evaluations, and one model where they are not. Of several
 starts, folds take turns, and what they learn is averaged.
 
-A fold's top is chosen without the samples it leaves out (unless scores are of whole batches). The greedy soup is that
-of all fitting data: one chosen on a part of it is a worse place to begin, and each search costs K evaluations more.
+A fold's top and its `own-greedy` soup are chosen without the samples it leaves out (the top only where scores are of
+single samples). `greedy` is the soup of all fitting data: one search for all folds instead of one for each, and a soup
+chosen on more; but the samples a fold leaves out, which say when it stops, had a say in where it began.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ def find(
     one = greedy_members(kitchen, live, settings, None, "greedy soup") if "greedy" in kinds else None
     found: list[Start] = []
     for fold, (what, part) in enumerate(zip(kinds, parts, strict=True)):
+        which = "" if part is None else f", fold {fold + 1} of {len(parts)}"
         if what == "top":
-            label = "soups of the best" if part is None else f"soups of the best, fold {fold + 1}"
-            found.append(top(kitchen, live, part, label))
+            found.append(top(kitchen, live, part, f"soups of the best{which}"))
+        elif what == "own-greedy":
+            found.append(greedy_members(kitchen, live, settings, part, f"greedy soup{which}"))
         else:
             found.append(one if what == "greedy" else None)
     return found
@@ -61,6 +64,11 @@ def kind(settings: Settings, fold: int) -> str:
 def at_greedy(settings: Settings, fold: int) -> bool:
     """Whether a fold begins at the greedy soup: then samples it leaves out had a say in where."""
     return kind(settings, fold) == "greedy"
+
+
+def all_own(settings: Settings, folds: int) -> bool:
+    """Whether every fold begins at a greedy soup of its own."""
+    return all(kind(settings, fold) == "own-greedy" for fold in range(folds))
 
 
 def top(kitchen: Kitchen, live: Live, part: Tensor | None, label: str) -> Start:

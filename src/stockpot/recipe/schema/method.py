@@ -166,8 +166,8 @@ class Method(Section):
     start: Starts = Field(
         None,
         description="The soup that learning sets out from: the `mean` of all models, the `greedy` one of all fitting"
-        " data, or the mean of the `top` models, as many as have the lowest loss together. Of a list, folds take"
-        " turns.",
+        " data, a fold's `own-greedy` one, chosen without what it leaves out, or the mean of the `top` models, as many"
+        " as have the lowest loss together. Of a list, folds take turns.",
     )
     among: int | None = Field(
         None,
