@@ -30,6 +30,7 @@ def seventh(problem: Problem) -> Ideas:
         "moments of the best, 300 steps": (Way(**long, remember="best"), FOLDS),
         "last moments, 300 steps, no schedule": (Way(**long, remember="last", constant=True), FOLDS),
         "own greedy": (Way(**{**now, "whole": False}), FOLDS),
+        "own greedy, 300 steps": (Way(**{**long, "whole": False}), FOLDS),
         "own greedy, last moments, 300 steps": (Way(**{**long, "whole": False}, remember="last"), FOLDS),
     }
 

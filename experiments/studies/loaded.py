@@ -12,6 +12,7 @@ from typing import Any
 
 from studies.plans import PAPER
 
+EARLIER = "earlier"  # folder of results that newer ones have not replaced altogether
 ORDER = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
 
 
@@ -38,8 +39,9 @@ def allowed_steps(record: Mapping[str, Any]) -> int:
 
 
 class Results:
-    def __init__(self, value: Mapping[str, Any]) -> None:
-        self.value = value
+    def __init__(self, value: Mapping[str, Any], earlier: Results | None = None) -> None:
+        """`earlier`: of the same zoo, fine-tuned another time; it may have studies that were not repeated."""
+        self.value, self.earlier = value, earlier
         self.zoo = str(value["zoo"])
         # What was tried out is no result.
         self.runs: Mapping[str, Any] = {
@@ -48,7 +50,20 @@ class Results:
 
     @staticmethod
     def read(path: Path) -> Results:
-        return Results(json.loads(path.read_text("utf-8")))
+        before = path.parent / EARLIER / path.name
+        earlier = Results.read(before) if before.is_file() else None
+        return Results(json.loads(path.read_text("utf-8")), earlier)
+
+    def with_most_of(self, studies: Iterable[str]) -> Results:
+        """These results, or earlier ones that have more of the studies."""
+        wanted = set(studies)
+        if self.earlier is None or len(wanted & self.studies) >= len(wanted & self.earlier.studies):
+            return self
+        return self.earlier
+
+    @cached_property
+    def studies(self) -> set[str]:
+        return {name.split("-")[0] for name in self.runs}
 
     @cached_property
     def main(self) -> Mapping[str, Any] | None:

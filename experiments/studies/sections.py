@@ -21,6 +21,13 @@ class Section:
     studies: tuple[str, ...]  # whose runs it shows besides `main`
     body: Callable[[Results], list[str]]
     figure: str | None = None  # what the figure shows
+    lasting: bool = (
+        False  # not about the present default alone: earlier results will do where there are no newer ones
+    )
+
+    def of(self, zoo: Results) -> Results:
+        """The results it shows of a zoo."""
+        return zoo.with_most_of(self.studies) if self.lasting else zoo
 
 
 def provenance(zoo: Results, studies: Sequence[str]) -> list[str]:
@@ -54,6 +61,7 @@ SECTIONS = (
         ("main", "removed"),
         tables.removed,
         f"Test accuracy after leaving out the best ingredients; bars: 95 % intervals of {DEFAULT} and greedy.",
+        lasting=True,
     ),
     Section(
         "coefficients",
@@ -71,6 +79,7 @@ SECTIONS = (
         ("main", "cost"),
         tables.cost,
         f"Test accuracy with the first ingredients of the search; bars: 95 % intervals of {DEFAULT} and greedy.",
+        lasting=True,
     ),
     Section(
         "ablations",
@@ -82,6 +91,7 @@ SECTIONS = (
         ("main", "blocks", "visits", "inner", "steps"),
         tables.ablations,
         f"Change of {PAPER}'s test accuracy against `main`, with 95 % intervals.",
+        lasting=True,
     ),
     Section(
         "decentralise",
@@ -90,6 +100,7 @@ SECTIONS = (
         " appendix D).",
         ("main", "decentralise"),
         tables.decentralise,
+        lasting=True,
     ),
     Section(
         "statistics",
@@ -98,6 +109,7 @@ SECTIONS = (
         " from the first ingredient; in brackets the change against the first column, in points. Seed 0.",
         ("main", "statistics"),
         tables.statistics,
+        lasting=True,
     ),
     Section(
         "directions",
@@ -106,6 +118,7 @@ SECTIONS = (
         " is always built from the files. Differences in points, paired, with 95 % intervals.",
         ("main", "directions"),
         tables.directions,
+        lasting=True,
     ),
     Section(
         "presets",
@@ -114,6 +127,7 @@ SECTIONS = (
         " [recipe reference](recipe.md).",
         ("main", "presets"),
         tables.presets,
+        lasting=True,
     ),
     Section(
         "sensitivity",

@@ -98,6 +98,6 @@ def test_what_cannot_be(given: dict[str, Any], text: str) -> None:
 
 def test_the_default_loads_what_fits_and_is_judged_often() -> None:
     default = settings_for("crossfit")
-    assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 150, 30, 4)
-    assert default.start == "greedy"
+    assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 300, 30, 4)
+    assert default.start == "own-greedy"
     assert (default.lr, default.coarse, default.retreat, default.guard) == (0.02, 0.0, True, True)

@@ -104,9 +104,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "crossfit": {
         "granularity": "tensor",
         "block_size": "fit",
-        "steps": 150,
+        "steps": 300,
         "lr": 0.02,
-        "start": "greedy",
+        "start": "own-greedy",
         "folds": 4,
         "evaluations": 30,
         "retreat": True,
