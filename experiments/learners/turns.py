@@ -33,6 +33,7 @@ class Kind:
 # Small letters: every tensor for itself; capitals: a model as a whole.
 KINDS: Mapping[str, Kind] = {
     "g": Kind("greedy", 0.0),
+    "o": Kind("own-greedy", 0.0),
     "t": Kind("top", 0.0),
     "m": Kind("mean", 0.0),
     "G": Kind("greedy", 1.0),
@@ -41,8 +42,8 @@ KINDS: Mapping[str, Kind] = {
 }
 # Which kinds take turns, in any order.
 MIXTURES = (
-    "g", "t", "m", "G", "T", "M",
-    "gt", "gm", "gM", "gT", "gG", "tm", "tM", "tT", "mM",
+    "g", "o", "t", "m", "G", "T", "M",
+    "go", "ot", "om", "gt", "gm", "gM", "gT", "gG", "tm", "tM", "tT", "mM",
     "gtM", "gmM", "gtmM", "gtMM", "ggtM", "ggmM", "gtmT",
 )  # fmt: skip
 
@@ -58,6 +59,8 @@ def fold_weights(
         begin: starts.Start = members if kind.start == "greedy" else None
         if kind.start == "top":
             begin = starts.top(kitchen, live, inside, f"soups of the best, fold {number + 1}")
+        elif kind.start == "own-greedy":
+            begin = starts.greedy_members(kitchen, live, chosen, inside, f"greedy soup, fold {number + 1}")
         tracks.append(Track(number, data.subset(inside), data.subset(outside), begin))
     Learner(live, chosen, tracks).run()
     return torch.stack([track.W for track in tracks])

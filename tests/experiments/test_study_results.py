@@ -183,6 +183,33 @@ def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
     assert parts["Ablations: b, T and J"].strip() == "Not measured yet."
 
 
+def test_studies_that_were_not_repeated_are_shown_as_they_were(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    (folder / "earlier").mkdir(parents=True)
+    accuracy = {"best": 0.8, "uniform": 0.8, "greedy": 0.85, "mehl+": 0.86}
+    for place, default in ((folder, 0.91), (folder / "earlier", 0.88)):
+        value = whole({**accuracy, "crossfit": default}, {})
+        if place.name == "earlier":
+            smaller = {name: method(name, mean - 0.01) for name, mean in accuracy.items()}
+            value["runs"]["removed-2"] = run({**smaller, "crossfit": method("crossfit", 0.87)}, models=6)
+            sweep(value, "crossfit", {0.005: 0.7, 0.02: 0.71, 0.05: 0.72})
+        (place / "tiny.json").write_text(json.dumps(value))
+    (zoo,) = read_all(folder)
+    write([zoo], {}, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text("utf-8")
+    removed = text[text.index("## Table 3") : text.index("## Mixing weights")]
+    assert "Of an earlier time" in removed
+    assert "| crossfit | 88.00 | 87.00 |" in removed
+    assert text.count("Of an earlier time") == 1
+    assert "| **crossfit** | 91.00 |" in text
+    assert "72.00" not in text  # of the present default there are no rates, and another one's are not shown
+    newest = json.loads((folder / "tiny.json").read_text())
+    newest["runs"]["removed-2"] = run({"crossfit": method("crossfit", 0.9)}, models=6)
+    (folder / "tiny.json").write_text(json.dumps(newest))
+    write(read_all(folder), {}, tmp_path / "page.md")
+    assert "Of an earlier time" not in (tmp_path / "page.md").read_text("utf-8")
+
+
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     value = whole({"crossfit": 0.9, "greedy": 0.89, "mehl+": 0.9}, {})
     sweep(value, "crossfit", {0.02: 0.91})
@@ -262,7 +289,7 @@ def test_the_projects_readme_has_one_line_per_measured_zoo(tmp_path: Path) -> No
 
 def test_committed_results_are_small_and_name_no_machine_path() -> None:
     folder = ROOT / "experiments" / "results"
-    for path in folder.glob("*.json"):
+    for path in folder.rglob("*.json"):
         text = path.read_text()
         assert len(text) < 2_000_000
         assert ABSOLUTE.search(text) is None, path.name
