@@ -142,6 +142,26 @@ def test_a_rate_that_is_far_too_high_arrives_by_retreating(problem: Problem) -> 
     assert retreated < kept == problem.loss_on(torch.zeros_like(problem.a), OUTSIDE)
 
 
+def test_what_is_remembered_on_the_way_back(problem: Problem) -> None:
+    """After a step that was too long: AdamW anew, as it was at the best, or as it was at the end."""
+    found = {
+        kept: solve(problem, Way(40, 0.5, retreat=True, remember=kept, evaluations=20), ROWS, OUTSIDE, 0)
+        for kept in ("", "best", "last")
+    }
+    assert len({round(one.held_out, 9) for one in found.values()}) == 3
+    start = problem.loss_on(torch.zeros_like(problem.a), OUTSIDE)
+    assert all(one.held_out < start for one in found.values())
+
+
+def test_a_rate_that_is_too_small_to_matter_ends_it(problem: Problem) -> None:
+    taken = []
+    for slowest in (0.0, 0.5**3):
+        before = problem.taken
+        solve(problem, Way(40, 1e4, retreat=True, slowest=slowest, evaluations=40), ROWS, OUTSIDE, 0)
+        taken.append(problem.taken - before)
+    assert taken == [40, 3]
+
+
 def test_one_second_moment_for_all() -> None:
     weight = nn.Parameter(torch.tensor([1.0, -2.0]))
     optimiser = Shared([{"params": [weight], "weight_decay": 0.1}], lr=0.5)

@@ -48,7 +48,9 @@ def test_every_fold_sets_out_from_the_greedy_soup_of_all_samples(tmp_path: Path)
     assert len([event for event in events if event.kind == "greedy"]) == 5  # one search among six
 
 
-@pytest.mark.parametrize("start", ["mean", "greedy", "top", ["greedy", "top"], ["top", "greedy"]])
+@pytest.mark.parametrize(
+    "start", ["mean", "greedy", "top", ["greedy", "top"], ["top", "greedy"], ["top", "own-greedy"]]
+)
 def test_the_guard_compares_with_greedy_whatever_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:

@@ -127,6 +127,24 @@ def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: py
         assert average(kitchen, live, settings, tracks).tracks == [tracks[1]]
 
 
+def test_a_soup_of_one_kind_says_so_and_has_its_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    temperatures: list[float] = []
+
+    def last_alone(kitchen: Any, live: Any, settings: Any, tracks: list[Track]) -> Average:
+        temperatures[:] = [float(track.temperature or 0) for track in tracks]
+        return Average(tracks[-1].W, tracks[-1:], {"kept": "from mean"}, "only the folds from mean")
+
+    monkeypatch.setattr(crossfit, "average", last_alone)
+    result = cook(pool, task, "crossfit", **{**BRIEF, "folds": 2, "temperature": True, "lr": 0.2})
+    assert result.soup is not None
+    assert result.soup.temperature == temperatures[-1] != temperatures[0]
+    assert result.notes[0] == "only the folds from mean"
+    assert [h["kept"] for h in result.history if h["kind"] == "average"] == ["from mean"]
+
+
 def test_folds_of_one_kind_need_no_evaluation(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path, 5)
     result = cook(pool, task, "crossfit", **{**BRIEF, "folds": 2, "start": "greedy", "coarse": 0.0})

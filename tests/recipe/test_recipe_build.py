@@ -145,6 +145,9 @@ def test_folds_may_start_from_several_soups(home: Path) -> None:
     recipe = made(home, method={"start": ["greedy", "top"]})
     assert build_settings(recipe).start == ("greedy", "top")
     assert build_settings(recipe, "mehl+").start == "mean"  # a switch of its own
+    turns = made(home, method={"coarse": [0, 1]})
+    assert build_settings(turns, "crossfit").coarse == (0, 1)
+    assert build_settings(turns, "mehl+").coarse == 0  # it has no folds to take turns
     assert made(home, method={"start": ["top", "greedy"]}).digest() != recipe.digest()
 
 
