@@ -11,7 +11,7 @@ from test_method_resume import KilledError, Killer, Memory
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
-from stockpot.methods import guard, starts
+from stockpot.methods import averaging, guard, starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.settings import settings_for
@@ -22,6 +22,16 @@ from zoo import fine_tunes, flat, learning, mlp, samples, uneven, weights_of, wr
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "start": "greedy"}
 FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
+
+
+@pytest.fixture
+def averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All folds are averaged, whatever lies between them (test_method_turns.py has that)."""
+
+    def all_of_them(kitchen: Any, live: Any, kinds: averaging.Kinds, held_out: Any) -> averaging.Average:
+        return averaging.plain([track for own in kinds.values() for track in own])
+
+    monkeypatch.setattr(averaging, "checked", all_of_them)
 
 
 def members_of_all(pool: Any, task: Task) -> tuple[int, ...]:
@@ -69,6 +79,7 @@ def test_the_guard_compares_with_greedy_whatever_the_start(
     assert set(wanted) != {0, 1}
 
 
+@pytest.mark.usefixtures("averaged")
 def test_folds_set_out_from_greedy_soups_of_their_own(tmp_path: Path) -> None:
     pool, task = uneven(tmp_path)
     given = {**FOLDED, "start": "own-greedy", "lr": 0.0}
@@ -117,6 +128,7 @@ def test_the_guard_takes_greedy_soups_that_folds_have_chosen(
     assert torch.equal(won, weights.chosen(6, won.shape[1], members_of_all(pool, task)))
 
 
+@pytest.mark.usefixtures("averaged")
 def test_folds_choose_their_top_without_what_they_leave_out(tmp_path: Path) -> None:
     pool, task = uneven(tmp_path)
     given = {**FOLDED, "start": "top", "lr": 0.0}
@@ -136,6 +148,7 @@ def test_folds_choose_their_top_without_what_they_leave_out(tmp_path: Path) -> N
     assert torch.equal(alone, weights.chosen(6, G, whole))
 
 
+@pytest.mark.usefixtures("averaged")
 @pytest.mark.parametrize("start", [["greedy", "top"], ("top", "greedy", "mean")])
 def test_folds_take_turns(tmp_path: Path, start: Any) -> None:
     pool, task = uneven(tmp_path)
@@ -237,6 +250,7 @@ def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard
     assert torch.equal(weights_of(whole), weights_of(rest))
 
 
+@pytest.mark.usefixtures("averaged")
 @pytest.mark.parametrize(
     ("start", "folds"),
     [("mean", 1), ("greedy", 1), ("top", 1), ("mean", 3), ("greedy", 3), ("top", 3), (["greedy", "top"], 3)],

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from stockpot import Event, cook
+from stockpot import Event, Soup, cook
 from stockpot.errors import MethodError
-from stockpot.methods import averaging, crossfit
-from stockpot.methods.averaging import Average, average
+from stockpot.methods import averaging
+from stockpot.methods.averaging import Average
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import METHODS, settings_for
 from stockpot.methods.track import Track
@@ -27,12 +27,13 @@ BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "evaluations"
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[Track]:
     """What the folds of the latest run learned."""
     tracks: list[Track] = []
+    kinds = averaging.kinds
 
-    def heard(*given: Any) -> Average:
-        tracks[:] = given[3]
-        return average(*given)
+    def heard(settings: Any, given: list[Track]) -> averaging.Kinds:
+        tracks[:] = given
+        return kinds(settings, given)
 
-    monkeypatch.setattr(crossfit, "average", heard)
+    monkeypatch.setattr(averaging, "kinds", heard)
     return tracks
 
 
@@ -81,6 +82,10 @@ def test_folds_of_different_kinds_are_averaged_where_that_is_no_worse(
     assert record["kept"] == "all"
     assert set(record["apart"]) == {"from mean", "from mean, whole models"}
     assert record["together"] <= sum(record["apart"].values()) / 2
+    parts = task.fit.folds(2, 0)
+    for (_, outside), track, told in zip(parts, learned, record["apart"].values(), strict=True):
+        Soup(pool, Kitchen(pool, task).layout("tensor"), track.W).load_into(task.model)
+        assert task.score(indices=outside).loss == pytest.approx(told, rel=1e-5)  # where it did not learn
     assert torch.equal(weights_of(result), torch.stack([track.W for track in learned]).mean(dim=0))
     assert not any("only the folds" in note for note in result.notes)
 
@@ -90,41 +95,65 @@ def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: py
     kitchen = Kitchen(pool, task)
     events: list[Event] = []
     kitchen.listen = events.append
-    settings = settings_for("crossfit", **{**BRIEF, "folds": 3, "start": ("greedy", "mean")})
     with kitchen.live(kitchen.layout("tensor")) as live:
         tracks = []
-        for number, (k, loss) in enumerate(((0, 0.4), (1, 0.3), (2, 0.5))):  # a fold has learned ingredient k
-            track = Track(number, task.fit, start=None if number == 1 else (0, 2), held_out_loss=loss)
-            track.W, track.theta = weights.chosen(6, len(live.layout), [k]), live.mean([k]).clone()
+        for number, samples in enumerate((10, 20, 10)):  # a fold has learned ingredient of its number
+            track = Track(number, task.fit, task.fit.subset(torch.arange(samples)))
+            track.W = weights.chosen(6, len(live.layout), [number])
+            track.theta = live.mean([number]).clone()
             tracks.append(track)
-        greedy, mean, everything = (0, 2), (1,), (0, 1, 2)
-        losses = {greedy: 0.5, mean: 0.7, everything: 1.0}  # a hill in the middle
+        kinds = {"from mean": [tracks[1]], "from greedy": [tracks[0], tracks[2]]}
+        loss = 1.0  # of the average: a hill in the middle
 
         def scored(live: Any, W: Tensor) -> Any:
-            members = tuple(k for k in range(6) if bool(W[k].any()))
-            assert torch.allclose(
-                live.theta, live.mean(list(members)), atol=1e-6
-            )  # what is scored is W's soup
-            return SimpleNamespace(loss=losses[members])
+            assert torch.allclose(live.theta, live.mean([0, 1, 2]), atol=1e-6)  # what is scored is W's soup
+            assert torch.equal(W, everything)
+            return SimpleNamespace(loss=loss)
 
+        everything = torch.stack([track.W for track in tracks]).mean(dim=0)
         monkeypatch.setattr(kitchen, "score_live", scored)
-        kept = average(kitchen, live, settings, tracks)
-        assert kept.tracks == [tracks[1]]  # the kind with the lower held-out loss
+        held_out = [0.4, 0.6, 0.8]
+        kept = averaging.checked(kitchen, live, kinds, held_out)
+        assert kept.record == {
+            "together": 1.0,
+            "apart": {"from mean": 0.6, "from greedy": pytest.approx(0.6)},
+            "kept": "from mean",
+        }
+        assert kept.tracks == [tracks[1]]
         assert torch.equal(kept.W, tracks[1].W)
-        assert kept.record is not None
-        assert kept.record["kept"] == "from mean"
-        assert kept.record["held_out"] == pytest.approx({"from greedy": 0.45, "from mean": 0.3})
         assert kept.note == (
             "only the folds from mean are in this soup: averaged with the others they have a loss of 1 on the fitting"
-            " data, apart 0.5667"
+            " data, apart 0.6 on what they left out"
         )
         assert [event.data["kept"] for event in events if event.kind == "average"] == ["from mean"]
-        losses[everything] = 0.56  # two folds with 0.5, one with 0.7
-        whole = average(kitchen, live, settings, tracks)
-        assert whole.note is None
-        assert torch.equal(whole.W, torch.stack([track.W for track in tracks]).mean(dim=0))
-        losses[everything] = float("nan")
-        assert average(kitchen, live, settings, tracks).tracks == [tracks[1]]
+        held_out = [0.4, 0.6, 0.6]  # 0.55 over all samples
+        better = averaging.checked(kitchen, live, kinds, held_out)
+        assert better.tracks == [tracks[0], tracks[2]]
+        assert torch.equal(better.W, weights.chosen(6, len(live.layout), [0, 2]))
+        for value, whole in ((0.54, True), (0.56, False), (float("nan"), False)):
+            loss = value
+            found = averaging.checked(kitchen, live, kinds, held_out)
+            assert (found.note is None) == whole
+            assert torch.equal(found.W, everything) == whole
+        # Nothing to compare with: no reason to doubt.
+        assert averaging.checked(kitchen, live, kinds, [float("nan")] * 3).note is None
+
+
+def test_a_fold_that_knows_its_own_samples_too_well_is_no_reason(
+    tmp_path: Path, learned: list[Track]
+) -> None:
+    """On what folds learned from, the average may be worse than they are without any hill between."""
+    pool, task = uneven(tmp_path)
+    result = cook(
+        pool, task, "crossfit", **{**BRIEF, "folds": 4, "start": "own-greedy", "steps": 200, "evaluations": 1}
+    )
+    (record,) = [h for h in result.history if h["kind"] == "average"]
+    on_fit = []
+    for track in learned:
+        Soup(pool, Kitchen(pool, task).layout("tensor"), track.W).load_into(task.model)
+        on_fit.append(task.score().loss)
+    assert sum(record["apart"].values()) > sum(on_fit)  # held out it looks worse, as it should
+    assert record["kept"] == "all"
 
 
 def test_a_soup_of_one_kind_says_so_and_has_its_temperature(
@@ -133,12 +162,14 @@ def test_a_soup_of_one_kind_says_so_and_has_its_temperature(
     pool, task = zoo(tmp_path, 5)
     temperatures: list[float] = []
 
-    def last_alone(kitchen: Any, live: Any, settings: Any, tracks: list[Track]) -> Average:
-        temperatures[:] = [float(track.temperature or 0) for track in tracks]
-        return Average(tracks[-1].W, tracks[-1:], {"kept": "from mean"}, "only the folds from mean")
+    def last_alone(kitchen: Any, live: Any, kinds: averaging.Kinds, held_out: Any) -> Average:
+        tracks = kinds["from mean"]
+        temperatures[:] = [float(track.temperature or 0) for own in kinds.values() for track in own]
+        return Average(tracks[0].W, tracks, {"kept": "from mean"}, "only the folds from mean")
 
-    monkeypatch.setattr(crossfit, "average", last_alone)
-    result = cook(pool, task, "crossfit", **{**BRIEF, "folds": 2, "temperature": True, "lr": 0.2})
+    monkeypatch.setattr(averaging, "checked", last_alone)
+    given = {**BRIEF, "folds": 2, "temperature": True, "lr": 0.2, "start": ("greedy", "mean")}
+    result = cook(pool, task, "crossfit", **given)
     assert result.soup is not None
     assert result.soup.temperature == temperatures[-1] != temperatures[0]
     assert result.notes[0] == "only the folds from mean"
@@ -157,7 +188,7 @@ def test_kinds_are_named_in_words(tmp_path: Path) -> None:
     def names(*begins: tuple[int, ...] | None, **settings: Any) -> dict[str, list[int]]:
         chosen = settings_for("crossfit", folds=len(begins), **settings)
         tracks = [Track(number, task.fit, start=begin) for number, begin in enumerate(begins)]
-        return {name: [t.number for t in own] for name, own in averaging._kinds(chosen, tracks).items()}
+        return {name: [t.number for t in own] for name, own in averaging.kinds(chosen, tracks).items()}
 
     assert names((0,), (1, 2), (0,), (1, 2), start=("greedy", "top"), coarse=(0.0, 1.0, 0.5)) == {
         "from greedy": [0],

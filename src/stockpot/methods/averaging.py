@@ -2,13 +2,15 @@
 
 A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too, and usually a better one
 than theirs. That takes soups between which the loss has no hill. Folds that set out from one place have none between
-them; folds that set out from different places may. So the average of all has to be at least as good, in loss on the
-fitting data, as the averages of each kind are on average; on a loss without hills it always is (Jensen). Where it is
-not, the kind with the lowest held-out loss is kept alone.
+them; folds that set out from different places may. So the loss of the average on the fitting data is held against what
+the folds' own soups have on the samples they left out. The average is flattered there, by the folds that learned from
+those samples, and the folds are not: where it is worse even so, a hill lies between, and the kind with the lowest loss
+is kept alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,8 @@ from stockpot.methods.settings import Settings
 from stockpot.methods.starts import kind
 from stockpot.methods.track import Track, in_turn
 
+Kinds = dict[str, list[Track]]
+
 
 @dataclass(frozen=True)
 class Average:
@@ -32,29 +36,37 @@ class Average:
     note: str | None = None
 
 
-def average(kitchen: Kitchen, live: Live, settings: Settings, tracks: Sequence[Track]) -> Average:
-    """Of all tracks, or of one kind of them."""
-    kinds = _kinds(settings, tracks)
-    W = _mean([track.W for track in tracks])
-    if len(kinds) == 1:
-        return Average(W, tracks)
-    together = _loss(kitchen, live, tracks)
-    apart = {name: _loss(kitchen, live, own) for name, own in kinds.items()}
-    on_average = sum(apart[name] * len(own) for name, own in kinds.items()) / len(tracks)
-    held_out = {name: sum(t.held_out_loss for t in own) / len(own) for name, own in kinds.items()}
-    kept = None if together <= on_average else min(held_out, key=held_out.__getitem__)
-    record = {"together": together, "apart": apart, "held_out": held_out, "kept": kept or "all"}
+def plain(tracks: Sequence[Track]) -> Average:
+    """Of all tracks."""
+    return Average(_mean([track.W for track in tracks]), tracks)
+
+
+def checked(kitchen: Kitchen, live: Live, found: Kinds, held_out: Sequence[float]) -> Average:
+    """Of all tracks, or of one kind of them. `held_out`: loss of a track's own soup on what it left out."""
+    tracks = sorted((track for own in found.values() for track in own), key=lambda track: track.number)
+    everything = plain(tracks)
+    live.theta.copy_(_mean([track.theta for track in tracks]))
+    together = kitchen.score_live(live, everything.W).loss
+    samples = {name: sum(_left_out(track) for track in own) for name, own in found.items()}
+    apart = {
+        name: sum(held_out[track.number] * _left_out(track) for track in own) / samples[name]
+        for name, own in found.items()
+    }
+    on_average = sum(apart[name] * samples[name] for name in found) / sum(samples.values())
+    hill = math.isfinite(on_average) and not together <= on_average
+    kept = min(apart, key=apart.__getitem__) if hill else None
+    record = {"together": together, "apart": apart, "kept": kept or "all"}
     kitchen.listen(Event("average", record))
     if kept is None:
-        return Average(W, tracks, record)
+        return Average(everything.W, tracks, record)
     note = (
         f"only the folds {kept} are in this soup: averaged with the others they have a loss of {together:.4g} on"
-        f" the fitting data, apart {on_average:.4g}"
+        f" the fitting data, apart {on_average:.4g} on what they left out"
     )
-    return Average(_mean([track.W for track in kinds[kept]]), kinds[kept], record, note)
+    return Average(plain(found[kept]).W, found[kept], record, note)
 
 
-def _kinds(settings: Settings, tracks: Sequence[Track]) -> dict[str, list[Track]]:
+def kinds(settings: Settings, tracks: Sequence[Track]) -> Kinds:
     """Folds that set out from the same soup and move models in the same way, by what they do in words."""
     alike: dict[Any, list[Track]] = {}
     for track in tracks:
@@ -72,10 +84,9 @@ def _words(settings: Settings, fold: int) -> str:
     return f"from {kind(settings, fold)}{whole}"
 
 
-def _loss(kitchen: Kitchen, live: Live, tracks: Sequence[Track]) -> float:
-    """Of the average of some tracks, on all fitting data."""
-    live.theta.copy_(_mean([track.theta for track in tracks]))
-    return kitchen.score_live(live, _mean([track.W for track in tracks])).loss
+def _left_out(track: Track) -> int:
+    assert track.held_out is not None
+    return len(track.held_out)
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from stockpot.engine import Live
 from stockpot.events import Event
-from stockpot.methods import guard, starts
-from stockpot.methods.averaging import average
+from stockpot.methods import averaging, guard, starts
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.learn import Learner
 from stockpot.methods.remarks import thin_classes
@@ -66,7 +65,12 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     learner.run()
     for track in tracks:
         _go_part_of_the_way(track, live, settings.reach)
-    averaged = average(kitchen, live, settings, tracks)
+    kinds = averaging.kinds(settings, tracks)
+    several = len(kinds) > 1
+    held_out = _held_out(kitchen, live, tracks, folds, with_loss=several)
+    averaged = averaging.plain(tracks)
+    if several:
+        averaged = averaging.checked(kitchen, live, kinds, [one.loss for one in held_out])
     W = averaged.W
     temperatures = [track.temperature for track in averaged.tracks if track.temperature is not None]
     temperature = sum(temperatures) / len(temperatures) if temperatures else None
@@ -76,7 +80,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     notes = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
     if averaged.note is not None:
         notes = (averaged.note, *notes)
-    learned = Scores(_held_out_values(kitchen, live, tracks, folds))
+    learned = Scores(_in_place([one.values for one in held_out], folds))
     if not settings.guard:
         return Learned(W, temperature, learned, "learned", tuple(history), notes)
     if kitchen.individual()[0].batches is not None:
@@ -133,14 +137,22 @@ def _go_part_of_the_way(track: Track, live: Live, reach: float) -> None:
     track.theta = theta.lerp_(track.theta.to(theta.device), reach).to(track.theta.device)
 
 
-def _held_out_values(
-    kitchen: Kitchen, live: Live, tracks: list[Track], folds: list[tuple[Tensor, Tensor]]
-) -> Tensor:
-    """Each sample scored by the fold that did not fit on it. (N,)"""
-    values = torch.empty(len(kitchen.task.fit), dtype=torch.float64)
+def _held_out(
+    kitchen: Kitchen, live: Live, tracks: list[Track], folds: guard.Folds, *, with_loss: bool
+) -> list[Scores]:
+    """Each fold's own soup on the samples it did not fit on."""
+    found = []
     for track, (_, outside) in zip(tracks, folds, strict=True):
         live.theta.copy_(track.theta)
-        values[outside] = kitchen.score_live(live, track.W, indices=outside, with_loss=False).values
+        found.append(kitchen.score_live(live, track.W, indices=outside, with_loss=with_loss))
+    return found
+
+
+def _in_place(parts: list[Tensor], folds: guard.Folds) -> Tensor:
+    """The samples' scores in the order of the fitting data. (N,)"""
+    values = torch.empty(sum(len(part) for part in parts), dtype=torch.float64)
+    for part, (_, outside) in zip(parts, folds, strict=True):
+        values[outside] = part
     return values
 
 
