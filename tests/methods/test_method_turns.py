@@ -12,12 +12,13 @@ from torch import Tensor
 
 from stockpot import Event, Soup, cook
 from stockpot.errors import MethodError
-from stockpot.methods import averaging
+from stockpot.methods import averaging, guard
 from stockpot.methods.averaging import Average
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import METHODS, settings_for
 from stockpot.methods.track import Track
 from stockpot.soup import weights
+from stockpot.task import Scores
 from zoo import uneven, weights_of, zoo
 
 BRIEF: dict[str, Any] = {"steps": 8, "batch_size": 16, "lr": 0.05, "evaluations": 4, "guard": False}
@@ -174,6 +175,15 @@ def test_a_soup_of_one_kind_says_so_and_has_its_temperature(
     assert result.soup.temperature == temperatures[-1] != temperatures[0]
     assert result.notes[0] == "only the folds from mean"
     assert [h["kept"] for h in result.history if h["kind"] == "average"] == ["from mean"]
+    zeros, ones = (
+        torch.zeros(len(task.fit), dtype=torch.float64),
+        torch.ones(len(task.fit), dtype=torch.float64),
+    )
+    known = {"learned": Scores(zeros), "uniform": Scores(ones)}
+    monkeypatch.setattr(guard, "decide", lambda *_: guard.Decision(known))
+    other = cook(pool, task, "crossfit", **{**given, "guard": True})
+    assert other.notes[0].startswith("the guard returned uniform")
+    assert not any("only the folds" in note for note in other.notes)  # it is not in that soup
 
 
 def test_folds_of_one_kind_need_no_evaluation(tmp_path: Path) -> None:

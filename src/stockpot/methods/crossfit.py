@@ -77,9 +77,8 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     history: list[object] = list(learner.history)
     if averaged.record is not None:
         history.append({"kind": "average", **averaged.record})
-    notes = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
-    if averaged.note is not None:
-        notes = (averaged.note, *notes)
+    always = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
+    notes = always if averaged.note is None else (averaged.note, *always)
     learned = Scores(_in_place([one.values for one in held_out], folds))
     if not settings.guard:
         return Learned(W, temperature, learned, "learned", tuple(history), notes)
@@ -106,7 +105,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     if winner == "greedy":
         members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
     W = _baseline(kitchen, live, winner, members or ())
-    return Learned(W, None, known[winner], winner, tuple(history), (note, *notes))
+    return Learned(W, None, known[winner], winner, tuple(history), (note, *always))
 
 
 def _limited(
