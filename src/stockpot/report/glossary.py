@@ -13,7 +13,7 @@ METHODS = {
     "hl+": "learned weights per part of the model, free to extrapolate",
     "mehl": "like hl, but holds only a few models in memory at a time",
     "mehl+": "like hl+, but holds only a few models in memory at a time",
-    "crossfit": "like hl+, but from the greedy soup, on several folds, stopped on data it did not see, then averaged",
+    "crossfit": "like hl+, but from greedy soups, on several folds, stopped on data it did not see, then averaged",
 }
 
 TERMS = (
