@@ -82,7 +82,7 @@ def judge(zoo: Zoo, seed: int, left_over: int) -> None:
         if file.is_file():
             found[kind] = torch.load(file, weights_only=True)
     if not found:
-        raise SystemExit(f"{zoo.name}: nothing was learned with seed {seed}")
+        raise _missing(f"folds of {zoo.name} with seed {seed}", f"learn {zoo.name} --seed {seed}")
     recipe = load_recipe(zoo.file, zoo.stated)
     parts = [dev_data(zoo.file, zoo.stated, "dev")]
     if left_over:
@@ -120,6 +120,8 @@ def choose(zoos: Sequence[Zoo], out: Path | None) -> None:
     gains: dict[str, list[Tensor]] = {}  # name -> per zoo, sample by sample, mean over the seeds
     for zoo in zoos:
         judged = [torch.load(file, weights_only=True) for file in sorted(zoo.folder.glob("judged-*.pt"))]
+        if not all(FIRST in one["values"] for one in judged or [{"values": ()}]):
+            raise _missing(f"every seed of {zoo.name} judged, kind {FIRST} among them", f"judge {zoo.name}")
         names = [name for name in judged[0]["values"] if all(name in one["values"] for one in judged)]
         for name in names:
             own = torch.stack([one["values"][name] for one in judged]).mean(dim=0)
@@ -182,9 +184,18 @@ def _joined(scores: Sequence[Scores]) -> Scores:
 
 def _remember(zoo: Zoo, kitchen: Kitchen) -> tuple[int, ...]:
     """What `prepare` found."""
-    content = torch.load(zoo.folder / "prepared.pt", weights_only=True)
+    file = zoo.folder / "prepared.pt"
+    if not file.is_file():
+        raise _missing(f"the ingredients' scores of {zoo.name}", f"prepare {zoo.name}")
+    content = torch.load(file, weights_only=True)
     kitchen.remember([Scores(values) for values in content["values"]], 0.0)
     return tuple(content["greedy"])
+
+
+def _missing(what: str, command: str) -> SystemExit:
+    return SystemExit(
+        f"error: expected {what}, found none.\n  Fix: run `python experiments/turns.py {command}` first."
+    )
 
 
 def _safe(kind: str) -> str:

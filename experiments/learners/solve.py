@@ -18,7 +18,7 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. Ours: `Way(150, 0.02, greedy=True, whole=True, retreat=True, advance=1.5)`, judged more often."""
+    """One learner. Ours: `Way(300, 0.02, greedy=True, retreat=True, advance=1.5, evaluations=30, slowest=0.5**6)`."""
 
     steps: int = 300
     lr: float = 0.02
@@ -150,8 +150,7 @@ def _adam(
                     if tau is not None:
                         tau.fill_(best_tau)
                 if way.remember != "last":
-                    now_state = optimiser.state_dict()
-                    optimiser.load_state_dict({**now_state, "state": deepcopy(moments)})
+                    optimiser.load_state_dict({**optimiser.state_dict(), "state": deepcopy(moments)})
                 if factor <= way.slowest:
                     break
             if way.smooth:

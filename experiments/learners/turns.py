@@ -54,14 +54,14 @@ def fold_weights(
     """The mixing weights every fold ends with, (F, K, G); `members`: of the greedy soup of all fitting data."""
     chosen = dataclasses.replace(settings, start=kind.start, coarse=kind.coarse)
     data = kitchen.task.fit
-    tracks = []
-    for number, (inside, outside) in enumerate(data.folds(chosen.folds, chosen.seed)):
-        begin: starts.Start = members if kind.start == "greedy" else None
-        if kind.start == "top":
-            begin = starts.top(kitchen, live, inside, f"soups of the best, fold {number + 1}")
-        elif kind.start == "own-greedy":
-            begin = starts.greedy_members(kitchen, live, chosen, inside, f"greedy soup, fold {number + 1}")
-        tracks.append(Track(number, data.subset(inside), data.subset(outside), begin))
+    folds = data.folds(chosen.folds, chosen.seed)
+    begins: list[starts.Start] = [members] * len(folds)  # one search serves all kinds that set out from there
+    if kind.start != "greedy":
+        begins = starts.find(kitchen, live, chosen, [inside for inside, _ in folds], None)
+    tracks = [
+        Track(number, data.subset(inside), data.subset(outside), begins[number])
+        for number, (inside, outside) in enumerate(folds)
+    ]
     Learner(live, chosen, tracks).run()
     return torch.stack([track.W for track in tracks])
 

@@ -103,8 +103,18 @@ def test_of_those_within_a_standard_error_the_lowest_loss_is_chosen(
     assert capsys.readouterr().out.splitlines()[-1] == "best: t"  # zoos count alike
 
 
-def test_nothing_learned_is_said(tmp_path: Path) -> None:
+def test_what_has_to_be_done_first_is_said(tmp_path: Path) -> None:
     home = make(tmp_path)
+    with pytest.raises(
+        SystemExit, match=r"scores of tiny, found none\.\n  Fix: run `.*turns.py prepare tiny` first"
+    ):
+        call(home, "learn", "tiny")
     call(home, "prepare", "tiny")
-    with pytest.raises(SystemExit, match="tiny: nothing was learned with seed 3"):
+    with pytest.raises(
+        SystemExit, match=r"folds of tiny with seed 3, found none\.\n  Fix: .* learn tiny --seed 3`"
+    ):
         call(home, "judge", "tiny", "--seed", "3")
+    with pytest.raises(
+        SystemExit, match=r"every seed of tiny judged, kind g among them.*\n  Fix: .* judge tiny`"
+    ):
+        call(home, "choose", "tiny")

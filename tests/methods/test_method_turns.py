@@ -15,7 +15,7 @@ from stockpot.errors import MethodError
 from stockpot.methods import averaging, guard
 from stockpot.methods.averaging import Average
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.settings import METHODS, settings_for
+from stockpot.methods.settings import settings_for
 from stockpot.methods.track import Track
 from stockpot.soup import weights
 from stockpot.task import Scores
@@ -213,19 +213,6 @@ def test_kinds_are_named_in_words(tmp_path: Path) -> None:
     }
 
 
-def test_the_methods_own_turns_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {**METHODS["crossfit"], "start": ("greedy", "mean", "top"), "coarse": (0.0, 1.0, 0.5)}
-    monkeypatch.setattr("stockpot.methods.settings.METHODS", {**METHODS, "crossfit": own})
-    few = settings_for("crossfit", folds=2)
-    assert (few.start, few.coarse) == (("greedy", "mean"), (0.0, 1.0))
-    assert settings_for("crossfit", apart=0.25).coarse == 0.0
-    assert settings_for("crossfit", preset="authors").start == "mean"
-    with pytest.raises(
-        MethodError, match=r"setting coarse: expected at most as many as there are folds.*\(2\)"
-    ):
-        settings_for("crossfit", folds=2, coarse=(0, 1, 0))
-
-
 @pytest.mark.parametrize("coarse", [1.5, -0.1, (0.0, 1.5), ()])
 def test_shares_that_make_no_sense_are_refused(coarse: Any) -> None:
     with pytest.raises(MethodError, match="setting coarse: expected a share in"):
@@ -237,5 +224,9 @@ def test_only_folds_take_turns() -> None:
         MethodError, match=r"setting coarse: expected at most as many as there are folds.*\(1\)"
     ):
         settings_for("hl+", coarse=(0.0, 1.0))
+    with pytest.raises(
+        MethodError, match=r"setting coarse: expected at most as many as there are folds.*\(2\)"
+    ):
+        settings_for("crossfit", folds=2, coarse=(0, 1, 0))
     with pytest.raises(MethodError, match="setting apart: expected None, when coarse"):
         settings_for("crossfit", coarse=(0.0, 1.0), apart=0.25)

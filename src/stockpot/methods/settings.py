@@ -179,12 +179,7 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     if overrides.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(overrides)
-    # A method's own choice gives way to what the caller or the preset asks for.
-    for name in TAKEN_IN_TURN:
-        if name not in overrides and isinstance(several := chosen.get(name), tuple):
-            chosen[name] = several[: max(1, chosen["folds"])]
-    if overrides.get("apart") is not None and "coarse" not in overrides:
-        chosen["coarse"] = 0.0
     if not directions_from_the_mean(chosen):
+        # A method's own choice gives way to what the caller or the preset asks for.
         chosen.update({key: value for key, value in FROM_THE_START.items() if key not in overrides})
     return Settings(**chosen)
