@@ -71,7 +71,7 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     assert recipe.data.train is not None
     assert recipe.data.fit is not None
     assert recipe.data.report is not None
-    assert recipe.data.train.count == (14000 if zoo == "fashion-vit" else 20000)
+    assert recipe.data.train.count == (5000 if zoo == "fashion-vit" else 20000)
     assert recipe.data.fit.count is not None
     assert 0.08 < recipe.data.fit.count / LABELS[zoo] <= 0.1
     assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == [
