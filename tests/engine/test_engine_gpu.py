@@ -115,9 +115,7 @@ def paths(told: list[Event]) -> list[str]:
         {},
         {"clip": 0.01, "warmup": 0.2},
         {"optimizer": "sgd", "momentum": 0.9},
-        {"apart": 0.25, "clip": 0.5},
-        {"coarse": 1.0},
-        {"folds": 3, "coarse": (0.5, 1.0, 0.0)},  # one graph serves folds of different kinds
+        {"folds": 3},  # one graph serves all of them
     ],
 )
 def test_the_graph_takes_the_steps_the_eager_path_takes(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -31,21 +31,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax with a learned temperature": ("learned+", {"temperature": True}),
     "temperature and folds": ("mehl+", {"block_size": 2, "temperature": True, "folds": 2}),
     "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
-    "parts, without held-out data": ("mehl+", {"block_size": 3, "coarse": 0.5}),
-    "parts and many retreats": (
+    "many retreats": ("crossfit", {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10}),
+    "one greedy soup, temperature": (
         "crossfit",
-        {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10, "coarse": 0.5},
+        {"folds": 2, "temperature": True, "start": "greedy", "lr": 0.3},
     ),
-    "together and apart": ("mehl+", {"block_size": 2, "apart": 0.25}),
-    "together and apart, folds by turns, temperature": (
-        "crossfit",
-        {"folds": 2, "apart": 0.5, "temperature": True, "start": ["greedy", "top"], "lr": 0.3},
-    ),
-    "folds of different kinds": (
-        "crossfit",
-        {"block_size": 2, "folds": 3, "start": ["greedy", "mean"], "coarse": [0, 1, 0.5], "lr": 0.3},
-    ),
-    "the best few alone": ("crossfit", {"block_size": 2, "folds": 2, "among": 3, "lr": 0.3}),
     "greedy soups of their own": ("crossfit", {"folds": 2, "start": "own-greedy", "guard": True, "lr": 0.3}),
     "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
     "free weights, accumulation": (

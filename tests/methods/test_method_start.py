@@ -1,4 +1,4 @@
-"""Learning may set out from the greedy soup of the same data, or from its top; everything else stays as it is."""
+"""Learning may set out from greedy soups of the same data; everything else stays as it is."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FOLDED: dict[str, Any] = {**BRIEF, "folds": 3, "evaluations": 4, "guard": False}
 
 @pytest.fixture
 def averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All folds are averaged, whatever lies between them (test_method_turns.py has that)."""
+    """All folds are averaged, whatever lies between them (test_method_averaging.py has that)."""
 
-    def all_of_them(kitchen: Any, live: Any, kinds: averaging.Kinds, held_out: Any) -> averaging.Average:
-        return averaging.plain([track for own in kinds.values() for track in own])
+    def all_of_them(kitchen: Any, live: Any, found: list[list[Track]], held_out: Any) -> averaging.Average:
+        return averaging.plain([track for own in found for track in own])
 
     monkeypatch.setattr(averaging, "checked", all_of_them)
 
@@ -58,9 +58,7 @@ def test_every_fold_sets_out_from_the_greedy_soup_of_all_samples(tmp_path: Path)
     assert len([event for event in events if event.kind == "greedy"]) == 5  # one search among six
 
 
-@pytest.mark.parametrize(
-    "start", ["mean", "greedy", "top", ["greedy", "top"], ["top", "greedy"], ["top", "own-greedy"]]
-)
+@pytest.mark.parametrize("start", ["mean", "greedy"])
 def test_the_guard_compares_with_greedy_whatever_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
@@ -72,11 +70,9 @@ def test_the_guard_compares_with_greedy_whatever_the_start(
         return decide(*given)
 
     monkeypatch.setattr(guard, "decide", heard)
-    monkeypatch.setattr(starts, "top", lambda *_: (0, 1))
     cook(pool, task, "crossfit", **{**FOLDED, "guard": True, "start": start})
     wanted = members_of_all(pool, task)
     assert asked == [wanted]
-    assert set(wanted) != {0, 1}
 
 
 @pytest.mark.usefixtures("averaged")
@@ -128,65 +124,6 @@ def test_the_guard_takes_greedy_soups_that_folds_have_chosen(
     assert torch.equal(won, weights.chosen(6, won.shape[1], members_of_all(pool, task)))
 
 
-@pytest.mark.usefixtures("averaged")
-def test_folds_choose_their_top_without_what_they_leave_out(tmp_path: Path) -> None:
-    pool, task = uneven(tmp_path)
-    given = {**FOLDED, "start": "top", "lr": 0.0}
-    found = weights_of(cook(pool, task, "crossfit", **given))
-    kitchen = Kitchen(pool, task)
-    G = found.shape[1]
-    wanted = torch.zeros_like(found)
-    with kitchen.live(kitchen.layout("tensor")) as live:
-        for inside, _ in task.fit.folds(3, 0):
-            begin = starts.top(kitchen, live, inside, "")
-            wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
-        whole = starts.top(kitchen, live, None, "")
-    assert (found - wanted).abs().max() <= 1e-12
-    assert (found - weights.uniform(6, G)).abs().max() > 0.01  # some are left out
-    assert whole is not None
-    alone = weights_of(cook(pool, task, "mehl+", **{**BRIEF, "start": "top", "lr": 0.0}))
-    assert torch.equal(alone, weights.chosen(6, G, whole))
-
-
-@pytest.mark.usefixtures("averaged")
-@pytest.mark.parametrize("start", [["greedy", "top"], ("top", "greedy", "mean")])
-def test_folds_take_turns(tmp_path: Path, start: Any) -> None:
-    pool, task = uneven(tmp_path)
-    given = {**FOLDED, "start": start, "lr": 0.0}
-    events: list[Event] = []
-    found = weights_of(cook(pool, task, "crossfit", listen=events.append, **given))
-    assert len([event for event in events if event.kind == "greedy"]) == 5  # one search
-    G = found.shape[1]
-    kitchen = Kitchen(pool, task)
-    wanted = torch.zeros_like(found)
-    with kitchen.live(kitchen.layout("tensor")) as live:
-        for fold, (inside, _) in enumerate(task.fit.folds(3, 0)):
-            begin: tuple[int, ...] | None = None
-            match start[fold % len(start)]:
-                case "greedy":
-                    begin = starts.greedy_members(kitchen, live, settings_for("crossfit"), None, "")
-                case "top":
-                    begin = starts.top(kitchen, live, inside, "")
-            wanted += (weights.uniform(6, G) if begin is None else weights.chosen(6, G, begin)) / 3
-    assert (found - wanted).abs().max() <= 1e-12
-
-
-def test_starts_that_make_no_sense_are_refused() -> None:
-    assert settings_for("crossfit", start=["greedy", "top"]).start == ("greedy", "top")
-    with pytest.raises(
-        MethodError, match=r"setting start: expected at most as many as there are folds to take turns \(1\)"
-    ):
-        settings_for("mehl+", start=["greedy", "top"])
-    with pytest.raises(MethodError, match="start 'leader': expected one of greedy, mean, own-greedy, top"):
-        settings_for("crossfit", start=["greedy", "leader"])
-    nonsense: list[Any] = [[], 3, {"greedy": 1}]
-    for nothing in nonsense:
-        with pytest.raises(
-            MethodError, match="setting start: expected one of mean, greedy, own-greedy, top, or several"
-        ):
-            settings_for("crossfit", start=nothing)
-
-
 @pytest.mark.parametrize("block_size", [2, 5])
 def test_what_was_learned_is_what_its_weights_build(tmp_path: Path, block_size: int) -> None:
     pool, task = zoo(tmp_path, 5)
@@ -233,7 +170,7 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
 
 
 @pytest.mark.parametrize(
-    ("folds", "guard", "start"), [(1, False, "greedy"), (3, True, "greedy"), (3, True, ["greedy", "top"])]
+    ("folds", "guard", "start"), [(1, False, "greedy"), (3, True, "greedy"), (1, False, "own-greedy")]
 )
 def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool, start: Any) -> None:
     pool, task = uneven(tmp_path)
@@ -250,27 +187,10 @@ def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard
     assert torch.equal(weights_of(whole), weights_of(rest))
 
 
-@pytest.mark.usefixtures("averaged")
-@pytest.mark.parametrize(
-    ("start", "folds"),
-    [("mean", 1), ("greedy", 1), ("top", 1), ("mean", 3), ("greedy", 3), ("top", 3), (["greedy", "top"], 3)],
-)
-def test_going_part_of_the_way_is_the_same_part_for_every_weight(
-    tmp_path: Path, start: Any, folds: int
-) -> None:
-    pool, task = uneven(tmp_path)
-    given = {**FOLDED, "folds": folds, "retreat": folds > 1, "start": start}
-    learned = weights_of(cook(pool, task, "crossfit", reach=1.0, **given))
-    begun = weights_of(cook(pool, task, "crossfit", reach=1.0, **{**given, "lr": 0.0}))
-    half = cook(pool, task, "crossfit", reach=0.25, **given)
-    assert (learned - begun).abs().max() > 1e-3
-    assert (weights_of(half) - begun.lerp(learned, 0.25)).abs().max() <= 1e-12
-
-
 def test_what_the_guard_scores_is_what_is_returned(tmp_path: Path) -> None:
-    """Part of the way: every sample by the soup that its own fold returned."""
+    """Every sample by the soup that its own fold learned."""
     pool, task = uneven(tmp_path)
-    given = {**FOLDED, "lr": 0.5, "reach": 0.4}
+    given = {**FOLDED, "lr": 0.5}
     result = cook(pool, task, "crossfit", **given)
     assert result.held_out is not None
     assert result.soup is not None
@@ -283,23 +203,20 @@ def test_what_the_guard_scores_is_what_is_returned(tmp_path: Path) -> None:
             chosen = starts.greedy_members(kitchen, live, settings, None, "greedy soup")
             track = Track(fold, data, left, chosen)
             Learner(live, settings, [track]).run()
-        W = weights.chosen(6, total.shape[1], chosen).lerp(track.W, 0.4)
-        Soup(pool, result.soup.layout, W).load_into(task.model)
+        Soup(pool, result.soup.layout, track.W).load_into(task.model)
         assert torch.equal(result.held_out.values[outside], task.score(indices=outside).values)
-        total += W / 3
+        total += track.W / 3
     assert (total - result.soup.W).abs().max() <= 1e-12
 
 
 def test_where_it_cannot_be_a_method_that_wants_it_starts_at_the_mean() -> None:
     for given in ({"decentralise": False}, {"centre": "soup"}, {"reset": True}, {"preset": "authors"}):
         settings = settings_for("crossfit", **given)
-        assert (settings.start, settings.reach) == ("mean", 1.0)
+        assert settings.start == "mean"
     with pytest.raises(MethodError, match=r"setting start: expected mean, when .* are changed"):
         settings_for("mehl+", start="greedy", decentralise=False)
-    with pytest.raises(MethodError, match=r"setting reach: expected 1\.0, when .* are changed"):
-        settings_for("mehl+", reach=0.5, reset=True)
-    with pytest.raises(MethodError, match="start 'gredy'"):
+    with pytest.raises(MethodError, match="start 'gredy': expected one of greedy, mean, own-greedy, found"):
         settings_for("mehl+", start="gredy")
-    for reach in (0.0, -1.0, 1.5):
-        with pytest.raises(MethodError, match="setting reach: expected more than 0 and at most 1"):
-            settings_for("mehl+", reach=reach)
+    for nothing in ([], ["greedy", "mean"], 3, None):
+        with pytest.raises(MethodError, match="expected one of greedy, mean, own-greedy"):
+            settings_for("crossfit", start=nothing)

@@ -141,14 +141,11 @@ def test_settings_follow_the_recipe(home: Path) -> None:
     assert layout_options(recipe) == {"include": None, "exclude": ("head.*",), "donor": 0}
 
 
-def test_folds_may_start_from_several_soups(home: Path) -> None:
-    recipe = made(home, method={"start": ["greedy", "top"]})
-    assert build_settings(recipe).start == ("greedy", "top")
+def test_where_learning_starts_follows_the_recipe(home: Path) -> None:
+    recipe = made(home, method={"start": "greedy"})
+    assert build_settings(recipe).start == "greedy"
     assert build_settings(recipe, "mehl+").start == "mean"  # a switch of its own
-    turns = made(home, method={"coarse": [0, 1]})
-    assert build_settings(turns, "crossfit").coarse == (0, 1)
-    assert build_settings(turns, "mehl+").coarse == 0  # it has no folds to take turns
-    assert made(home, method={"start": ["top", "greedy"]}).digest() != recipe.digest()
+    assert made(home, method={"start": "mean"}).digest() != recipe.digest()
 
 
 def test_groups_may_come_from_python(home: Path) -> None:

@@ -63,19 +63,11 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"method": {"block_size": 0}}, "setting block_size: expected at least 1 model"),
         (
             {"method": {"start": "best"}},
-            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them, found 'best'",
+            "method.start: expected one of mean, greedy, own-greedy, found 'best'",
         ),
         (
-            {"method": {"start": ["greedy", "best"]}},
-            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them",
-        ),
-        (
-            {"method": {"start": []}},
-            "method.start: expected one of mean, greedy, own-greedy, top, or a list of them, found []",
-        ),
-        (
-            {"method": {"start": ["top"] * 5}},
-            "setting start: expected at most as many as there are folds to take turns (4)",
+            {"method": {"start": ["greedy"]}},
+            "method.start: expected one of mean, greedy, own-greedy, found ['greedy']",
         ),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
         ({"method": {"donor": -1}}, "method.donor: expected the name or the number of an ingredient"),

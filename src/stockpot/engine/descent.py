@@ -40,10 +40,6 @@ class Choices(Protocol):
     def clip(self) -> float | None: ...
     @property
     def label_smoothing(self) -> float: ...
-    @property
-    def coarse(self) -> float | tuple[float, ...]: ...
-    @property
-    def apart(self) -> float | None: ...
 
 
 class Step(NamedTuple):
@@ -69,7 +65,6 @@ class Descent:
         choices: Choices,
         steps: int,
         *,
-        coarse: float = 0.0,  # which of the chosen shares is this descent's
         accumulate: int | None = None,  # None: as chosen; the memory plan may cut finer
         low_memory: bool = False,
     ) -> None:
@@ -85,25 +80,11 @@ class Descent:
             if temperature is None
             else nn.Parameter(torch.tensor(temperature, dtype=live.dtype, device=live.device))
         )
-        # What a model's groups move by together; folded into raw after every step, so always zero in between.
-        self.together = (
-            None
-            if choices.apart is None
-            else nn.Parameter(torch.zeros(len(raw), 1, dtype=live.dtype, device=live.device))
-        )
         self.optimizer = self._optimizer()
-        self.rates = learning_rates(choices, steps, coarse)
+        self.rates = learning_rates(choices, steps)
         self.factor = 1.0  # on every rate; less than one after a setback
         self.done = 0  # steps taken or skipped
         self.projector = Projector(live, directions) if low_memory else None
-        # On the device: a captured step reads it.
-        shares = choices.coarse if isinstance(choices.coarse, tuple) else (choices.coarse,)
-        self._tied = torch.zeros((), dtype=torch.bool, device=live.device) if any(shares) else None
-
-    def tie(self, together: bool) -> None:
-        """Whether the groups of a model move together, as one coefficient would."""
-        if self._tied is not None:
-            self._tied.fill_(together)
 
     def mix(self) -> None:
         """Write the current soup into the model."""
@@ -147,11 +128,7 @@ class Descent:
             )
             slope = slope.to(live.dtype)  # (b, G)
             parallel.add_up([slope, total])
-            if self._tied is not None:
-                slope = torch.where(self._tied, slope.sum(dim=1, keepdim=True).expand_as(slope), slope)
             self.raw.grad = pull_back(self.raw, slope, self.simplex)
-            if self.together is not None:
-                self.together.grad = self.raw.grad.sum(dim=1, keepdim=True)
             if self.temperature is not None:
                 if self.temperature.grad is None:
                     self.temperature.grad = torch.zeros_like(self.temperature)
@@ -173,23 +150,14 @@ class Descent:
         if not skipped:
             self._clip()
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rates[self.done] * self.factor * group["share"]
+                group["lr"] = self.rates[self.done] * self.factor
             self.optimizer.step()
-            self._fold()
         self.done += 1
         return Step(value, skipped)
 
     def _clip(self) -> None:
         if self.choices.clip is not None:
-            moved = [self.raw] if self.together is None else [self.raw, self.together]
-            nn.utils.clip_grad_norm_(moved, self.choices.clip)
-
-    def _fold(self) -> None:
-        """Coefficients depend on the sum of both moves only."""
-        if self.together is not None:
-            with torch.no_grad():
-                self.raw.add_(self.together)
-                self.together.zero_()
+            nn.utils.clip_grad_norm_([self.raw], self.choices.clip)
 
     def _health(self, loss: Tensor) -> Tensor:
         """A number on the device that is finite exactly when this step can be taken.
@@ -198,7 +166,7 @@ class Descent:
         """
         with torch.no_grad():
             health = loss * 0 + (self.raw * 0).sum()
-            for parameter in (self.raw, self.together, self.temperature):
+            for parameter in (self.raw, self.temperature):
                 if parameter is not None and parameter.grad is not None:
                     health = health + parameter.grad.square().sum()
         return health
@@ -225,13 +193,13 @@ class Descent:
             self.projector.close()
 
     def _groups(self) -> list[dict[str, Any]]:
-        """What the optimiser moves; `share`: of the learning rate."""
-        own = 1.0 if self.choices.apart is None else self.choices.apart
-        # Decay goes by the rate, so that a share of the rate would be a share of the decay.
-        decay = self.choices.weight_decay / own
-        first = {"params": [self.raw], "weight_decay": decay, "share": own}
-        others = [extra for extra in (self.temperature, self.together) if extra is not None]
-        return [first, *({"params": [extra], "weight_decay": 0.0, "share": 1.0} for extra in others)]
+        """What the optimiser moves."""
+        groups: list[dict[str, Any]] = [
+            {"params": [self.raw], "weight_decay": self.choices.weight_decay},
+        ]
+        if self.temperature is not None:
+            groups.append({"params": [self.temperature], "weight_decay": 0.0})
+        return groups
 
     def _optimizer(self) -> torch.optim.Optimizer:
         c, groups = self.choices, self._groups()
@@ -265,19 +233,8 @@ class Descent:
         self.optimizer.load_state_dict(saved)
 
 
-def coarse_steps(share: float, steps: int) -> int:
-    """How many steps of a block come before the groups of a model part."""
-    return round(share * steps)
-
-
-def learning_rates(choices: Choices, steps: int, coarse: float = 0.0) -> list[float]:
-    """The rate of every step; the schedule begins anew when the groups of a model part, after this share of them."""
-    first = coarse_steps(coarse, steps)
-    return _schedule(choices, first) + _schedule(choices, steps - first)
-
-
-def _schedule(choices: Choices, steps: int) -> list[float]:
-    """Linear warm-up, then cosine or constant."""
+def learning_rates(choices: Choices, steps: int) -> list[float]:
+    """The rate of every step: linear warm-up, then cosine or constant."""
     nothing = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=choices.lr)
     warm = round(choices.warmup * steps)
     scheduler: LRScheduler = (

@@ -161,8 +161,6 @@ class Engine:
         temperature: float | None,
         steps: int,
         data: Data,
-        *,
-        coarse: float = 0.0,
     ) -> Descent:
         """Ready to take steps on this block; captured graphs are used again where they fit."""
         live, c, plan = self.live, self.choices, self.plan
@@ -170,14 +168,13 @@ class Engine:
             feed = self._feed(data)
             old = self._descent
             if isinstance(old, GraphDescent) and old.can_restart(live, directions, fixed, raw, steps, feed):
-                old.restart(raw, temperature, coarse)
+                old.restart(raw, temperature)
                 return old
             self._drop()
             try:
                 self._descent = GraphDescent(
-                    live, directions, fixed, raw, temperature, c, steps, feed,
-                    coarse=coarse, low_memory=plan.low_memory,
-                )  # fmt: skip
+                    live, directions, fixed, raw, temperature, c, steps, feed, low_memory=plan.low_memory
+                )
                 self._say("CUDA graph")
                 return self._descent
             except torch.OutOfMemoryError:
@@ -194,7 +191,6 @@ class Engine:
             temperature,
             c,
             steps,
-            coarse=coarse,
             accumulate=plan.accumulate,
             low_memory=plan.low_memory,
         )

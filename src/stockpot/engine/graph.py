@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import parallel
-from stockpot.engine.descent import Choices, Descent, Step, learning_rates
+from stockpot.engine.descent import Choices, Descent, Step
 from stockpot.engine.directions import Directions
 from stockpot.engine.feed import Feed
 from stockpot.engine.live import Live
@@ -36,14 +36,10 @@ class GraphDescent(Descent):
         steps: int,
         feed: Feed,
         *,
-        coarse: float = 0.0,
         low_memory: bool = False,
     ) -> None:
         self._rate = torch.tensor(choices.lr, dtype=torch.float32, device=live.device)
-        self._own_rate = self._rate if choices.apart is None else self._rate * choices.apart
-        super().__init__(
-            live, directions, fixed, raw, temperature, choices, steps, coarse=coarse, low_memory=low_memory
-        )
+        super().__init__(live, directions, fixed, raw, temperature, choices, steps, low_memory=low_memory)
         self.feed = feed
         rates = [*self.rates, 0.0]
         self._rates = torch.tensor(rates, dtype=torch.float32, device=live.device)  # (steps + 1,)
@@ -68,11 +64,9 @@ class GraphDescent(Descent):
             and own.scale is None
         )
 
-    def restart(self, raw: Tensor, temperature: float | None, coarse: float) -> None:
+    def restart(self, raw: Tensor, temperature: float | None) -> None:
         """Begin another block or fold with fresh optimiser state."""
         self.go_back(raw, temperature, 0)
-        self.rates = learning_rates(self.choices, len(self.rates), coarse)
-        self._write_rates()
 
     def _forget(self) -> None:
         with torch.no_grad():  # in place: the graph has these addresses
@@ -84,11 +78,8 @@ class GraphDescent(Descent):
     def slow(self, factor: float) -> None:
         if factor != self.factor:
             super().slow(factor)
-            self._write_rates()
-
-    def _write_rates(self) -> None:
-        rates = [rate * self.factor for rate in self.rates] + [0.0]
-        self._rates.copy_(torch.tensor(rates, dtype=torch.float32))
+            rates = [rate * factor for rate in self.rates] + [0.0]
+            self._rates.copy_(torch.tensor(rates, dtype=torch.float32))
 
     def run(self, data: Data, batches: list[Tensor]) -> list[Step]:
         self._counter.fill_(self.done)
@@ -113,7 +104,8 @@ class GraphDescent(Descent):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         c, groups = self.choices, self._groups()
-        groups[0]["lr"] = self._own_rate
+        for group in groups:
+            group["lr"] = self._rate  # the very tensor that the graph writes
         if c.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self._rate, momentum=c.momentum, fused=True)
         return torch.optim.AdamW(groups, lr=self._rate, fused=True, capturable=True)
@@ -122,15 +114,12 @@ class GraphDescent(Descent):
         loss = self._backward(self.feed.batches, sum(self.feed.sizes))
         with torch.no_grad():
             self._rate.copy_(self._rates[self._counter].squeeze())
-            if self.choices.apart is not None:
-                self._own_rate.copy_(self._rate * self.choices.apart)
             skipped = (~torch.isfinite(self._health(loss))).float()
             self._log.index_copy_(1, self._counter, torch.stack([loss.float(), skipped]).view(2, 1))
             self._counter += 1
         self._clip()
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
-        self._fold()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert not parallel.active()

@@ -1,11 +1,11 @@
-"""The average of what folds learned, where folds go different ways.
+"""The average of what folds learned.
 
 A soup is linear in its coefficients, so the average of F coefficient matrices is a soup too, and usually a better one
 than theirs. That takes soups between which the loss has no hill. Folds that set out from one place have none between
 them; folds that set out from different places may. So the loss of the average on the fitting data is held against what
 the folds' own soups have on the samples they left out. The average is flattered there, by the folds that learned from
-those samples, and the folds are not: where it is worse even so, a hill lies between, and the kind with the lowest loss
-is kept alone.
+those samples, and the folds are not: where it is worse even so, a hill lies between, and the folds with the lowest loss
+that set out from one place are kept alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.settings import Settings
-from stockpot.methods.starts import kind
-from stockpot.methods.track import Track, in_turn
-
-Kinds = dict[str, list[Track]]
+from stockpot.methods.track import Track
 
 
 @dataclass(frozen=True)
@@ -35,58 +31,56 @@ class Average:
     record: dict[str, Any] | None = None  # None: nothing had to be decided
     note: str | None = None
 
+    @property
+    def temperature(self) -> float | None:
+        learned = [track.temperature for track in self.tracks if track.temperature is not None]
+        return sum(learned) / len(learned) if learned else None
+
 
 def plain(tracks: Sequence[Track]) -> Average:
     """Of all tracks."""
     return Average(torch.stack([track.W for track in tracks]).mean(dim=0), tracks)
 
 
-def checked(kitchen: Kitchen, live: Live, found: Kinds, held_out: Sequence[float]) -> Average:
-    """Of all tracks, or of one kind of them. `held_out`: loss of a track's own soup on what it left out."""
-    tracks = sorted((track for own in found.values() for track in own), key=lambda track: track.number)
+def checked(
+    kitchen: Kitchen, live: Live, found: Sequence[Sequence[Track]], held_out: Sequence[float]
+) -> Average:
+    """Of all tracks, or of those from one place. `held_out`: loss of a track's own soup on what it left out."""
+    tracks = sorted((track for own in found for track in own), key=lambda track: track.number)
     everything = plain(tracks)
     live.theta.copy_(_mean_theta(tracks))
     together = kitchen.score_live(live, everything.W).loss
-    samples = {name: sum(_left_out(track) for track in own) for name, own in found.items()}
-    apart = {
-        name: sum(held_out[track.number] * _left_out(track) for track in own) / samples[name]
-        for name, own in found.items()
-    }
-    on_average = sum(apart[name] * samples[name] for name in found) / sum(samples.values())
+    apart = {_words(own): _mean_loss(own, held_out) for own in found}
+    on_average = _mean_loss(tracks, held_out)
     hill = math.isfinite(on_average) and not together <= on_average
-    kept = min(apart, key=apart.__getitem__) if hill else None
-    record = {"together": together, "apart": apart, "kept": kept or "all"}
+    kept = min(found, key=lambda own: apart[_words(own)]) if hill else None
+    record = {"together": together, "apart": apart, "kept": "all" if kept is None else _words(kept)}
     kitchen.listen(Event("average", record))
     if kept is None:
         return Average(everything.W, tracks, record)
     note = (
-        f"only the folds {kept} are in this soup: averaged with the others they have a loss of {together:.4g} on"
-        f" the fitting data, apart {on_average:.4g} on what they left out"
+        f"only what {_words(kept)} learned is in this soup: averaged with the others it has a loss of {together:.4g} on"
+        f" the fitting data, apart they have {on_average:.4g} on what they left out"
     )
-    return Average(plain(found[kept]).W, found[kept], record, note)
+    return Average(plain(kept).W, kept, record, note)
 
 
-def kinds(settings: Settings, tracks: Sequence[Track]) -> Kinds:
-    """Folds that set out from the same soup and move models in the same way, by what they do in words."""
+def by_start(tracks: Sequence[Track]) -> list[list[Track]]:
+    """Those that set out from the same soup, together."""
     alike: dict[Any, list[Track]] = {}
     for track in tracks:
-        alike.setdefault((track.start, in_turn(settings.coarse, track.number)), []).append(track)
-    words = [_words(settings, own[0].number) for own in alike.values()]
-    return {
-        one if words.count(one) == 1 else f"{one} (fold {', '.join(str(t.number + 1) for t in own)})": own
-        for one, own in zip(words, alike.values(), strict=True)
-    }
+        alike.setdefault(track.start, []).append(track)
+    return list(alike.values())
 
 
-def _words(settings: Settings, fold: int) -> str:
-    coarse = in_turn(settings.coarse, fold)
-    whole = {0.0: "", 1.0: ", whole models"}.get(coarse, f", whole models for {coarse:g} of the steps")
-    return f"from {kind(settings, fold)}{whole}"
+def _words(tracks: Sequence[Track]) -> str:
+    return f"fold {', '.join(str(track.number + 1) for track in tracks)}"
 
 
-def _left_out(track: Track) -> int:
-    assert track.held_out is not None
-    return len(track.held_out)
+def _mean_loss(tracks: Sequence[Track], held_out: Sequence[float]) -> float:
+    """Over all samples that these folds left out."""
+    samples = {track.number: len(track.held_out) for track in tracks if track.held_out is not None}
+    return sum(held_out[number] * count for number, count in samples.items()) / sum(samples.values())
 
 
 def _mean_theta(tracks: Sequence[Track]) -> Tensor:

@@ -11,12 +11,10 @@ from stockpot.methods.settings import Settings, block_size_for
 from stockpot.task.order import generator
 
 
-def blocks_for(settings: Settings, models: int, learned: int | None = None) -> list[list[int]]:
-    """Of a pool of K models; places among the `learned` ones, by default as many as the settings say."""
-    if learned is None:
-        learned = models if settings.among is None else min(models, settings.among)
+def blocks_for(settings: Settings, models: int) -> list[list[int]]:
+    """Of a pool of K models."""
     size = block_size_for(settings, models)
-    return schedule(learned, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
+    return schedule(models, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
 
 
 def schedule(

@@ -12,6 +12,7 @@ says.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -43,60 +44,77 @@ class Learned:
 
 def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
     """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
-    data = kitchen.task.fit
     if settings.folds == 1:
-        begins, among = _limited(kitchen, settings, starts.find(kitchen, live, settings, [None], store))
-        tracks = [Track(0, data, start=begins[0])]
-        learner = Learner(live, settings, tracks, among=among, listen=kitchen.listen, store=store)
-        learner.run()
-        track = learner.tracks[0]
-        _go_part_of_the_way(track, live, settings.reach)
-        return Learned(
-            track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
-        )
+        return _at_once(kitchen, live, settings, store)
+    data = kitchen.task.fit
     folds = data.folds(settings.folds, settings.seed)
-    found = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
-    begins, among = _limited(kitchen, settings, found)
+    begins = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
     tracks = [
         Track(f, data.subset(inside), data.subset(outside), begins[f])
         for f, (inside, outside) in enumerate(folds)
     ]
-    learner = Learner(live, settings, tracks, among=among, listen=kitchen.listen, store=store)
+    learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
     learner.run()
-    for track in tracks:
-        _go_part_of_the_way(track, live, settings.reach)
-    kinds = averaging.kinds(settings, tracks)
-    several = len(kinds) > 1
-    held_out = _held_out(kitchen, live, tracks, folds, with_loss=several)
+    places = averaging.by_start(tracks)
+    held_out = _held_out(kitchen, live, tracks, folds, with_loss=len(places) > 1)
     averaged = averaging.plain(tracks)
-    if several:
-        averaged = averaging.checked(kitchen, live, kinds, [one.loss for one in held_out])
-    W = averaged.W
-    temperatures = [track.temperature for track in averaged.tracks if track.temperature is not None]
-    temperature = sum(temperatures) / len(temperatures) if temperatures else None
-    history: list[object] = list(learner.history)
-    if averaged.record is not None:
-        history.append({"kind": "average", **averaged.record})
-    always = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
-    notes = always if averaged.note is None else (averaged.note, *always)
-    learned = Scores(_in_place([one.values for one in held_out], folds))
+    if len(places) > 1:
+        averaged = averaging.checked(kitchen, live, places, [one.loss for one in held_out])
+    history = [
+        *learner.history,
+        *([] if averaged.record is None else [{"kind": "average", **averaged.record}]),
+    ]
+    remarks = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
+    found = Learned(
+        averaged.W,
+        averaged.temperature,
+        Scores(_in_place([one.values for one in held_out], folds)),
+        "learned",
+        tuple(history),
+        remarks if averaged.note is None else (averaged.note, *remarks),
+    )
     if not settings.guard:
-        return Learned(W, temperature, learned, "learned", tuple(history), notes)
+        return found
     if kitchen.individual()[0].batches is not None:
         note = "no guard: the metric gives one score per batch; let it return one per sample, to tell gains from chance"
-        return Learned(W, temperature, learned, "learned", tuple(history), (note, *notes))
-    members = begins[0] if starts.at_greedy(settings, 0) else None
-    own = [begin for begin in begins if begin is not None]
-    if starts.all_own(settings, len(folds)):
-        decision = guard.decide_by_own(kitchen, live, learned, own, folds)
+        return dataclasses.replace(found, notes=(note, *found.notes))
+    return _guarded(kitchen, live, settings, found, begins, folds, remarks)
+
+
+def _at_once(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
+    """On all fitting data, with nothing left out."""
+    (begin,) = starts.find(kitchen, live, settings, [None], store)
+    track = Track(0, kitchen.task.fit, start=begin)
+    learner = Learner(live, settings, [track], listen=kitchen.listen, store=store)
+    learner.run()
+    return Learned(
+        track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
+    )
+
+
+def _guarded(
+    kitchen: Kitchen,
+    live: Live,
+    settings: Settings,
+    found: Learned,
+    begins: list[starts.Start],
+    folds: guard.Folds,
+    remarks: tuple[str, ...],
+) -> Learned:
+    """What was found, or what is simpler and better beyond chance; `remarks` hold for either."""
+    assert found.held_out is not None
+    members = begins[0] if settings.start == "greedy" else None
+    if settings.start == "own-greedy":
+        own = [begin for begin in begins if begin is not None]
+        decision = guard.decide_by_own(kitchen, live, found.held_out, own, folds)
     else:
         members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
-        decision = guard.decide(kitchen, live, settings, learned, members, folds)
-    history.append({"kind": "guard", **decision.record})
+        decision = guard.decide(kitchen, live, settings, found.held_out, members, folds)
     kitchen.listen(Event("guard", decision.record))
+    history = (*found.history, {"kind": "guard", **decision.record})
     winner, known = decision.winner, decision.known
     if winner == "learned":
-        return Learned(W, temperature, learned, winner, tuple(history), notes)
+        return dataclasses.replace(found, history=history)
     metric = kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score"
     note = (
         f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
@@ -105,35 +123,7 @@ def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | 
     if winner == "greedy":
         members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
     W = _baseline(kitchen, live, winner, members or ())
-    return Learned(W, None, known[winner], winner, tuple(history), (note, *always))
-
-
-def _limited(
-    kitchen: Kitchen, settings: Settings, begins: list[starts.Start]
-) -> tuple[list[starts.Start], tuple[int, ...] | None]:
-    """Starts, and which ingredients are learned (None: all): those of the starts and the best of the others.
-
-    Ranked on all fitting data: who is among so many says little about a sample that a fold leaves out.
-    """
-    K = len(kitchen.pool)
-    if settings.among is None or settings.among >= K:
-        return begins, None
-    best = kitchen.ranked(kitchen.individual_values().mean(dim=1).tolist())[: settings.among]
-    among = set(best).union(*(start for start in begins if start is not None))
-    # Summed up alike wherever they stand in the pool.
-    ordered = tuple(sorted(among, key=kitchen.facts.digests.__getitem__))
-    return [ordered if start is None else start for start in begins], ordered
-
-
-def _go_part_of_the_way(track: Track, live: Live, reach: float) -> None:
-    """Towards what was learned, from the start: on the line between two soups every point is a soup."""
-    if reach == 1.0:
-        return
-    K, G = track.W.shape
-    start = weights.uniform(K, G) if track.start is None else weights.chosen(K, G, track.start)
-    track.W = start.lerp(track.W, reach)
-    theta = live.mean(None if track.start is None else list(track.start))
-    track.theta = theta.lerp_(track.theta.to(theta.device), reach).to(track.theta.device)
+    return Learned(W, None, known[winner], winner, history, (note, *remarks))
 
 
 def _held_out(

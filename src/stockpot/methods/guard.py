@@ -8,8 +8,8 @@ Scores on fitting data flatter whatever was chosen there, so all have to be flat
   the same. Against the others it is not, and is taken off: the greedy soup's scores there, minus those of greedy soups
   that are chosen without the samples they are scored on. That takes a search for every fold, so it is done only where
   it could change the decision.
-- A fold that set out from the mean, or from a soup chosen without the samples it leaves out, owes nothing. Where some
-  or all folds did, the greedy soup is flattered more than they; only where it wins even so, it is asked again with one
+- A fold that set out from the mean, or from a soup chosen without the samples it leaves out, owes nothing. Then the
+  greedy soup of all fitting data is flattered more than it; only where it wins even so, it is asked again with one
   search for every fold.
 """
 
@@ -27,7 +27,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import Settings
-from stockpot.methods.starts import at_greedy, greedy_members
+from stockpot.methods.starts import greedy_members
 from stockpot.methods.visit import finite
 from stockpot.soup import weights
 from stockpot.task import Scores
@@ -65,17 +65,11 @@ def decide(
     W = weights.chosen(len(kitchen.pool), len(live.layout), members)
     chosen_here = kitchen.score_live(live, W, with_loss=False).values  # (N,)
     known["greedy"] = Scores(chosen_here)
-    owing = [at_greedy(settings, fold) for fold in range(len(folds))]
-    if any(owing):
-        plain = Decision(known, flattered=("learned", "greedy"))
-        settled = all(owing) or plain.winner != "greedy"
-        if settled and not could_change(known, len(kitchen.pool)):
-            return plain
+    if settings.start == "greedy":
+        if not could_change(known, len(kitchen.pool)):
+            return Decision(known, flattered=("learned", "greedy"))
         without = cross_fitted_greedy(kitchen, live, settings, folds)
         owed = chosen_here - without  # (N,)
-        for own, (_, outside) in zip(owing, folds, strict=True):
-            if not own:
-                owed[outside] = 0
         known["learned"], known["greedy"] = Scores(learned.values - owed), Scores(without)
         return Decision(known, flattery=float(owed.mean()))
     decision = Decision(known, flattered=("greedy",))

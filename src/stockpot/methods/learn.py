@@ -11,7 +11,7 @@ adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -26,7 +26,7 @@ from stockpot.methods import setbacks
 from stockpot.methods.blocks import blocks_for
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import NoStore, StateStore
-from stockpot.methods.track import Track, in_turn, steps_for
+from stockpot.methods.track import Track, steps_for
 from stockpot.methods.visit import Visit
 from stockpot.methods.visits import Visits
 from stockpot.soup import weights
@@ -39,23 +39,19 @@ class Learner:
         settings: Settings,
         tracks: list[Track],
         *,
-        among: Sequence[int] | None = None,
         listen: Listener = ignore,
         store: StateStore | None = None,
     ) -> None:
-        """`among`: only these ingredients are loaded and learned; tracks must set out from soups of theirs."""
         self.live = live
         self.settings = settings
         self.tracks = tracks
         self.listen = listen
-        self.among = None if among is None else list(among)
-        learned = range(len(live.pool)) if self.among is None else self.among
-        models = len(learned)
+        models = len(live.pool)
         self.simplex = settings.parametrisation == "simplex"
         digests = live.pool.digests(listen)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
-        ranked = sorted(learned, key=lambda k: digests[k])
-        blocks = [sorted(ranked[i] for i in block) for block in blocks_for(settings, len(live.pool), models)]
+        ranked = sorted(range(models), key=lambda k: digests[k])
+        blocks = [sorted(ranked[i] for i in block) for block in blocks_for(settings, models)]
         starts = [track.start for track in tracks]
         self.visits = Visits(blocks, settings, store or NoStore(), starts)
         self._limit = models  # models loaded at a time; lower after running out of memory
@@ -144,7 +140,7 @@ class Learner:
     def _start(self) -> None:
         live, s = self.live, self.settings
         K, G = len(live.pool), len(live.layout)
-        first = self.blocks[0] if s.centre == "soup" else self.among
+        first = self.blocks[0] if s.centre == "soup" else None
         mean = self.engine.loader.mean(first, self.listen)  # on the host when the device is CUDA
         if not bool(torch.stack(torch.aminmax(mean)).isfinite().all()):
             live.pool.verify_finite(self.listen)  # names the files to blame
@@ -219,10 +215,7 @@ class Learner:
     def _learn(self, t: int, block: list[int], directions: Directions, track: Track, raw: Tensor) -> Tensor:
         """The coefficients (b, G) a track ends its visit with."""
         steps = steps_for(self.settings, len(track.data))
-        coarse = in_turn(self.settings.coarse, track.number)
-        descent = self.engine.descent(
-            directions, self._active, raw, track.temperature, steps, track.data, coarse=coarse
-        )
+        descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
         self._prefetch(t)
         visit = Visit(
             t, track, descent, raw, steps,

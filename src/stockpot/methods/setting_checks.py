@@ -12,11 +12,8 @@ from stockpot.errors import MethodError, describe
 if TYPE_CHECKING:
     from stockpot.methods.settings import Settings
 
-StartName = Literal["mean", "greedy", "own-greedy", "top"]
+StartName = Literal["mean", "greedy", "own-greedy"]
 STARTS: tuple[str, ...] = get_args(StartName)
-TAKEN_IN_TURN = ("start", "coarse")  # settings that may be several, one fold after the other
-# What a start other than the mean, a part of the way from there, and few ingredients fall back to where they cannot be.
-FROM_THE_START: Mapping[str, Any] = {"start": "mean", "reach": 1.0, "among": None}
 
 
 def directions_from_the_mean(chosen: Mapping[str, Any]) -> bool:
@@ -60,7 +57,7 @@ def check(s: Settings) -> None:
     one_of("optimizer", "adamw", "sgd")
     one_of("schedule", "cosine", "constant")
     one_of("centre", "mean", "soup")
-    _check_start(s)
+    one_of("start", *STARTS)
     one_of("directions", "auto", "fp64", "fp32", "bf16", "int8")
     need(
         s.memory is None or s.memory > 0, "memory", "more than 0 bytes, or None", "use None for what is free"
@@ -98,31 +95,6 @@ def check(s: Settings) -> None:
     for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
         value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
         need(value is None or value <= most, name, f"at most {most:g}", "use the default")
-    shares = s.coarse if isinstance(s.coarse, tuple) else (s.coarse,)
-    need(
-        bool(shares) and all(0 <= share <= 1 for share in shares),
-        "coarse",
-        "a share in [0, 1], or several of them",
-        "0.5 means the first half of the steps, (0, 1) that the groups of every second fold never part",
-    )
-    need(
-        s.apart is None or 0 < s.apart <= 1,
-        "apart",
-        "more than 0 and at most 1, or None",
-        "0.25 lets groups move a quarter as fast as their model; granularity='model' never lets them part",
-    )
-    need(
-        s.apart is None or not any(shares),
-        "apart",
-        "None, when coarse keeps groups together first",
-        "set one of the two",
-    )
-    need(
-        s.apart is None or (s.granularity != "model" and not s.unit_norm),
-        "apart",
-        "None, when a model has one coefficient or unit_norm scales its groups",
-        "use granularity='tensor' without unit_norm",
-    )
     need(
         not s.retreat or s.folds > 1,
         "retreat",
@@ -138,24 +110,13 @@ def check(s: Settings) -> None:
         "False, or folds of at least 2 to have held-out data",
         "set folds=4",
     )
-    for name in TAKEN_IN_TURN:
-        given = getattr(s, name)
-        need(
-            not isinstance(given, tuple) or len(given) <= s.folds,
-            name,
-            f"at most as many as there are folds to take turns ({s.folds})",
-            "raise folds, or leave some out",
-        )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
-    need(s.among is None or s.among >= 1, "among", "at least 1, or None for all", "raise among")
-    need(0 < s.reach <= 1, "reach", "more than 0 and at most 1", "1 keeps all that was learned")
-    for name, plain in FROM_THE_START.items():
-        need(
-            getattr(s, name) == plain or directions_from_the_mean(dataclasses.asdict(s)),
-            name,
-            f"{plain}, when parametrisation, decentralise, centre or reset are changed",
-            f"leave those settings alone to change {name}",
-        )
+    need(
+        s.start == "mean" or directions_from_the_mean(dataclasses.asdict(s)),
+        "start",
+        "mean, when parametrisation, decentralise, centre or reset are changed",
+        "leave those settings alone to change start",
+    )
     if s.parametrisation == "simplex":
         need(
             s.decentralise and s.centre == "mean" and not s.unit_norm and not s.reset,
@@ -176,19 +137,3 @@ def check(s: Settings) -> None:
             "True, when centre, unit_norm or reset are changed",
             "use preset 'paper' for the ablation",
         )
-
-
-def _check_start(s: Settings) -> None:
-    names = (s.start,) if isinstance(s.start, str) else s.start
-    if not isinstance(names, tuple) or not names:
-        raise MethodError(
-            describe(
-                "setting start",
-                expected=f"one of {', '.join(STARTS)}, or several of them",
-                found=repr(s.start),
-                fix="('greedy', 'top') lets folds take turns",
-            )
-        )
-    for name in names:
-        if name not in STARTS:
-            raise MethodError(unknown("start", name, STARTS))

@@ -14,8 +14,6 @@ from typing import Any, Literal
 
 from stockpot.errors import MethodError, describe
 from stockpot.methods.setting_checks import (
-    FROM_THE_START,
-    TAKEN_IN_TURN,
     StartName,
     check,
     directions_from_the_mean,
@@ -45,26 +43,14 @@ class Settings:
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = 0.0  # share of the inner iterations with linear warm-up
     weight_decay: float = 0.1
-    clip: float | None = (
-        None  # global norm of the coefficient gradient, with `apart` of both its parts together
-    )
+    clip: float | None = None  # global norm of the coefficient gradient
     label_smoothing: float = 0.0
-    # share of the inner iterations in which a model's groups move together, before they part; as with `start`, folds
-    # may take turns
-    coarse: float | tuple[float, ...] = 0.0
-    apart: float | None = (
-        None  # a model's groups move together at lr, and each for itself at this share of it
-    )
     temperature: bool = False  # learn a factor on the logits (Learned-Soup)
     decentralise: bool = True  # directions theta_k - mean (paper, appendix D); False: theta_k, free weights
     centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
     unit_norm: bool = False  # scale each direction to norm one per coefficient group
     reset: bool = False  # coefficients start at zero on every visit
-    start: StartName | tuple[StartName, ...] = "mean"  # where learning sets out; of several, folds take turns
-    among: int | None = (
-        None  # learn so many ingredients, the highest-scoring, and those of the start; None: all
-    )
-    reach: float = 1.0  # part of the way from there to what was learned that is gone in the end
+    start: StartName = "mean"  # where learning sets out
     folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
     evaluations: int = 10  # held-out evaluations per block when folds > 1
     retreat: bool = (
@@ -83,9 +69,6 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in TAKEN_IN_TURN:
-            if isinstance(given := getattr(self, name), list):  # as recipes and records have it
-                object.__setattr__(self, name, tuple(given))
         check(self)
 
 
@@ -181,5 +164,5 @@ def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Se
     chosen.update(overrides)
     if not directions_from_the_mean(chosen):
         # A method's own choice gives way to what the caller or the preset asks for.
-        chosen.update({key: value for key, value in FROM_THE_START.items() if key not in overrides})
+        chosen["start"] = overrides.get("start", "mean")
     return Settings(**chosen)

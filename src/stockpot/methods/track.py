@@ -1,17 +1,14 @@
-"""One of the coefficient sets that are learned side by side, how long each learns, and what is its turn to do."""
+"""One of the coefficient sets that are learned side by side, and how long each learns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from torch import Tensor
 
 from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
 from stockpot.task import Data
-
-T = TypeVar("T", str, float)
 
 
 @dataclass
@@ -36,8 +33,3 @@ def steps_for(settings: Settings, samples: int) -> int:
         return settings.steps
     assert settings.epochs is not None
     return max(1, round(settings.epochs * samples / min(settings.batch_size, samples)))
-
-
-def in_turn(given: T | tuple[T, ...], fold: int) -> T:
-    """What a fold does: the only choice there is, or the next in turn."""
-    return given[fold % len(given)] if isinstance(given, tuple) else given

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Descent, Live, parallel
-from stockpot.engine.descent import Step, coarse_steps
+from stockpot.engine.descent import Step
 from stockpot.errors import LearningError, describe
 from stockpot.methods.best import Point, Stretch, stretch_of
 from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
-from stockpot.methods.track import Track, in_turn
+from stockpot.methods.track import Track
 from stockpot.methods.visits import Visits
 
 Tell = Callable[..., None]
@@ -42,19 +42,14 @@ class Visit:
         self.t, self.track, self.descent, self.steps = t, track, descent, steps
         self.live, self.settings, self.visits, self._tell = live, settings, visits, tell
         self.every = max(1, steps // settings.evaluations)
-        # steps before the groups of a model part
-        self.coarse = coarse_steps(in_turn(settings.coarse, track.number), steps)
         self.done = 0
-        self.pace = (
-            1.0  # factor on the rate, by what held-out loss did since the visit began or the groups parted
-        )
+        self.pace = 1.0  # factor on the rate, by what held-out loss did since the visit began
         self.setbacks = track.setbacks
         self.setbacks.begin_visit()
         self.best = Point(track.held_out_loss, raw, track.temperature)
         self.stretch = Stretch(raw, track.temperature)
         if visits.partial is not None:
             self._continue()
-        descent.tie(self.done < self.coarse)
         descent.slow(self._factor)
 
     def run(self) -> Point:
@@ -64,8 +59,6 @@ class Visit:
             if self.done == 0 and self.t == 0 and self.track.held_out is not None:
                 self.best = Point(self._held_out(), self.best.raw, self.best.temperature)
             while self.done < self.steps:
-                if self.done == self.coarse > 0:
-                    self._part()
                 self._advance()
                 self._judge()
                 if self.visits.due():
@@ -84,13 +77,6 @@ class Visit:
         """On the learning rate."""
         return self.setbacks.factor * self.pace
 
-    def _part(self) -> None:
-        """From here on every group of a model moves on its own, from the best so far."""
-        start = self._here(float("inf")) if self.track.held_out is None else self.best
-        self.pace = 1.0
-        self.descent.tie(False)
-        self._restart(start)
-
     def _restart(self, point: Point) -> None:
         self.descent.go_back(point.raw, point.temperature, self.done)
         self.descent.slow(self._factor)
@@ -100,7 +86,7 @@ class Visit:
         """Up to the next judgement, at most as many steps as the engine likes to take at once."""
         j, track = self.done, self.track
         length = self.every if track.held_out is not None else stretch_of(self.every)
-        stop = min(self._stage_end, (j // length + 1) * length, j + self.descent.burst)
+        stop = min(self.steps, (j // length + 1) * length, j + self.descent.burst)
         seed = self.settings.seed * 1009 + track.number
         first = self.t * self.steps
         _seed(self.live.device, seed * 1_000_000_007 + first + j)
@@ -114,10 +100,6 @@ class Visit:
                     self._went_back(f"{self.setbacks.lately} skipped, the last with {_found(step)}")
                 )
                 break
-
-    @property
-    def _stage_end(self) -> int:
-        return self.coarse if self.done < self.coarse else self.steps
 
     def _count(self, step: Step) -> bool:
         """Say what the step found; whether too many were skipped."""
@@ -170,7 +152,7 @@ class Visit:
         """Try again from the best coefficients in smaller steps, or leave it at them."""
         self.pace *= 0.5
         if self.pace <= SLOWEST:
-            self.done = self._stage_end
+            self.done = self.steps
         self._restart(self.best)
 
     def _here(self, loss: float) -> Point:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
-from stockpot.methods.setting_checks import STARTS
+from stockpot.methods.setting_checks import StartName
 from stockpot.methods.settings import METHODS, PRESETS, Settings, settings_for
 from stockpot.recipe.schema.base import Names, PythonCode, Section, word_of, word_or_code
 
@@ -27,10 +27,6 @@ _SWITCHES = {
     "retreat",
     "advance",
     "start",
-    "coarse",
-    "among",
-    "reach",
-    "apart",
 }
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
 _HYPERPLANE_ONLY = {"decentralise", "centre", "unit_norm", "reset"}
@@ -57,28 +53,6 @@ BlockSize = Annotated[
     BeforeValidator(_block_size),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto", "fit"]}, {"type": "null"}]}
-    ),
-]
-
-
-def _start(value: object) -> object:
-    names = value if isinstance(value, (list, tuple)) else [value]
-    if value is None or (names and all(name in STARTS for name in names)):
-        return value
-    raise ValueError(f"expected one of {', '.join(STARTS)}, or a list of them, found {value!r}")
-
-
-Starts = Annotated[
-    str | tuple[str, ...] | None,
-    BeforeValidator(_start),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": [*STARTS]},
-                {"type": "array", "items": {"enum": [*STARTS]}, "minItems": 1},
-                {"type": "null"},
-            ]
-        }
     ),
 ]
 
@@ -147,35 +121,17 @@ class Method(Section):
         None, description="Largest norm of the coefficients' gradient. null: no limit."
     )
     label_smoothing: float | None = Field(None, description="Label smoothing while learning.")
-    coarse: float | tuple[float, ...] | None = Field(
-        None,
-        description="Share of a block's steps in which a model moves as a whole, before its groups go their own ways."
-        " Of a list, folds take turns.",
-    )
     temperature: bool | None = Field(None, description="Also learn a factor on the logits.")
-    apart: float | None = Field(
-        None,
-        description="A model's groups move together at the learning rate, and each for itself at this share of it.",
-    )
     decentralise: bool | None = Field(None, description="Directions from the mean (the paper's appendix D).")
     centre: Literal["mean", "soup"] | None = Field(
         None, description="Mean of all models, or the current soup."
     )
     unit_norm: bool | None = Field(None, description="Scale each direction to norm one per group.")
     reset: bool | None = Field(None, description="Coefficients start at zero on every visit.")
-    start: Starts = Field(
+    start: StartName | None = Field(
         None,
         description="The soup that learning sets out from: the `mean` of all models, the `greedy` one of all fitting"
-        " data, a fold's `own-greedy` one, chosen without what it leaves out, or the mean of the `top` models, as many"
-        " as have the lowest loss together. Of a list, folds take turns.",
-    )
-    among: int | None = Field(
-        None,
-        description="Load and learn only so many ingredients, those that score highest, and those of the start."
-        " null: all.",
-    )
-    reach: float | None = Field(
-        None, description="Part of the way from the start to what was learned that is gone in the end."
+        " data, or a fold's `own-greedy` one, chosen without what it leaves out.",
     )
     folds: int | None = Field(None, description="More than 1: learn once per fold, stop early, average.")
     evaluations: int | None = Field(None, description="Held-out evaluations per block when folds > 1.")
