@@ -3,7 +3,7 @@
 Every idea is cross-fitted on the zoo's fitting data and judged on its dev split, which nothing was trained or fitted
 on; the test data is not read. Accuracy, loss, held-out loss and gradient steps of each go into FILE, with the paired
 difference to the first of them, the default when that round was made. What paid went into the product, what did not is
-in docs/decisions.md.
+in docs/search.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rounds of the search: which learners were tried when. What came of them is in docs/decisions.md."""
+"""The rounds of the search: which learners were tried when. What came of them is in docs/search.md."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_the_tiny_zoo_from_packages_to_a_table(tmp_path: Path, monkeypatch: pyte
 def test_fashion_tests_on_nothing_that_the_default_was_chosen_on() -> None:
     """The search judged on what `train: {of: train, count: 20000}` left of the 35,000 images that SIZES leave.
 
-    Round 5 judged on images that are tested on as well (docs/decisions.md); experiments/tiny has none of them since.
+    Round 5 judged on images that are tested on as well (docs/search.md); experiments/tiny has none of them since.
     """
     fashion, divide = script("convert.fashion"), script("convert.parts").divide
     labels = np.random.RandomState(1).permutation(np.repeat(np.arange(10), 6000))
