@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stockpot.errors import RunError, describe
 from stockpot.methods.settings import LEARNED
@@ -29,7 +30,7 @@ EXACT = "fp32"  # directions that are not rounded
 
 @dataclass(frozen=True)
 class Planned:
-    """One run. `after`: a run that must have finished, because its scores rank the ingredients."""
+    """One run. `after`: a run whose scores rank the ingredients, and must have come so far."""
 
     name: str
     methods: tuple[str, ...] = ()  # empty: the recipe's
@@ -227,10 +228,22 @@ def _word(method: str) -> str:
     return method.replace("+", "-plus")
 
 
+def ranked(zoo: Zoo) -> bool:
+    """Whether the ingredients have their scores yet."""
+    return bool(_scored(zoo))
+
+
+def _scored(zoo: Zoo) -> list[dict[str, Any]]:
+    """The ingredients with their scores, or nothing where one has none."""
+    file = zoo.runs / MAIN / "pool.json"
+    found = json.loads(file.read_text("utf-8"))["ingredients"] if file.is_file() else []
+    return [] if any(one["fit"] is None for one in found) else found
+
+
 def _without_best(zoo: Zoo, count: int) -> list[str]:
     file = zoo.runs / MAIN / "pool.json"
-    ingredients = json.loads(file.read_text("utf-8"))["ingredients"] if file.is_file() else []
-    if not ingredients or any(one["fit"] is None for one in ingredients):
+    ingredients = _scored(zoo)
+    if not ingredients:
         raise RunError(
             describe(
                 f"the ranking of the ingredients of {zoo.name}",

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from stockpot import atomic
 from stockpot.errors import StockpotError
 from studies.picking import plan
-from studies.plans import TRY, Planned
+from studies.plans import TRY, Planned, ranked
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]
@@ -39,11 +39,23 @@ class Job:
     def key(self) -> tuple[str, str]:
         return self.zoo.name, self.name
 
-    def needs(self) -> set[tuple[str, str]]:
-        """Jobs that must be over first, where they are to be done at all."""
-        if self.run is None:
-            return {(self.zoo.name, PRETRAINING)} if self.stage == POOL else set()
-        return {(self.zoo.name, name) for name in (POOL, self.run.after) if name is not None}
+    @property
+    def needs(self) -> tuple[str, str]:
+        """The job that must be over first, where it is to be done at all."""
+        first = PRETRAINING if self.run is None and self.stage == POOL else POOL
+        return self.zoo.name, first
+
+    def waits(self, ahead: set[tuple[str, str]], at_work: set[tuple[str, str]]) -> bool:
+        """For one of those that have not begun, or for one that has."""
+        if self.run is None and self.stage == PRETRAINING:
+            return False
+        if self.needs in ahead | at_work:
+            return True
+        if self.run is None or self.run.after is None:
+            return False
+        # Scores come early in a run; nobody need wait for the rest of it.
+        before = (self.zoo.name, self.run.after)
+        return before in ahead or (before in at_work and not ranked(self.zoo))
 
 
 @dataclass
@@ -142,8 +154,8 @@ def run_all(
 
 def _next(waiting: Sequence[Job], running: Sequence[_Process]) -> Job | None:
     """The first that need not wait for another one."""
-    busy = {job.key for job in waiting} | {one.job.key for one in running}
-    return next((job for job in waiting if not job.needs() & busy), None)
+    ahead, at_work = {job.key for job in waiting}, {one.job.key for one in running}
+    return next((job for job in waiting if not job.waits(ahead, at_work)), None)
 
 
 def _after_pool(waiting: Sequence[Job], zoo: Zoo, made: bool) -> tuple[list[Job], list[Job]]:

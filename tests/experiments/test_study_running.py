@@ -49,7 +49,16 @@ out.mkdir(parents=True, exist_ok=True)
 names = [path.rsplit("/", 1)[-1] for path in recipe.pool.path or ()]
 names = names if len(names) > 1 else [f"model_{{k}}.safetensors" for k in range(5)]
 scores = [{{"path": f"pool/{{name}}", "fit": {{"mean": k / 10}}}} for k, name in enumerate(names)]
+(out / "pool.json").write_text(json.dumps({{"ingredients": [{{**one, "fit": None}} for one in scores]}}))
+time.sleep({pause})
 (out / "pool.json").write_text(json.dumps({{"ingredients": scores}}))
+if out.name == {patient!r}:
+    for _ in range(100):
+        if len(open({began!r}).readlines()) > 1:
+            break
+        time.sleep(0.1)
+    with open({began!r}, "a") as file:
+        file.write(out.name + " ends\\n")
 (out / "results.json").write_text(json.dumps({{"failed": {failed!r}}}))
 (out / "run.json").write_text(json.dumps({{"status": "done", "recipe_digest": recipe.digest()}}))
 """
@@ -71,10 +80,16 @@ class Bench:
         pause: float = 0,
         zoos: tuple[str, ...] = ("tiny",),
         pools: bool = False,
+        patient: str = "",  # ends only after another has begun
     ) -> int:
         source = str(Path(study.__file__).parents[1] / "src")
         text = STAND_IN.format(
-            source=source, began=str(self.began), failing=failing, failed=failed or {}, pause=pause
+            source=source,
+            began=str(self.began),
+            failing=failing,
+            failed=failed or {},
+            pause=pause,
+            patient=patient,
         )
         self.script.write_text(text)
         self.began.write_text("")
@@ -96,7 +111,7 @@ class Bench:
 
     @property
     def order(self) -> list[str]:
-        return self.began.read_text().split()
+        return self.began.read_text().splitlines()
 
 
 @pytest.fixture
@@ -111,6 +126,12 @@ def test_runs_that_need_the_ranking_wait_for_it(bench: Bench) -> None:
     record = (bench.home / "runs" / "tiny" / "removed-2.log").read_text()
     assert "model_0.safetensors" in record
     assert "model_4.safetensors" not in record  # the best
+
+
+def test_nobody_waits_for_more_than_the_scores(bench: Bench) -> None:
+    """main-0 goes on for as long as nobody has begun who needs its scores."""
+    assert bench.run("main-0", "removed-1", pause=0.2, patient="main-0") == 0
+    assert bench.order == ["main-0", "removed-1", "main-0 ends"]
 
 
 def test_all_zoos_have_their_first_study_before_one_has_its_second(bench: Bench) -> None:
