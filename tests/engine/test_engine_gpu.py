@@ -127,6 +127,23 @@ def test_the_graph_takes_the_steps_the_eager_path_takes(tmp_path: Path, settings
     assert (fast - slow).abs().max() < 2e-3 * slow.abs().max()
 
 
+def test_the_graph_learns_the_temperature_of_the_eager_path(tmp_path: Path) -> None:
+    pool, task = pool_and_task(tmp_path)
+    given: dict[str, Any] = {
+        "steps": 60,
+        "batch_size": 16,
+        "temperature": True,
+        "directions": "fp32",
+        "warmup": 0.2,
+    }
+    found = [cook(pool, task, "hl+", graphs=graphs, **given).soup for graphs in (True, False)]
+    fast, slow = (soup.temperature for soup in found if soup is not None)
+    assert fast is not None
+    assert slow is not None
+    assert abs(slow - 1) > 0.05
+    assert abs(fast - slow) < 2e-3 * slow
+
+
 @pytest.mark.parametrize("method", ["learned+", "hl", "mehl", "crossfit"])
 def test_gpu_and_cpu_agree(tmp_path: Path, method: str) -> None:
     pool, task = pool_and_task(tmp_path)

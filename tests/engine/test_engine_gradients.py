@@ -88,3 +88,26 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path, piec
     assert parts is not None
     assert (whole - parts).abs().max() <= 1e-12 * whole.abs().max()
     assert not torch.equal(whole, parts) or pieces == 1  # the batch was cut indeed
+
+
+def test_going_back_takes_the_temperature_along(tmp_path: Path) -> None:
+    pool, task = pool_and_task(tmp_path, mlp, torch.float64)
+    raw = torch.zeros(5, len(layout_of(pool, "tensor")), dtype=torch.float64)
+    descent = learners_gradient(pool, task, settings_for("hl+"), raw, 1.3)
+    assert descent.temperature is not None
+    with torch.no_grad():
+        descent.temperature.fill_(7.0)
+    descent.go_back(raw + 1, 1.3, 0)
+    assert float(descent.temperature.detach()) == pytest.approx(1.3)
+    assert torch.equal(descent.raw.detach(), raw + 1)
+
+
+def test_a_step_is_only_as_healthy_as_the_temperatures_gradient(tmp_path: Path) -> None:
+    pool, task = pool_and_task(tmp_path, mlp, torch.float64)
+    raw = torch.zeros(5, len(layout_of(pool, "tensor")), dtype=torch.float64)
+    descent = learners_gradient(pool, task, settings_for("hl+"), raw, 1.3)
+    loss = torch.ones((), dtype=torch.float64)
+    assert descent._health(loss).isfinite()
+    assert descent.temperature is not None
+    descent.temperature.grad = torch.full_like(descent.temperature, 1e200)  # the optimiser squares it
+    assert not descent._health(loss).isfinite()

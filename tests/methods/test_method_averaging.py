@@ -51,7 +51,7 @@ def test_folds_from_different_places_are_averaged_where_that_is_no_worse(
         Soup(pool, Kitchen(pool, task).layout("tensor"), track.W).load_into(task.model)
         assert task.score(indices=outside).loss == pytest.approx(told, rel=1e-5)  # where it did not learn
     assert torch.equal(weights_of(result), torch.stack([track.W for track in learned]).mean(dim=0))
-    assert not any("only what fold" in note for note in result.notes)
+    assert not any("in this soup" in note for note in result.notes)
 
 
 def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: py
             track.W = weights.chosen(6, len(live.layout), [number])
             track.theta = live.mean([number]).clone()
             tracks.append(track)
-        kinds = [[tracks[1]], [tracks[0], tracks[2]]]
+        places = [[tracks[1]], [tracks[0], tracks[2]]]
         loss = 1.0  # of the average: a hill in the middle
 
         def scored(live: Any, W: Tensor) -> Any:
@@ -77,30 +77,30 @@ def test_what_has_a_hill_between_is_not_averaged(tmp_path: Path, monkeypatch: py
         everything = torch.stack([track.W for track in tracks]).mean(dim=0)
         monkeypatch.setattr(kitchen, "score_live", scored)
         held_out = [0.4, 0.6, 0.8]
-        kept = averaging.checked(kitchen, live, kinds, held_out)
+        kept = averaging.checked(kitchen, live, places, held_out)
         assert kept.record == {
             "together": 1.0,
-            "apart": {"fold 2": pytest.approx(0.6), "fold 1, 3": pytest.approx(0.7)},
+            "apart": {"fold 2": pytest.approx(0.6), "folds 1, 3": pytest.approx(0.7)},
             "kept": "fold 2",
         }
         assert kept.tracks == [tracks[1]]
         assert torch.equal(kept.W, tracks[1].W)
         assert kept.note == (
-            "only what fold 2 learned is in this soup: averaged with the others it has a loss of 1 on the fitting data,"
-            " apart they have 0.6667 on what they left out"
+            "only fold 2 is in this soup: the average of all folds has a loss of 1 on the fitting data, the folds"
+            " themselves 0.6667 on what they left out"
         )
         assert [event.data["kept"] for event in events if event.kind == "average"] == ["fold 2"]
         held_out = [0.4, 0.6, 0.6]  # 0.567 over all samples
-        better = averaging.checked(kitchen, live, kinds, held_out)
+        better = averaging.checked(kitchen, live, places, held_out)
         assert better.tracks == [tracks[0], tracks[2]]
         assert torch.equal(better.W, weights.chosen(6, len(live.layout), [0, 2]))
         for value, whole in ((0.56, True), (0.57, False), (float("nan"), False)):
             loss = value
-            found = averaging.checked(kitchen, live, kinds, held_out)
+            found = averaging.checked(kitchen, live, places, held_out)
             assert (found.note is None) == whole
             assert torch.equal(found.W, everything) == whole
         # Nothing to compare with: no reason to doubt.
-        assert averaging.checked(kitchen, live, kinds, [float("nan")] * 3).note is None
+        assert averaging.checked(kitchen, live, places, [float("nan")] * 3).note is None
 
 
 def test_a_fold_that_knows_its_own_samples_too_well_is_no_reason(
@@ -128,14 +128,14 @@ def test_a_soup_of_one_fold_says_so_and_has_its_temperature(
 
     def last_alone(kitchen: Any, live: Any, found: list[list[Track]], held_out: Any) -> Average:
         temperatures[:] = [float(track.temperature or 0) for own in found for track in own]
-        return Average(found[-1][0].W, found[-1], {"kept": "fold 2"}, "only what fold 2 learned")
+        return Average(found[-1][0].W, found[-1], {"kept": "fold 2"}, "only fold 2 is in this soup")
 
     monkeypatch.setattr(averaging, "checked", last_alone)
     given = {**BRIEF, "folds": 2, "temperature": True, "lr": 0.2, "start": "own-greedy"}
     result = cook(pool, task, "crossfit", **given)
     assert result.soup is not None
     assert result.soup.temperature == temperatures[-1] != temperatures[0]
-    assert result.notes[0] == "only what fold 2 learned"
+    assert result.notes[0] == "only fold 2 is in this soup"
     assert [h["kept"] for h in result.history if h["kind"] == "average"] == ["fold 2"]
     zeros, ones = (
         torch.zeros(len(task.fit), dtype=torch.float64),
@@ -145,7 +145,21 @@ def test_a_soup_of_one_fold_says_so_and_has_its_temperature(
     monkeypatch.setattr(guard, "decide_by_own", lambda *_: guard.Decision(known))
     other = cook(pool, task, "crossfit", **{**given, "guard": True})
     assert other.notes[0].startswith("the guard returned uniform")
-    assert not any("only what fold" in note for note in other.notes)  # it is not in that soup
+    assert not any("in this soup" in note for note in other.notes)  # it is not in that soup
+    assert other.soup is not None
+    assert other.soup.temperature is None  # nor is what was learned for it
+
+
+def test_the_average_has_the_mean_of_the_temperatures(tmp_path: Path, learned: list[Track]) -> None:
+    pool, task = uneven(tmp_path)
+    given = {**BRIEF, "folds": 2, "temperature": True, "lr": 0.2, "start": "greedy"}
+    result = cook(pool, task, "crossfit", **given)
+    one, other = (track.temperature for track in learned)
+    assert one is not None
+    assert other is not None
+    assert one != other
+    assert result.soup is not None
+    assert result.soup.temperature == (one + other) / 2
 
 
 def test_folds_from_one_place_need_no_evaluation(tmp_path: Path) -> None:

@@ -336,6 +336,29 @@ def test_whether_luck_could_matter_depends_on_the_lead_and_on_how_many_were_trie
     assert could_change(swapped, models) is expected
 
 
+@pytest.mark.parametrize("per_batch", [False, True])
+def test_what_is_to_be_said_of_the_data_is_said_whatever_the_guard_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_batch: bool
+) -> None:
+    x, y = samples(40)
+    y = y.clamp(max=1)
+    y[0] = 2
+    metric: Any = (
+        (lambda outputs, batch: float((outputs.argmax(1) == batch[1]).float().mean()))
+        if per_batch
+        else "accuracy"
+    )
+    task = Task(mlp(), (x, y), metric=metric, batch_size=8)
+    known = {
+        name: Scores(torch.full((40,), float(name == "uniform"), dtype=torch.float64))
+        for name in ("learned", "uniform")
+    }
+    monkeypatch.setattr(guarding, "decide_by_own", lambda *_: guarding.Decision(known))
+    result = cook(write(tmp_path, fine_tunes(mlp, 3)), task, "crossfit", **{**BRIEF, "start": "own-greedy"})
+    assert result.notes[0].startswith("no guard" if per_batch else "the guard returned uniform")
+    assert any(note.startswith("class 2 has fewer than") for note in result.notes)
+
+
 def test_without_a_score_per_sample_there_is_no_guard(tmp_path: Path) -> None:
     pool = write(tmp_path, fine_tunes(mlp, 3))
 

@@ -50,17 +50,18 @@ def checked(
     everything = plain(tracks)
     live.theta.copy_(_mean_theta(tracks))
     together = kitchen.score_live(live, everything.W).loss
-    apart = {_words(own): _mean_loss(own, held_out) for own in found}
+    apart = {_names(own): _mean_loss(own, held_out) for own in found}
     on_average = _mean_loss(tracks, held_out)
     hill = math.isfinite(on_average) and not together <= on_average
-    kept = min(found, key=lambda own: apart[_words(own)]) if hill else None
-    record = {"together": together, "apart": apart, "kept": "all" if kept is None else _words(kept)}
+    kept = min(found, key=lambda own: apart[_names(own)]) if hill else None
+    record = {"together": together, "apart": apart, "kept": "all" if kept is None else _names(kept)}
     kitchen.listen(Event("average", record))
     if kept is None:
         return Average(everything.W, tracks, record)
+    verb = "are" if len(kept) > 1 else "is"
     note = (
-        f"only what {_words(kept)} learned is in this soup: averaged with the others it has a loss of {together:.4g} on"
-        f" the fitting data, apart they have {on_average:.4g} on what they left out"
+        f"only {_names(kept)} {verb} in this soup: the average of all folds has a loss of {together:.4g} on the fitting"
+        f" data, the folds themselves {on_average:.4g} on what they left out"
     )
     return Average(plain(kept).W, kept, record, note)
 
@@ -73,8 +74,8 @@ def by_start(tracks: Sequence[Track]) -> list[list[Track]]:
     return list(alike.values())
 
 
-def _words(tracks: Sequence[Track]) -> str:
-    return f"fold {', '.join(str(track.number + 1) for track in tracks)}"
+def _names(tracks: Sequence[Track]) -> str:
+    return f"fold{'s' * (len(tracks) > 1)} {', '.join(str(track.number + 1) for track in tracks)}"
 
 
 def _mean_loss(tracks: Sequence[Track], held_out: Sequence[float]) -> float:

@@ -8,9 +8,9 @@ Scores on fitting data flatter whatever was chosen there, so all have to be flat
   the same. Against the others it is not, and is taken off: the greedy soup's scores there, minus those of greedy soups
   that are chosen without the samples they are scored on. That takes a search for every fold, so it is done only where
   it could change the decision.
-- A fold that set out from the mean, or from a soup chosen without the samples it leaves out, owes nothing. Then the
-  greedy soup of all fitting data is flattered more than it; only where it wins even so, it is asked again with one
-  search for every fold.
+- A fold that set out from the mean owes nothing. Then the greedy soup of all fitting data is flattered more than it;
+  only where it wins even so, it is asked again with one search for every fold.
+- Where every fold set out from its own greedy soup, these are what it is compared with: nobody owes anything.
 """
 
 from __future__ import annotations
