@@ -34,6 +34,23 @@ def test_compare_again_repeats_nothing(kitchen: Path, compared: Answer, stockpot
     assert list(lines(again.err)) == [f"{name}: finished earlier, not repeated" for name in METHODS]
 
 
+def test_what_is_next_scores_the_same_data_as_the_run(
+    kitchen: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
+) -> None:
+    """What --set changed belongs to the command that comes next."""
+    assert f"{kitchen / 'recipe.yaml'}" in next(
+        line for line in lines(compared.out) if "stockpot evaluate" in line
+    )
+    out = tmp_path / "other"
+    changed = ["--set", "data.metric=loss", "--set", "method.name=greedy"]
+    answer = stockpot("cook", kitchen / "recipe.yaml", *changed, "--out", out)
+    assert answer.code == 0, answer.err
+    line = next(line for line in lines(answer.out) if "stockpot evaluate" in line)
+    assert line.split()[-1] == str(out / "recipe.yaml")
+    again = json.loads(stockpot(*line.split()[1:], "--json").out)
+    assert again["score"] == json.loads((out / "methods" / "greedy" / "result.json").read_text())["report"]
+
+
 def test_json_is_one_document_with_the_same_numbers(
     kitchen: Path, compared: Answer, stockpot: Stockpot
 ) -> None:
@@ -104,6 +121,19 @@ def test_report_is_written_again(kitchen: Path, compared: Answer, stockpot: Stoc
     assert (kitchen / "run" / "report.html").read_bytes() == before
 
 
+def test_a_report_without_report_data_says_what_its_scores_are(
+    kitchen: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
+) -> None:
+    """As of a run that was interrupted."""
+    text = "Scores on fitting data"
+    assert text not in stockpot("report", kitchen / "run").out
+    run = tmp_path / "run"
+    shutil.copytree(kitchen / "run", run)
+    for file in run.glob("methods/*/result.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "report": None}))
+    assert text in stockpot("report", run).out
+
+
 def test_inspect_says_what_is_special_about_the_pool(folder: Path, stockpot: Stockpot) -> None:
     pool = folder / "pool"
     shutil.copy(pool / "model_0.safetensors", pool / "model_4.safetensors")
@@ -130,6 +160,7 @@ def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stoc
     assert answer.code == 1
     assert "problem:" in answer.out
     assert "0.bias (1 NaN of 8)" in answer.out
+    assert "outlier: model_2 is not finite" in answer.out
     assert "not finite" in answer.out
     del broken["0.weight"]
     save_file(broken, folder / "pool" / "model_2.safetensors")

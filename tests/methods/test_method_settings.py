@@ -293,3 +293,22 @@ def test_switches_that_do_not_go_together() -> None:
     with pytest.raises(MethodError, match="expected None: the softmax couples all models, found 4"):
         settings_for("learned", block_size=4)
     assert set(PRESETS) == {"paper", "authors"}
+
+
+def test_a_folder_is_no_pool(tmp_path: Path) -> None:
+    _, task = zoo(tmp_path, 2)
+    folder: Any = str(tmp_path)
+    for call in (cook, compare):
+        with pytest.raises(
+            MethodError, match=r"pool: expected a Pool, found str .*\n  Fix: open the checkpoints first"
+        ):
+            call(folder, task)
+
+
+def test_reporting_on_the_fitting_data_is_said(tmp_path: Path) -> None:
+    pool, _ = zoo(tmp_path, 2)
+    x, y = samples()
+    note = "the report data is the fitting data"
+    same, other = Task(mlp(), (x, y), (x.clone(), y)), Task(mlp(), (x, y), samples(seed=1))
+    assert any(one.startswith(note) for one in cook(pool, same, "uniform").notes)
+    assert not any(one.startswith(note) for one in cook(pool, other, "uniform").notes)

@@ -48,4 +48,12 @@ def test_the_outlier_stands_out_and_equals_do_not() -> None:
     assert of(1.0, 1.1, 0.9, 1.0, 5.0) == 4
     assert of(1.0, 1.0, 1.0, 1.0, 1.2) is None  # narrow quartiles make no outlier
     assert of(1.0, 9.0) is None  # two cannot say who is out
-    assert of(1.0, float("nan"), 1.0) == 1
+
+
+def test_who_is_not_finite_is_the_one_that_stands_out(tmp_path: Path) -> None:
+    states = fine_tunes(mlp, 5)
+    next(iter(states[3].values())).view(-1)[0] = float("nan")
+    pool = write(tmp_path, states)
+    found = distances(pool, layout_of(pool, "model"))
+    assert bool(found.to_mean.isnan().all())  # the mean is not finite either
+    assert found.outlier() == 3

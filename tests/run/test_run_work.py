@@ -19,6 +19,7 @@ from stockpot.errors import RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.settings import METHODS, Settings, settings_for
 from stockpot.pool import Pool, open_checkpoint
+from stockpot.report import write_report
 from stockpot.run import Identity, Job, Outcome, RunDirectory, run_job
 from stockpot.run.records import read
 from stockpot.run.soups import rebuild_soup
@@ -89,6 +90,20 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
     assert len(greedy.value["greedy"]) == 4
     assert outcome.soup is not None
     assert (outcome.soup / "model.safetensors").exists()
+
+
+def test_a_held_out_loss_that_is_not_finite_is_a_gap_in_the_curve(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    outcome = cooked(
+        tmp_path / "run", pool, task, settings("best", "crossfit", lr=1e30, steps=20, evaluations=10)
+    )
+    assert not outcome.failed
+    record = read(tmp_path / "run" / "methods" / "crossfit")
+    assert record is not None
+    losses = [loss for curve in record.value["curves"]["held_out"] for loss in curve["loss"]]
+    assert None in losses
+    assert any(loss is not None for loss in losses)
+    write_report(tmp_path / "run")  # draws it
 
 
 def test_every_decision_comes_before_the_report_data(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_labels_out_of_range_are_named(value: int) -> None:
     with pytest.raises(DataError) as caught:
         Task(linear(), (X, bad(value)))
     assert str(caught.value) == (
-        "labels of fit data: expected 0 to 2 (the model has 3 classes), or -100 to ignore a sample, "
+        "labels of fit data: expected 0 to 2 (the model has 3 classes), "
         f"found {value} at index 41 (1 of 60 are out of range).\n"
         "  Fix: number the classes from 0, or build the model with the right number of classes."
     )
@@ -56,8 +56,11 @@ def test_labels_counted_from_one() -> None:
         Task(linear(), (X, Y + 1))
 
 
-def test_ignored_labels_are_allowed() -> None:
-    assert Task(linear(), (X, bad(-100))).score().n == 60
+def test_a_sample_without_a_label_has_no_score_and_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"found -100 at index 41 .*\n  Fix: leave samples without a label \(-100\) out"
+    ):
+        Task(linear(), (X, bad(-100)))
 
 
 def test_labels_are_not_judged_where_they_cannot_be() -> None:

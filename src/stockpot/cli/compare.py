@@ -56,4 +56,4 @@ def compare(
             command=["stockpot", *sys.argv[1:]],
             listen=listen,
         )
-    end(outcome, recipe, as_json)
+    end(outcome, recipe, as_json, changed=bool(overrides))

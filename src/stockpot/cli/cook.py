@@ -41,4 +41,4 @@ def cook(
             command=["stockpot", *sys.argv[1:]],
             listen=listen,
         )
-    end(outcome, recipe, as_json)
+    end(outcome, recipe, as_json, changed=bool(overrides))

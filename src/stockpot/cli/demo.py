@@ -77,7 +77,7 @@ def demo(out: Folder = Path("demo"), seed: Seed = 0, overwrite: Again = False, a
         f"  stockpot inspect {shlex.quote(shown(out / 'pool'))}                 # look at the twelve ingredients"
     )
     say(f"  stockpot cook {quoted} --out my-soup   # one method, one soup")
-    say("  your own checkpoints: docs/tutorial.md, or write a recipe like the one above")
+    say(f"  your own checkpoints: docs/tutorial.md, or write a recipe like {quoted}")
 
 
 def _clear(out: Path) -> None:

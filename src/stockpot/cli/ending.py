@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from stockpot.run import Outcome
 
 
-def end(outcome: Outcome, recipe: Path, as_json: bool) -> None:
-    """After `cook` and `compare`."""
+def end(outcome: Outcome, recipe: Path, as_json: bool, *, changed: bool = False) -> None:
+    """After `cook` and `compare`; `changed`: what ran is not the recipe as it stands in its file."""
     report = written_report(outcome.path)
     if as_json:
         document(summary(outcome, report))
         return
     show(outcome, report)
     if outcome.soup is not None:
+        from stockpot.run.directory import RECIPE
+
         say("Next:")
-        say(f"  stockpot evaluate {shlex.quote(shown(outcome.soup))} {shlex.quote(str(recipe))}")
+        same = shown(outcome.path / RECIPE) if changed else str(recipe)
+        say(f"  stockpot evaluate {shlex.quote(shown(outcome.soup))} {shlex.quote(same)}")
         say(
             f"  stockpot rebuild {shlex.quote(shown(outcome.path))}    # the same soup again, from its record"
         )

@@ -76,7 +76,13 @@ def _distance(value: float | None) -> str:
 def _peculiarities(found: Mapping[str, Any]) -> None:
     lines = []
     if found["outlier"] is not None:
-        lines.append(f"outlier: {found['outlier']} is much farther from the mean than the others")
+        far = any(entry["to_mean"] is not None for entry in found["ingredients"])
+        why = (
+            "is much farther from the mean than the others"
+            if far
+            else "is not finite, and so nothing is near the mean"
+        )
+        lines.append(f"outlier: {found['outlier']} {why}")
     if found["frozen"]:
         lines.append(f"frozen: {_some(found['frozen'])} equal in all ingredients; copied, not mixed")
     lines += [f"tied: {_some(names)} hold one tensor; mixed once" for names in found["tied"]]

@@ -26,10 +26,14 @@ def report(run: Run, as_json: Json = False) -> None:
     """
     from stockpot.cli.ending import print_table, written_report
     from stockpot.cli.shell import document, say, shown
+    from stockpot.report import summary_rows
 
     path = written_report(run)
     if as_json:
         document({"report": str(path), "markdown": str(path.with_suffix(".md"))})
         return
     print_table(run)
+    if (kinds := {row.kind for row in summary_rows(run)}) and "report" not in kinds:
+        say("Scores on fitting data, which methods decide with: report data was not looked at.")
+        say()
     say(f"Report: {shown(path)}  (and {path.with_suffix('.md').name})")

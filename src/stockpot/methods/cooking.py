@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stockpot.engine import PeakMemory
-from stockpot.errors import LearningError
+from stockpot.errors import LearningError, MethodError, describe
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods import crossfit
 from stockpot.methods.greedy import greedy
@@ -45,6 +45,7 @@ def cook(
     `settings` are fields of `Settings` and override the preset (`paper` or `authors`). `include`, `exclude` and
     `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights.
     """
+    _check_pool(pool)
     chosen = settings_for(method, preset, **settings)
     block_size_for(chosen, len(pool))  # before anything is read
     kitchen = Kitchen(
@@ -68,6 +69,7 @@ def compare(
     **settings: Any,
 ) -> dict[str, Result]:
     """Every method on the same pool and data; all decisions are made before the report data is touched."""
+    _check_pool(pool)
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: _compared(name, preset, settings) for name in names}
     for one in chosen.values():
@@ -207,3 +209,15 @@ _COOKS: Mapping[str, Callable[[Kitchen, Order], Result]] = {
 
 def _about(order: Order) -> dict[str, Any]:
     return about(order.method, order.settings)
+
+
+def _check_pool(pool: object) -> None:
+    if not isinstance(pool, Pool):
+        raise MethodError(
+            describe(
+                "pool",
+                expected="a Pool",
+                found=f"{type(pool).__name__} {str(pool)[:60]!r}",
+                fix="open the checkpoints first: Pool.open(folder)",
+            )
+        )

@@ -13,7 +13,7 @@ SHOWN = 5  # classes or ingredients named in one note
 
 
 def remarks(pool: Pool, task: Task) -> tuple[str, ...]:
-    return (*_dropped(pool), *_constant_labels(task))
+    return (*_dropped(pool), *_constant_labels(task), *_same_data(task))
 
 
 def _dropped(pool: Pool) -> tuple[str, ...]:
@@ -28,6 +28,14 @@ def _constant_labels(task: Task) -> tuple[str, ...]:
         return ()
     ((label, count),) = classes.items()
     return (f"all {count} labels of the fitting data are {label}: whatever always says so is right",)
+
+
+def _same_data(task: Task) -> tuple[str, ...]:
+    if not task.reports_on_fit:
+        return ()
+    return (
+        "the report data is the fitting data: its scores are too good to be true, and say nothing of new data",
+    )
 
 
 def thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stockpot.run.scores import number
@@ -13,7 +13,7 @@ POINTS = 200  # per fold and block
 def curves(history: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """`fit` (means over stretches of steps) and `held_out` (as evaluated), one curve per fold and block."""
     fit: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    held_out: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    held_out: dict[tuple[int, int], list[tuple[int, float | None]]] = {}  # None: it was not finite
     for entry in history:
         if entry["kind"] == "step":
             fit.setdefault((entry["fold"], entry["block"]), []).append((entry["step"] + 1, entry["loss"]))
@@ -25,9 +25,10 @@ def curves(history: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
     }
 
 
-def _curve(place: tuple[int, int], points: list[tuple[int, float]]) -> dict[str, Any]:
+def _curve(place: tuple[int, int], points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
     fold, block = place
-    return {"fold": fold, "block": block, "x": [x for x, _ in points], "loss": [number(y) for _, y in points]}
+    losses = [None if y is None else number(y) for _, y in points]
+    return {"fold": fold, "block": block, "x": [x for x, _ in points], "loss": losses}
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -28,10 +28,11 @@ class Distances:
         By Tukey's fence, 3 interquartile ranges above the upper quartile, and by at least a half: pools whose
         ingredients are all equally far apart have no outlier however narrow their quartiles are.
         """
-        finite = self.to_mean.nan_to_num(nan=torch.inf)
-        if bool(torch.isinf(finite).any()):
-            return int(finite.argmax())
-        if len(finite) < 4:
+        unsound = (~self.norms.isfinite()).nonzero()  # one of these, and nobody has a distance to the mean
+        if len(unsound):
+            return int(unsound[0])
+        finite = self.to_mean
+        if len(finite) < 4 or not bool(finite.isfinite().all()):
             return None
         low, middle, high = torch.quantile(
             finite, torch.tensor([0.25, 0.5, 0.75], dtype=finite.dtype)

@@ -66,7 +66,8 @@ def _folder(directory: RunDirectory, method: str | None) -> Path:
                 f"run {directory.path}",
                 expected="a finished run",
                 found=f"one that is {directory.run['status']}",
-                fix="finish it by calling the same command again, or name one of its methods with --method",
+                fix="finish it by calling the same command again, or make the soup of one of its methods:"
+                " `stockpot rebuild RUN --method NAME`",
             )
         )
     known = sorted(path.parent.name for path in (directory.path / METHODS).glob(f"*/{RECORD}"))

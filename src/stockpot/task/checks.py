@@ -22,18 +22,23 @@ class HasShape(Protocol):
 
 
 def check_labels(labels: Tensor, classes: int, name: str) -> None:
-    """On the host: an accelerator would die of a bad label without saying which."""
-    bad = ((labels < 0) | (labels >= classes)) & (labels != IGNORED)
+    """Of single samples, on the host: an accelerator would die of a bad label without saying which.
+
+    What torch ignores in a loss is refused too: a sample without a label has no score, and none is not zero.
+    """
+    bad = (labels < 0) | (labels >= classes)
     if not bad.any():
         return
     index = int(bad.nonzero()[0])
     fix = "number the classes from 0, or build the model with the right number of classes"
     if int(labels.min()) == 1 and int(labels.max()) == classes:
         fix = "these labels count from 1; subtract 1"
+    elif bool((labels[bad] == IGNORED).all()):
+        fix = f"leave samples without a label ({IGNORED}) out of the data"
     raise DataError(
         describe(
             f"labels of {name}",
-            expected=f"0 to {classes - 1} (the model has {classes} classes), or {IGNORED} to ignore a sample",
+            expected=f"0 to {classes - 1} (the model has {classes} classes)",
             found=f"{int(labels[index])} at index {index} "
             f"({int(bad.sum())} of {labels.numel()} are out of range)",
             fix=fix,

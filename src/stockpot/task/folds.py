@@ -26,7 +26,7 @@ def folds(size: int, n: int, seed: int, labels: Tensor | None, name: str) -> lis
                 f"folds of {name}",
                 expected=f"at least {2 * n} samples for {n} folds",
                 found=str(size),
-                fix="give more fitting data, or use fewer folds",
+                fix="give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy",
             )
         )
     shuffled = torch.randperm(size, generator=generator("folds", seed))

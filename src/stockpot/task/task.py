@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import torch
@@ -17,6 +18,7 @@ from stockpot.task import statistics as stats
 from stockpot.task.arguments import check_arguments, place
 from stockpot.task.classify import check_pair, is_pair
 from stockpot.task.data import MEMORY_LIMIT, Data
+from stockpot.task.fingerprint import fingerprint
 from stockpot.task.finite import check_finite
 from stockpot.task.judge import Judge, Loss, Metric
 from stockpot.task.outputs import at_least_single, find_labels, find_logits, need_logits, with_blank_labels
@@ -89,6 +91,16 @@ class Task:
         """Refuse to learn or choose anything new once the report data has been looked at."""
         if self._sealed is not None:
             self._sealed.check_may_decide(decision)
+
+    @cached_property
+    def reports_on_fit(self) -> bool:
+        """Whether the report data is the fitting data over again."""
+        sealed = self._sealed
+        return (
+            sealed is not None
+            and len(sealed) == len(self.fit)
+            and sealed.fingerprint() == fingerprint(self.fit)
+        )
 
     def report_fingerprint(self) -> str | None:
         """Tells one set of report data from another, and nothing else about it."""
