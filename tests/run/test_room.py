@@ -63,7 +63,7 @@ def test_the_forecast_of_a_run_counts_the_soup_and_every_method(tmp_path: Path) 
     assert pool.nbytes < more < grown
 
 
-def test_overwriting_waits_until_pool_data_and_room_are_in_order(
+def test_overwriting_waits_until_pool_data_settings_and_room_are_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(tmp_path, 0)
@@ -71,8 +71,16 @@ def test_overwriting_waits_until_pool_data_and_room_are_in_order(
     run_cook(load_recipe(tmp_path / "plain.yaml", settings), title="first")
     other = load_recipe(tmp_path / "plain.yaml", [*settings, "output.seed=7"])
     typo = load_recipe(tmp_path / "plain.yaml", [*settings, "output.seed=7", "pool.path=nowhere"])
+    crossfit = ["method.name=crossfit", "output.dir=out"]
+    folds = load_recipe(tmp_path / "plain.yaml", [*crossfit, "method.folds=1000"])
+    blocks = load_recipe(tmp_path / "plain.yaml", [*crossfit, "method.block_size=1000"])
     leave(monkeypatch, 1000)
-    for recipe, found in ((other, "of free space for the soup and its record"), (typo, "nowhere")):
+    for recipe, found in (
+        (other, "of free space for the soup and its record"),
+        (typo, "nowhere"),
+        (folds, "at least 2000 samples for 1000 folds"),
+        (blocks, "setting block_size: expected at most K"),
+    ):
         with pytest.raises(Exception, match=found):
             run_cook(recipe, title="second", overwrite=True)
         about = json.loads((tmp_path / "out" / "run.json").read_text())

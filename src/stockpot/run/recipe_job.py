@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stockpot.errors import RunError, describe
 from stockpot.events import Listener, ignore
+from stockpot.methods.settings import LEARNED, block_size_for
 from stockpot.recipe import Recipe
 from stockpot.recipe.build import build_pool, build_settings, build_task, layout_options
 from stockpot.run.directory import Identity, RunDirectory
@@ -45,6 +46,19 @@ def run_cook(
     name = recipe.method.name
     names = (BASELINE, name) if name in _SCORES_INGREDIENTS else (name,)
     return _run(recipe, "cook", title, names, name, False, overwrite, command, listen)
+
+
+def _require_sense(job: Job) -> None:
+    """What the one method that is asked for would refuse later, said while an earlier run is still there.
+
+    In a comparison one method may fail and the others go on.
+    """
+    if job.wanted is None or job.wanted not in LEARNED:
+        return
+    settings = job.settings[job.wanted]
+    block_size_for(settings, len(job.pool))
+    if settings.folds > 1:
+        job.task.fit.folds(settings.folds, settings.seed)
 
 
 def output_directory(recipe: Recipe) -> Path:
@@ -87,6 +101,7 @@ def _run(
             wanted=wanted,
             max_shard=recipe.output.max_shard_size,
         )
+        _require_sense(job)
         require_room(path, job)
         directory.begin(environment(str(job.task.device)))
         if recipe.output.tensorboard:
