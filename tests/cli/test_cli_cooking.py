@@ -51,6 +51,21 @@ def test_what_is_next_scores_the_same_data_as_the_run(
     assert again["score"] == json.loads((out / "methods" / "greedy" / "result.json").read_text())["report"]
 
 
+def test_other_code_is_another_run(folder: Path, stockpot: Stockpot) -> None:
+    recipe, code = folder / "recipe.yaml", folder / "toy.py"
+    assert stockpot("cook", recipe).code == 0
+    text = code.read_text()
+    code.write_text("# nothing new\n\n" + text)
+    assert stockpot("cook", recipe).code == 0
+    code.write_text(text.replace("nn.Tanh()", "nn.ReLU()"))
+    refused = stockpot("cook", recipe)
+    assert refused.code == 1
+    assert "expected the code this run was started with, found other code" in refused.err
+    assert "What differs:\n    what toy.py does" in refused.err
+    code.write_text(text)
+    assert stockpot("cook", recipe).code == 0
+
+
 def test_json_is_one_document_with_the_same_numbers(
     kitchen: Path, compared: Answer, stockpot: Stockpot
 ) -> None:

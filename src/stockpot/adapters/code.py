@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -49,9 +52,27 @@ def call_code(reference: str, folder: Path, *args: Any, **options: Any) -> Any:
         ) from error
 
 
-def _module(name: str, folder: Path, reference: str) -> ModuleType:
+def code_digest(reference: str, folder: Path) -> tuple[str, str] | None:
+    """Name and digest of the file beside the recipe that has the function; None for an installed module.
+
+    Of what the file does: comments and blank lines may change. What it imports in turn is not looked at.
+    """
+    file = _file(reference.partition(":")[0], folder)
+    if file is None:
+        return None
+    source = file.read_bytes()
+    with contextlib.suppress(SyntaxError, ValueError):  # which importing will say better
+        source = ast.unparse(ast.parse(source)).encode()
+    return file.relative_to(folder).as_posix(), hashlib.sha256(source).hexdigest()
+
+
+def _file(name: str, folder: Path) -> Path | None:
     stem = folder.joinpath(*name.split("."))
-    file = next((f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.is_file()), None)
+    return next((f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.is_file()), None)
+
+
+def _module(name: str, folder: Path, reference: str) -> ModuleType:
+    file = _file(name, folder)
     try:
         if file is None:
             return import_module(name)

@@ -173,6 +173,17 @@ def _share(recipe: Recipe, split: Split) -> Any:
     return Share(split.of, split.fraction, split.count, rows)
 
 
+def code_digests(recipe: Recipe) -> dict[str, str]:
+    """Of the files beside the recipe whose functions it names."""
+    from stockpot.adapters.code import code_digest
+
+    named = (recipe.data.loss, recipe.data.metric, recipe.method.granularity)
+    references = [recipe.model.python, recipe.data.python]
+    references += [one.python for one in named if isinstance(one, PythonCode)]
+    found = (code_digest(one, recipe.folder) for one in references if one is not None)
+    return dict(one for one in found if one is not None)
+
+
 def _code(recipe: Recipe, reference: PythonCode) -> Any:
     from stockpot.adapters.code import load_code
 

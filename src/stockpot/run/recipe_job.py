@@ -9,7 +9,7 @@ from stockpot.errors import RunError, describe
 from stockpot.events import Listener, ignore
 from stockpot.methods.settings import LEARNED, block_size_for
 from stockpot.recipe import Recipe
-from stockpot.recipe.build import build_pool, build_settings, build_task, layout_options
+from stockpot.recipe.build import build_pool, build_settings, build_task, code_digests, layout_options
 from stockpot.run.directory import Identity, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.room import require_room
@@ -100,6 +100,7 @@ def _run(
             growth=growth,
             wanted=wanted,
             max_shard=recipe.output.max_shard_size,
+            code=code_digests(recipe),
         )
         _require_sense(job)
         require_room(path, job)

@@ -49,6 +49,7 @@ class Job:
     wanted: str | None = None  # the method to recommend whatever the scores say (cook)
     max_shard: int = MAX_SHARD
     save_every: float = INTERVAL  # seconds
+    code: Mapping[str, str] = field(default_factory=dict)  # digests of the user's own files, by name
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
         if event.kind in _LOOK:
             job.pool.verify_unchanged()
 
+    _same_code(directory, job)
     _same_data(directory, job.task)
     kitchen = Kitchen(job.pool, job.task, listen=tell, directions=kept(job.settings), **job.layout)
     write_pool(directory, job.pool, kitchen.layout("model"), tell)
@@ -138,6 +140,17 @@ def _outlook(job: Job) -> dict[str, dict[str, int]]:
 
 def _same_data(directory: RunDirectory, task: Task) -> None:
     _same(directory, "fit_digest", fingerprint(task.fit), "fitting data")
+
+
+def _same_code(directory: RunDirectory, job: Job) -> None:
+    earlier, now = directory.run.get("code"), dict(job.code)
+    if earlier is None:
+        directory.note(code=now)
+        return
+    changed = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
+    if changed:
+        found = [f"what {name} does" for name in changed]
+        raise refused(directory.path, "the code this run was started with", "other code", found)
 
 
 def _same_report_data(directory: RunDirectory, task: Task) -> None:
