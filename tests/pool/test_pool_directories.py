@@ -123,7 +123,7 @@ def test_the_advice_for_dtypes_depends_on_all_of_them(tmp_path: Path) -> None:
     for k in range(2):
         write(tmp_path / f"{k}.pt", {"a": torch.ones(1), "b": torch.ones(1, dtype=torch.int64)})
     write(tmp_path / "2.pt", {"a": torch.ones(1).half(), "b": torch.ones(1, dtype=torch.int64)})
-    with pytest.raises(MismatchError, match="or open the pool with mixed_dtypes=True"):
+    with pytest.raises(MismatchError, match="or allow it: mixed_dtypes=True"):
         Pool.open(tmp_path)
     write(tmp_path / "2.pt", {"a": torch.ones(1).half(), "b": torch.ones(1, dtype=torch.int32)})
     with pytest.raises(MismatchError, match="convert the file to the dtypes of the others"):

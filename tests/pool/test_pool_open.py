@@ -186,7 +186,8 @@ def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
     assert (
         f"half.pt: {reference}2 other dtypes: layer.bias is float16 instead of float32, "
         "layer.weight is float16 instead of float32.\n"
-        "  Fix: convert the file, or open the pool with mixed_dtypes=True." in text
+        "  Fix: convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes."
+        in text
     )
     assert (
         f"prefix.pt: {reference}3 names missing: layer.bias, layer.weight, steps; 3 names too many: " in text

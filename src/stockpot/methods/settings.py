@@ -129,7 +129,7 @@ def block_size_for(settings: Settings, models: int) -> int:
                 "setting block_size",
                 expected=f"at most K = {models}, the number of ingredients",
                 found=str(settings.block_size),
-                fix="lower block_size, or use None to load all models at once",
+                fix="lower block_size, or use None (null in a recipe) to load all models at once",
             )
         )
     return settings.block_size

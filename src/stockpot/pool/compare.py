@@ -97,7 +97,9 @@ def _fix(
     if missing or extra or shapes:
         return "leave this file out, or check that it is a fine-tuned version of the same model"
     if all(a.is_floating_point and b.is_floating_point for a, b in dtypes):
-        return "convert the file, or open the pool with mixed_dtypes=True"
+        return (
+            "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
+        )
     return "convert the file to the dtypes of the others, or leave it out"
 
 

@@ -40,7 +40,8 @@ def nonfinite(checkpoints: Sequence[Checkpoint], listen: Listener) -> dict[int, 
                 shown(checkpoint.path),
                 expected="finite weights",
                 found=f"others in {len(bad)} of its tensors: {listed(bad)}",
-                fix="leave this checkpoint out of the pool; its training diverged or the file is damaged",
+                fix="leave this checkpoint out of the pool (a recipe's `pool.nonfinite: drop` does);"
+                " its training diverged or the file is damaged",
             )
     return problems
 

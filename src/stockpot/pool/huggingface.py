@@ -76,7 +76,7 @@ def open_directory(directory: Path) -> Source:
                 shown(directory),
                 expected="a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)",
                 found="none of these files in it",
-                fix="give the path of one checkpoint; a folder of several is for Pool.open",
+                fix="give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)",
             )
         )
     if weights.name.endswith(".index.json"):

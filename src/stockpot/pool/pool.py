@@ -191,7 +191,7 @@ def _too_few(paths: Sequence[Path]) -> str:
         "the pool",
         expected="at least two ingredients",
         found=found,
-        fix="give several checkpoints of the same model; a single one is opened with open_checkpoint",
+        fix="give several checkpoints of the same model",
     )
 
 

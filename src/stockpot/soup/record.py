@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
                 str(path),
                 expected=f"a saved soup with a {RECORD}",
                 found="none",
-                fix="pass the directory that Soup.save wrote",
+                fix="pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)",
             )
         ) from None
     except (ValueError, OSError) as error:
@@ -200,7 +200,7 @@ def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> 
                 f"{len(lacking)} of {len(entries)} ingredients",
                 expected="the content the soup was made of",
                 found=f"other content or no file:\n{lines}\n ",
-                fix="restore the original checkpoints, or pass ingredients= with their place",
+                fix="restore the original checkpoints, or say where they are now: ingredients=, or --pool",
             )
         )
     return pool.subset(order)
