@@ -113,7 +113,7 @@ def test_changed_ingredients_are_refused(tmp_path: Path) -> None:
         in text
     )
     assert f"model_1 ({changed.resolve()}): sha256 {digest[:16]}..." in text
-    assert "Fix: restore the original checkpoints, or say where they are now: ingredients=, --pool" in text
+    assert "Fix: restore the original checkpoints, or say where they are now: ingredients=, or --pool" in text
     assert not (tmp_path / "again").exists()
 
 
