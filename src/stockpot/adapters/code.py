@@ -61,7 +61,7 @@ def code_digest(reference: str, folder: Path) -> tuple[str, str] | None:
     if file is None:
         return None
     source = file.read_bytes()
-    with contextlib.suppress(SyntaxError, ValueError):  # which importing will say better
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # which importing will say better
         source = ast.unparse(ast.parse(source)).encode()
     return file.relative_to(folder).as_posix(), hashlib.sha256(source).hexdigest()
 
