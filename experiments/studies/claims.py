@@ -71,7 +71,8 @@ def _range(over: str, ours: list[Point], papers: list[Point]) -> Claim:
         return Claim(asked, MISSING, None)
     beside = f"{points(spread(papers))}" if papers else MISSING
     seeds = 1 + len(ours[0].others)
-    size = f"{points(spread(ours))} points{f', mean of {seeds} seeds' if seeds > 1 else ''}"
+    places = f" over {', '.join(f'{point.x:g}' for point in ours)}"
+    size = f"{points(spread(ours))} points{places}{f', mean of {seeds} seeds' if seeds > 1 else ''}"
     return Claim(asked, f"{size}; {PAPER} beside it: {beside}", spread(ours) < LIMIT)
 
 
@@ -81,8 +82,10 @@ def spread(found: list[Point]) -> float:
 
 
 def _all_rates(zoo: Results, method: str) -> list[Point]:
+    """Empty unless both ends and one between are there."""
     found = [point for point in zoo.rates(method) if RATES[0] <= point.x <= RATES[-1]]
-    return found if {point.x for point in found} >= set(RATES) else []
+    ends = found and found[0].x == RATES[0] and found[-1].x == RATES[-1]
+    return found if ends and len(found) > 2 else []
 
 
 def _half_to_double(zoo: Results, method: str) -> list[Point]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from studies.plans import PAPER
 
-EARLIER = "earlier"  # folder of results that newer ones have not replaced altogether
+EARLIER = "earlier"  # folders 1, 2, ... of results that newer ones have not replaced altogether
 ORDER = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm")
 
 
@@ -50,16 +50,22 @@ class Results:
 
     @staticmethod
     def read(path: Path) -> Results:
-        before = path.parent / EARLIER / path.name
-        earlier = Results.read(before) if before.is_file() else None
-        return Results(json.loads(path.read_text("utf-8")), earlier)
+        before = path.parent.glob(f"{EARLIER}/*/{path.name}")
+        found: Results | None = None
+        for place in [*sorted(before, key=lambda one: int(one.parent.name)), path]:
+            found = Results(json.loads(place.read_text("utf-8")), found)
+        assert found is not None
+        return found
 
     def with_most_of(self, studies: Iterable[str]) -> Results:
-        """These results, or earlier ones that have more of the studies."""
+        """These results, or the latest of the earlier ones that have more of the studies."""
         wanted = set(studies)
-        if self.earlier is None or len(wanted & self.studies) >= len(wanted & self.earlier.studies):
-            return self
-        return self.earlier
+        found, other = self, self.earlier
+        while other is not None:
+            if len(wanted & other.studies) > len(wanted & found.studies):
+                found = other
+            other = other.earlier
+        return found
 
     @cached_property
     def studies(self) -> set[str]:

@@ -63,31 +63,51 @@ def test_beating_means_more_and_for_greedy_and_uniform_beyond_chance() -> None:
     assert found(value)["the default is within noise of the ensemble, or above it"][1] == "yes"
 
 
-def test_a_range_needs_all_its_points_and_its_limit_is_three_tenths_of_a_point() -> None:
+def test_a_range_needs_both_its_ends_and_its_limit_is_three_tenths_of_a_point() -> None:
     value = whole({"crossfit": 0.9, "mehl+": 0.9}, {})
     asked = "the default varies by less than 0.3 points over learning rates 0.005 to 0.05"
     sweep(value, "crossfit", dict.fromkeys(RATES[:2], 0.9))
     assert found(value)[asked] == ("not measured yet", "–")
     sweep(value, "crossfit", {0.05: 0.8972})
     sweep(value, "mehl+", {0.005: 0.9, 0.02: 0.89, 0.05: 0.87})
-    assert found(value)[asked] == ("0.280 points; mehl+ beside it: 3.000", "yes")
+    four = "over 0.005, 0.01, 0.02, 0.05"
+    assert found(value)[asked] == (f"0.280 points {four}; mehl+ beside it: 3.000", "yes")
     sweep(value, "crossfit", {0.05: 0.89695})
-    assert found(value)[asked] == ("0.305 points; mehl+ beside it: 3.000", "**no**")
+    assert found(value)[asked] == (f"0.305 points {four}; mehl+ beside it: 3.000", "**no**")
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((0.005, 0.05), ("0.000 points over 0.005, 0.01, 0.05; mehl+ beside it: not measured yet", "yes")),
+        ((0.02, 0.05), ("not measured yet", "–")),
+        ((0.005, 0.02), ("not measured yet", "–")),
+    ],
+)
+def test_a_range_says_which_values_were_tried(rates: tuple[float, ...], words: tuple[str, str]) -> None:
+    value = whole({"crossfit": 0.9, "mehl+": 0.9}, {})
+    sweep(value, "crossfit", dict.fromkeys(rates, 0.9))
+    assert (
+        found(value)["the default varies by less than 0.3 points over learning rates 0.005 to 0.05"] == words
+    )
 
 
 def test_a_range_is_that_of_the_means_over_the_seeds_that_have_every_value() -> None:
     value = whole({"crossfit": 0.9, "mehl+": 0.9}, {})
     sweep(value, "crossfit", {0.005: 0.9, 0.02: 0.91, 0.05: 0.9})
     asked = "the default varies by less than 0.3 points over learning rates 0.005 to 0.05"
-    assert found(value)[asked][0].startswith("1.000 points;")
+    assert found(value)[asked][0].startswith("1.000 points over")
     value["runs"]["main-1"] = run({"crossfit": method("crossfit", 0.91, seed=1)}, seed=1)
     for rate, mean in {0.005: 0.91, 0.02: 0.9}.items():
         value["runs"][f"rates-{rate}-1"] = run(
             {"crossfit": method("crossfit", mean, lr=rate, seed=1)}, seed=1
         )
-    assert found(value)[asked][0].startswith("1.000 points;"), "seed 1 lacks a value"
+    assert found(value)[asked][0].startswith("1.000 points over"), "seed 1 lacks a value"
     value["runs"]["rates-0.05-1"] = run({"crossfit": method("crossfit", 0.91, lr=0.05, seed=1)}, seed=1)
-    assert found(value)[asked] == ("0.000 points, mean of 2 seeds; mehl+ beside it: not measured yet", "yes")
+    assert found(value)[asked] == (
+        "0.000 points over 0.005, 0.01, 0.02, 0.05, mean of 2 seeds; mehl+ beside it: not measured yet",
+        "yes",
+    )
 
 
 def test_half_to_double_the_steps_leaves_a_quarter_out() -> None:
@@ -95,7 +115,7 @@ def test_half_to_double_the_steps_leaves_a_quarter_out() -> None:
     sweep(value, "crossfit", {250: 0.85, 500: 0.899, 2000: 0.901}, "steps")
     told = found(value)
     asked = "the default varies by less than 0.3 points over half to double the steps"
-    assert told[asked] == ("0.200 points; mehl+ beside it: not measured yet", "yes")
+    assert told[asked] == ("0.200 points over 500, 1000, 2000; mehl+ beside it: not measured yet", "yes")
 
 
 @pytest.mark.parametrize(
@@ -185,11 +205,17 @@ def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
 
 def test_studies_that_were_not_repeated_are_shown_as_they_were(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    (folder / "earlier").mkdir(parents=True)
     accuracy = {"best": 0.8, "uniform": 0.8, "greedy": 0.85, "mehl+": 0.86}
-    for place, default in ((folder, 0.91), (folder / "earlier", 0.88)):
+    # Of the times that have a study, the latest counts; 10 is later than 9.
+    for place, default in (
+        (folder, 0.91),
+        (folder / "earlier" / "9", 0.84),
+        (folder / "earlier" / "10", 0.88),
+        (folder / "earlier" / "11", 0.83),
+    ):
+        place.mkdir(parents=True, exist_ok=True)
         value = whole({**accuracy, "crossfit": default}, {})
-        if place.name == "earlier":
+        if place.name in ("9", "10"):
             smaller = {name: method(name, mean - 0.01) for name, mean in accuracy.items()}
             value["runs"]["removed-2"] = run({**smaller, "crossfit": method("crossfit", 0.87)}, models=6)
             sweep(value, "crossfit", {0.005: 0.7, 0.02: 0.71, 0.05: 0.72})
