@@ -185,10 +185,15 @@ def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stoc
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("budget", ["much", "0GB"])
-def test_inspect_refuses_a_budget_that_is_none(folder: Path, stockpot: Stockpot, budget: str) -> None:
+@pytest.mark.parametrize(
+    ("budget", "found"), [("much", "neither"), ("0GB", "0 bytes"), ("1", "1 byte."), ("24", "24 bytes")]
+)
+def test_inspect_refuses_a_budget_that_is_none(
+    folder: Path, stockpot: Stockpot, budget: str, found: str
+) -> None:
     answer = stockpot("inspect", folder / "pool", "--budget", budget)
     assert answer.code == 1
+    assert f"found {found}" in answer.err
     assert "Fix:" in answer.err
 
 

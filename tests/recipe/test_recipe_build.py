@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stockpot.errors import DataError, PoolError, StockpotError, TaskError
+from stockpot.errors import DataError, PoolError, RecipeError, StockpotError, TaskError
 from stockpot.methods.reporting import report_weights
 from stockpot.recipe import Recipe, make_recipe
 from stockpot.recipe.build import (
@@ -131,6 +131,16 @@ def test_a_recipe_that_makes_its_pool_finds_it_there(home: Path) -> None:
         (home / f"model_{number}.safetensors").rename(home / "made" / f"{number}.safetensors")
     data = {"arrays": "numbers.npz", "train": 0.5, "fit": 0.25}
     assert build_pool(made(home, pool={}, finetune={"dir": "made"}, data=data)).names == ("0", "1")
+
+
+@pytest.mark.parametrize(("exists", "found"), [(False, "no such folder"), (True, "an empty folder")])
+def test_a_search_that_was_not_made_is_asked_for(home: Path, exists: bool, found: str) -> None:
+    if exists:
+        (home / "made").mkdir()
+    data = {"arrays": "data", "train": "train", "fit": "fit"}
+    with pytest.raises(RecipeError, match="run `stockpot finetune` with this recipe first") as caught:
+        build_pool(made(home, pool={}, finetune={"dir": "made"}, data=data))
+    assert f"found {found}" in str(caught.value)
 
 
 def test_settings_follow_the_recipe(home: Path) -> None:

@@ -163,6 +163,14 @@ def test_a_missing_recipe_is_said_to_be_missing(tmp_path: Path) -> None:
         load_recipe(tmp_path / "none.yaml")
 
 
+def test_what_is_no_text_file_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a folder; give the recipe file itself"):
+        load_recipe(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match=r"model\.pt: not a text file, so not a recipe"):
+        load_recipe(tmp_path / "model.pt")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

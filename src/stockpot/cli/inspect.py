@@ -30,6 +30,8 @@ Budget = Annotated[
     str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")
 ]
 
+_LEAST = 2**20  # bytes of a budget that can be meant
+
 
 @guarded
 def inspect(
@@ -69,10 +71,14 @@ def inspect(
             raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
         prefixes[old] = new
     limit = None if budget is None else parse_size(budget)
-    if limit is not None and limit <= 0:
+    if limit is not None and limit < _LEAST:
+        found = f"{limit} byte{'s' * (limit != 1)}"
         raise RunError(
             describe(
-                f"--budget {budget}", expected="more than nothing", found="0", fix="use 24GB, for example"
+                f"--budget {budget}",
+                expected="memory of a machine",
+                found=found,
+                fix="say the unit, as in 24GB",
             )
         )
     recipe = _recipe(pool, overrides)

@@ -26,6 +26,16 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     if given is None:
         assert recipe.finetune is not None  # the schema has seen to it
         given = (recipe.finetune.dir,)
+        folder = recipe.path(recipe.finetune.dir)
+        if not folder.is_dir() or not any(folder.iterdir()):
+            raise RecipeError(
+                describe(
+                    f"finetune.dir {folder}",
+                    expected="the checkpoints of this recipe's search",
+                    found="an empty folder" if folder.is_dir() else "no such folder",
+                    fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
+                )
+            )
     pool = Pool.open(
         *(str(recipe.path(path)) for path in given),
         key=section.key,

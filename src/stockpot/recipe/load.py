@@ -24,6 +24,10 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         text = read_text(file, _MOST)
     except FileNotFoundError as error:
         raise RecipeError(f"{file}: there is no such recipe") from error
+    except IsADirectoryError as error:
+        raise RecipeError(f"{file}: a folder; give the recipe file itself") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: not a text file, so not a recipe") from error
     except (OSError, ValueError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from error
     content = parse(text, str(file))
