@@ -83,12 +83,16 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot.run.soups import recommended_soup
 
     if not path.exists():
+        fix = "give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint"
+        if path.name == "soup" and (path.parent / "result.json").is_file():
+            run, method = path.parent.parent.parent, path.parent.name
+            fix = f"this soup was not written; `stockpot rebuild {run} --method {method}` writes it"
         raise RunError(
             describe(
                 str(path),
                 expected="a saved soup, a run directory or a checkpoint",
                 found="nothing at this path",
-                fix="give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint",
+                fix=fix,
             )
         )
     if (path / "run.json").is_file():
