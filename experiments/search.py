@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--round", choices=ROUNDS, default="ninth", help="first: the ideas of the first two rounds"
+        "--round", choices=ROUNDS, default="tenth", help="first: the ideas of the first two rounds"
     )
     parser.add_argument("--only", nargs="+", help="ideas whose names match one of these, such as `from*`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

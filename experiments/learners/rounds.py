@@ -13,6 +13,35 @@ FOLDS = 4
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
+def tenth(problem: Problem) -> Ideas:
+    """The tenth round: what makes a rate of 0.05 or 0.1 as good as 0.02."""
+    del problem
+    now: dict[str, Any] = {"retreat": True, "advance": 1.5, "evaluations": 30, "greedy": True}
+    changes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "warm-up": {"warmup": 0.1},
+        "a quarter first": {"pace": 0.25, "slowest": 0.5**8},
+        "last moments": {"remember": "last"},
+        "moments of the best": {"remember": "best"},
+        "warm-up, last moments": {"warmup": 0.1, "remember": "last"},
+        "judged 60 times": {"evaluations": 60},
+    }
+    ideas = {
+        f"{name}, {rate}": (Way(300, rate, **{**now, "slowest": 0.5**6, **change}), FOLDS)
+        for rate in (0.05, 0.02, 0.1)
+        for name, change in changes.items()
+    }
+    for rate, judged in ((0.05, 75), (0.1, 150)):  # at the latest when a coefficient may have moved by 0.2
+        often = {**now, "slowest": 0.5**6, "evaluations": judged}
+        ideas[f"judged often, {rate}"] = (Way(300, rate, **often), FOLDS)
+        ideas[f"last moments, judged often, {rate}"] = (Way(300, rate, **often, remember="last"), FOLDS)
+        ideas[f"moments of the best, judged often, {rate}"] = (
+            Way(300, rate, **often, remember="best"),
+            FOLDS,
+        )
+    return ideas
+
+
 def ninth(problem: Problem) -> Ideas:
     """The ninth round: what is forgotten on the way back, how often folds are judged, how long they learn.
 
@@ -230,4 +259,5 @@ ROUNDS = {
     "fifth": fifth,
     "sixth": sixth,
     "ninth": ninth,
+    "tenth": tenth,
 }

@@ -43,6 +43,8 @@ class Way:
         ""  # on the way back AdamW's moments are forgotten, those of the `best`, or the `last` ones
     )
     slowest: float = 0.0  # give up at this share of the rate
+    pace: float = 1.0  # share of the rate to begin with, before any judgement
+    warmup: float = 0.0  # share of the steps over which the rate rises to the full one
     evaluations: int = EVALUATIONS
     constant: bool = False  # no schedule: the rate changes with the held-out loss alone
     smooth: bool = False  # judge, and keep, the mean of the iterates since the last judgement
@@ -103,7 +105,7 @@ def _adam(
     per_block = way.steps if way.block is None else max(1, way.steps * way.block // problem.K)
     mask: Tensor | None = None
     generator = torch.Generator().manual_seed(seed)
-    factor, best_z = 1.0, z.detach().clone()
+    factor, best_z = way.pace, z.detach().clone()
     moments: dict[Any, Any] = {}
     best_tau = 1.0 if tau is None else float(tau.detach())
     for j in range(way.steps if stop is None else stop):
@@ -120,8 +122,7 @@ def _adam(
         if tau is not None:
             tau.grad = problem.tau_slope.clone()
         for group in optimiser.param_groups:
-            schedule = 1.0 if way.constant else 0.5 * (1 + math.cos(math.pi * j / way.steps))
-            group["lr"] = factor * way.lr * schedule
+            group["lr"] = factor * way.lr * _schedule(way, j)
         before = z.detach().clone() if mask is not None else None
         optimiser.step()
         if mask is not None and before is not None:  # models that are not loaded stay where they are
@@ -160,6 +161,14 @@ def _adam(
             total / count if count else c.to_a(z.detach()).clone(), math.nan, stop or way.steps, start
         )
     return best
+
+
+def _schedule(way: Way, j: int) -> float:
+    """Share of the rate at step j: a linear rise, then the cosine's fall."""
+    warm = round(way.warmup * way.steps)
+    if j < warm:
+        return (j + 1) / (warm + 1)
+    return 1.0 if way.constant else 0.5 * (1 + math.cos(math.pi * (j - warm) / (way.steps - warm)))
 
 
 def _factor(problem: Problem, a: Tensor, rows: Tensor) -> float:

@@ -12,10 +12,12 @@ import torch
 from learners import rounds
 from learners.coordinates import Eigenbasis, Grouped, Plain
 from learners.problem import Problem
-from learners.solve import Shared, Way, _factor, solve
+from learners.solve import Shared, Way, _factor, _schedule, solve
 from study_zoo import make
 from torch import Tensor, nn
 
+from stockpot.engine.descent import learning_rates
+from stockpot.methods.settings import settings_for
 from stockpot.recipe import load_recipe
 from stockpot.recipe.build import build_train_data
 from stockpot.task import Data
@@ -160,6 +162,21 @@ def test_a_rate_that_is_too_small_to_matter_ends_it(problem: Problem) -> None:
         solve(problem, Way(40, 1e4, retreat=True, slowest=slowest, evaluations=40), ROWS, OUTSIDE, 0)
         taken.append(problem.taken - before)
     assert taken == [40, 3]
+
+
+def test_a_rate_that_rises_first_rises_as_in_the_product() -> None:
+    settings = settings_for("crossfit", warmup=0.1, lr=0.02)
+    way = Way(30, 0.02, warmup=0.1)
+    assert [0.02 * _schedule(way, j) for j in range(30)] == pytest.approx(learning_rates(settings, 30))
+
+
+def test_a_smaller_first_pace_is_a_smaller_rate_until_something_is_judged(problem: Problem) -> None:
+    slower, small = (
+        solve(problem, Way(3, rate, pace=pace, constant=True, evaluations=1), ROWS, OUTSIDE, 0).a
+        for rate, pace in ((0.2, 0.25), (0.05, 1.0))
+    )
+    assert slower.any()
+    assert torch.allclose(slower, small, atol=1e-6)
 
 
 def test_one_second_moment_for_all() -> None:

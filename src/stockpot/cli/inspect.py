@@ -72,12 +72,12 @@ def inspect(
         prefixes[old] = new
     limit = None if budget is None else parse_size(budget)
     if limit is not None and limit < _LEAST:
-        found = f"{limit} byte{'s' * (limit != 1)}"
+        size = f"{limit} byte{'s' * (limit != 1)}"
         raise RunError(
             describe(
                 f"--budget {budget}",
                 expected="memory of a machine",
-                found=found,
+                found=size,
                 fix="say the unit, as in 24GB",
             )
         )
