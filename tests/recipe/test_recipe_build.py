@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,25 @@ def test_a_recipe_that_makes_its_pool_finds_it_there(home: Path) -> None:
 def test_a_search_that_was_not_made_is_asked_for(home: Path, exists: bool, found: str) -> None:
     if exists:
         (home / "made").mkdir()
-    data = {"arrays": "data", "train": "train", "fit": "fit"}
+    data = {"arrays": "numbers.npz", "train": 0.5, "fit": 0.25}
     with pytest.raises(RecipeError, match="run `stockpot finetune` with this recipe first") as caught:
         build_pool(made(home, pool={}, finetune={"dir": "made"}, data=data))
     assert f"found {found}" in str(caught.value)
+
+
+def test_a_pool_folder_that_cannot_be_read_is_the_pools_own_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "made").mkdir()
+
+    def denied(self: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    data = {"arrays": "numbers.npz", "train": 0.5, "fit": 0.25}
+    with pytest.raises(StockpotError) as caught:
+        build_pool(made(home, pool={}, finetune={"dir": "made"}, data=data))
+    assert not isinstance(caught.value, RecipeError)
 
 
 def test_settings_follow_the_recipe(home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, TaskError, describe
@@ -27,7 +28,7 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
         assert recipe.finetune is not None  # the schema has seen to it
         given = (recipe.finetune.dir,)
         folder = recipe.path(recipe.finetune.dir)
-        if not folder.is_dir() or not any(folder.iterdir()):
+        if not folder.is_dir() or _is_empty(folder):
             raise RecipeError(
                 describe(
                     f"finetune.dir {folder}",
@@ -48,6 +49,13 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     elif section.nonfinite == "drop":
         pool = pool.drop_nonfinite(listen)
     return pool
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except OSError:  # opening the pool says why
+        return False
 
 
 def build_settings(recipe: Recipe, method: str | None = None) -> Settings:
