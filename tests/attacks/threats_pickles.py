@@ -137,6 +137,11 @@ def unknown_escape(folder: Path) -> Path:
     return archive(folder / "m.pt", b"S'\\s'\n.")
 
 
+@threat("text: an escape of what cannot be printed", "no valid pickle: invalid escape sequence", PICKLES)
+def unprintable_escape(folder: Path) -> Path:
+    return archive(folder / "m.pt", b"S'\\\x80'\n.")
+
+
 @threat("archive: a whole checkpoint as one record", None, PICKLES, _loadable(_reduce))
 def inner_checkpoint(folder: Path) -> Path:
     inner = archive(folder / "inner.pt", _in_a_table(_reduce(folder))).read_bytes()

@@ -113,8 +113,8 @@ def looks_like(path: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an exception in plain words."""
+    """The first line of an exception in plain words. It may quote the file, so it is made printable."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
+    return shown(lines[0].strip().rstrip(".")) if lines else type(error).__name__

@@ -99,11 +99,9 @@ def _last_reason(error: Exception) -> str:
     """Torch puts advice to switch the protection off around the reason. That advice must not reach anyone here."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and "weights_only" not in line]
-    return (
-        lines[-1].rpartition("WeightsUnpickler error: ")[2].rstrip(".")[:200]
-        if lines
-        else type(error).__name__
-    )
+    if not lines:
+        return type(error).__name__
+    return shown(lines[-1].rpartition("WeightsUnpickler error: ")[2].rstrip("."))[:200]
 
 
 def _not_zip(path: Path, looks: str) -> str:
