@@ -24,6 +24,19 @@ class Claim:
         return "–" if self.met is None else "yes" if self.met else "**no**"
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """One method over the values of a setting."""
+
+    points: list[Point]
+    whole: bool  # no value that was asked for is missing
+
+    @property
+    def range(self) -> float:
+        scores = [point.accuracy for point in self.points]
+        return max(scores) - min(scores) if scores else 0.0
+
+
 def claims(zoo: Results) -> list[Claim]:
     return [
         _seeds(zoo),
@@ -65,38 +78,32 @@ def _ensemble(zoo: Results) -> Claim:
     return Claim(asked, interval(found["default_minus"]), found["default_minus"][2] >= 0)
 
 
-def _range(over: str, ours: list[Point], papers: list[Point]) -> Claim:
+def _range(over: str, ours: Sweep, papers: Sweep) -> Claim:
+    """With values missing, a range can be too large already, but not yet small enough."""
     asked = f"the default varies by less than {100 * LIMIT:.1f} points over {over}"
-    if not ours:
+    too_large = ours.range >= LIMIT
+    if not ours.whole and not too_large:
         return Claim(asked, MISSING, None)
-    beside = f"{points(spread(papers))}" if papers else MISSING
-    seeds = 1 + len(ours[0].others)
-    places = f" over {', '.join(f'{point.x:g}' for point in ours)}"
-    size = f"{points(spread(ours))} points{places}{f', mean of {seeds} seeds' if seeds > 1 else ''}"
-    return Claim(asked, f"{size}; {PAPER} beside it: {beside}", spread(ours) < LIMIT)
+    beside = points(papers.range) if papers.whole else MISSING
+    seeds = 1 + len(ours.points[0].others)
+    places = f" over {', '.join(f'{point.x:g}' for point in ours.points)}"
+    size = f"{'' if ours.whole else 'at least '}{points(ours.range)} points{places}"
+    of_seeds = f", mean of {seeds} seeds" if seeds > 1 else ""
+    return Claim(asked, f"{size}{of_seeds}; {PAPER} beside it: {beside}", not too_large)
 
 
-def spread(found: list[Point]) -> float:
-    scores = [point.accuracy for point in found]
-    return max(scores) - min(scores)
-
-
-def _all_rates(zoo: Results, method: str) -> list[Point]:
-    """Empty unless both ends and one between are there."""
+def _all_rates(zoo: Results, method: str) -> Sweep:
     found = [point for point in zoo.rates(method) if RATES[0] <= point.x <= RATES[-1]]
-    ends = found and found[0].x == RATES[0] and found[-1].x == RATES[-1]
-    return found if ends and len(found) > 2 else []
+    return Sweep(found, {point.x for point in found} >= set(RATES))
 
 
-def _half_to_double(zoo: Results, method: str) -> list[Point]:
-    """Empty unless both ends are there."""
+def _half_to_double(zoo: Results, method: str) -> Sweep:
     own = zoo.of_main(method)
     if own is None:
-        return []
+        return Sweep([], False)
     steps = allowed_steps(own)
     found = [point for point in zoo.steps(method) if 0.49 * steps <= point.x <= 2.01 * steps]
-    ends = found and found[0].x <= 0.51 * steps and found[-1].x >= 1.99 * steps
-    return found if ends else []
+    return Sweep(found, bool(found) and found[0].x <= 0.51 * steps and found[-1].x >= 1.99 * steps)
 
 
 def _cheaper(zoo: Results) -> Claim:

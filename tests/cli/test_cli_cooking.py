@@ -96,15 +96,19 @@ def test_evaluate_agrees_with_the_table(kitchen: Path, compared: Answer, stockpo
 def test_evaluating_a_soup_that_was_not_written_says_how_to_write_it(
     folder: Path, stockpot: Stockpot
 ) -> None:
-    recipe, run = folder / "recipe.yaml", folder / "both"
-    assert stockpot("compare", recipe, "--set", "method.methods=[best, uniform]", "--out", run).code == 0
+    recipe, run = folder / "recipe.yaml", folder / "two of them"
+    methods = "method.methods=[best, uniform, ensemble]"
+    assert stockpot("compare", recipe, "--set", methods, "--out", run).code == 0
     (missing,) = [name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists()]
     soup = run / "methods" / missing / "soup"
     answer = stockpot("evaluate", soup, recipe)
     assert answer.code == 1
-    assert f"`stockpot rebuild {run} --method {missing}` writes it" in answer.err.replace("\n", "")
+    assert f"`stockpot rebuild '{run}' --method {missing}` writes it" in answer.err.replace("\n", "")
     assert stockpot("rebuild", run, "--method", missing).code == 0
     assert stockpot("evaluate", soup, recipe).code == 0
+    none = stockpot("evaluate", run / "methods" / "ensemble" / "soup", recipe)  # and never will be one
+    assert none.code == 1
+    assert "stockpot rebuild" not in none.err
 
 
 def test_rebuild_compares_writes_and_refuses(folder: Path, stockpot: Stockpot) -> None:

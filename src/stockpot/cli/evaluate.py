@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,15 +79,17 @@ def evaluate(
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
+    from stockpot.cli.shell import shown
     from stockpot.errors import RunError, describe
     from stockpot.pool import open_checkpoint
-    from stockpot.run.soups import recommended_soup
+    from stockpot.run.soups import SOUP, recommended_soup
+    from stockpot.soup.record import RECORD
 
     if not path.exists():
         fix = "give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint"
-        if path.name == "soup" and (path.parent / "result.json").is_file():
-            run, method = path.parent.parent.parent, path.parent.name
-            fix = f"this soup was not written; `stockpot rebuild {run} --method {method}` writes it"
+        if path.name == SOUP and (path.parent / RECORD).is_file():
+            run = shlex.quote(shown(path.parent.parent.parent))
+            fix = f"this soup was not written; `stockpot rebuild {run} --method {path.parent.name}` writes it"
         raise RunError(
             describe(
                 str(path),
@@ -97,7 +100,7 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         )
     if (path / "run.json").is_file():
         return open_checkpoint(recommended_soup(path))
-    if (path / "soup.json").is_file():
+    if (path / RECORD).is_file():
         return open_checkpoint(path)  # a soup has its final names already
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 

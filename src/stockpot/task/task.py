@@ -95,12 +95,8 @@ class Task:
     @cached_property
     def reports_on_fit(self) -> bool:
         """Whether the report data is the fitting data over again."""
-        sealed = self._sealed
-        return (
-            sealed is not None
-            and len(sealed) == len(self.fit)
-            and sealed.fingerprint() == fingerprint(self.fit)
-        )
+        as_many = self._sealed is not None and len(self._sealed) == len(self.fit)
+        return as_many and self.report_fingerprint() == fingerprint(self.fit)
 
     def report_fingerprint(self) -> str | None:
         """Tells one set of report data from another, and nothing else about it."""
