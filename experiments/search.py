@@ -49,6 +49,7 @@ def attempt(
         "gradient_steps": problem.taken - taken,
         "seconds": round(time.perf_counter() - began, 1),
         "norm": float(a.norm()),
+        "folds": sum(problem.dev_scores(one.a).mean for one in solved) / len(solved),  # each by itself
     }
     for share in SHARES:
         part = problem.dev_scores(start + share * (a - start))
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--round", choices=ROUNDS, default="tenth", help="first: the ideas of the first two rounds"
+        "--round", choices=ROUNDS, default="eleventh", help="first: the ideas of the first two rounds"
     )
     parser.add_argument("--only", nargs="+", help="ideas whose names match one of these, such as `from*`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -185,7 +186,7 @@ def _say(name: str, row: dict[str, Any]) -> None:
     gain, error = row.get("over_greedy", (float("nan"), float("nan")))
     print(
         f"{name:32s} {100 * row['accuracy']:6.2f} {row['loss']:.4f} over greedy {100 * gain:+.2f} ({100 * error:.2f})"
-        f" held out {row.get('held_out', float('nan')):.4f}"
+        f" held out {row.get('held_out', float('nan')):.4f} folds {100 * row.get('folds', float('nan')):.2f}"
         f" {100 * row['difference']:+.2f} ({100 * row['standard_error']:.2f}) steps {row['gradient_steps']}"
         f" stopped {row['stopped_at']} {row.get('seconds', '')} s, part of the way {shares}",
         flush=True,

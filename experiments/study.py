@@ -52,8 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         failed = run_all(
-            todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds
-        )
+            todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds,
+            keep=options.keep,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
@@ -76,6 +77,10 @@ def _options(arguments: list[str] | None) -> Any:
         "--pools", action="store_true", help="pre-train (where a zoo does) and fine-tune first"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
+    parser.add_argument(
+        "--keep", action="store_true",
+        help="let a process make one run after the other: on a GPU starting takes long (main-0 has its own)",
+    )  # fmt: skip
     parser.add_argument(
         "--dry-run", action="store_true", help="say what would run, and how many steps it takes"
     )

@@ -5,6 +5,7 @@ theta(a) = mean + sum_k a[k, group] d_k, as in the product; only the way a is fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -61,6 +62,9 @@ class Problem:
         self.tau_slope = torch.zeros((), device=self.device)
         self.loss = torch.zeros((), device=self.device)
         self._rows: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}  # of the last pass without a gradient over so many rows, (n, C)
+        labels = find_labels(self.task.fit.batch(torch.arange(len(self.task.fit))))
+        self.labels: Tensor = labels.to(self.device)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -88,6 +92,17 @@ class Problem:
         """Mean loss on these rows, as one batch."""
         self._go(a, rows, False, tau)
         return float(self.loss)
+
+    def sharpened_loss_on(self, a: Tensor, rows: Tensor) -> float:
+        """The same with the factor on the logits that makes it lowest."""
+        self._go(a, rows, False, None)
+        labels = self.labels[rows]
+        logits = self._logits[len(rows)]
+
+        def at(power: float) -> float:
+            return float(functional.cross_entropy(logits * math.exp(power), labels))
+
+        return lowest(at, math.log(0.25), math.log(8.0))
 
     def dev_scores(self, a: Tensor) -> Scores:
         """The soup on data that nothing is fitted on."""
@@ -173,7 +188,13 @@ class Problem:
                 batch = refill(example, [column.index_select(0, rows) for column in self._columns])
             if not backward:
                 with torch.no_grad():
-                    self.loss.copy_(loss_of(batch))
+                    logits = self.task.logits(batch)
+                    self._logits.setdefault(size, torch.empty_like(logits)).copy_(logits)
+                    self.loss.copy_(
+                        functional.cross_entropy(
+                            logits * self.tau, find_labels(batch), label_smoothing=smoothing
+                        )
+                    )
                 return
             self._clear()
             if strength:
@@ -216,6 +237,23 @@ class Problem:
             rows = self.directions.part(start, stop, torch.float32)
             out[j] = rows @ rows.T
         return out
+
+
+def lowest(value: Callable[[float], float], low: float, high: float, steps: int = 16) -> float:
+    """The smallest value of a convex function between two places: golden sections."""
+    share = (math.sqrt(5) - 1) / 2
+    left, right = high - share * (high - low), low + share * (high - low)
+    at_left, at_right = value(left), value(right)
+    for _ in range(steps):
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - share * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + share * (high - low)
+            at_right = value(right)
+    return min(at_left, at_right)
 
 
 def open_problem(recipe: Any, dev: Data) -> Problem:

@@ -13,6 +13,27 @@ FOLDS = 4
 Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of folds
 
 
+def eleventh(problem: Problem) -> Ideas:
+    """The eleventh round: the same question, where the rate is so high that it does harm on small zoos, too."""
+    del problem
+    now: dict[str, Any] = {
+        "retreat": True, "advance": 1.5, "evaluations": 30, "greedy": True, "slowest": 0.5**6,
+    }  # fmt: skip
+    changes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "mean of iterates": {"smooth": True},
+        "sharpness": {"sharpness": True},
+        "halfway": {"halfway": True},
+        "sharpness, halfway": {"sharpness": True, "halfway": True},
+        "mean of iterates, sharpness": {"smooth": True, "sharpness": True},
+    }
+    return {
+        f"{name}, {rate}": (Way(300, rate, **{**now, **change}), FOLDS)
+        for rate in (0.5, 0.02, 0.1, 0.2, 0.05)
+        for name, change in changes.items()
+    }
+
+
 def tenth(problem: Problem) -> Ideas:
     """The tenth round: what makes a rate of 0.05 or 0.1 as good as 0.02."""
     del problem
@@ -260,4 +281,5 @@ ROUNDS = {
     "sixth": sixth,
     "ninth": ninth,
     "tenth": tenth,
+    "eleventh": eleventh,
 }

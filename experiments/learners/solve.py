@@ -49,6 +49,10 @@ class Way:
     constant: bool = False  # no schedule: the rate changes with the held-out loss alone
     smooth: bool = False  # judge, and keep, the mean of the iterates since the last judgement
     shared: bool = False  # AdamW with one second moment for all coefficients
+    sharpness: bool = False  # judge by the loss with the best factor on the logits: being surer is no gain
+    halfway: bool = (
+        False  # judge the point half the way as well, and go there at half the rate where it is better
+    )
     batch: int = BATCH
     lbfgs: bool = False  # full batches; `steps` is then the number of iterations
 
@@ -98,7 +102,12 @@ def _adam(
         groups.append({"params": [tau], "weight_decay": 0.0})
     optimiser: torch.optim.Optimizer = (Shared if way.shared else torch.optim.AdamW)(groups, lr=way.lr)
     scale = float(problem.gram.diagonal(dim1=1, dim2=2).sum(0).mean())  # mean over k of |d_k|^2
-    best = Solved(start, math.inf if outside is None else problem.loss_on(start, outside, tau), 0, start)
+
+    def judged(at: Tensor) -> float:
+        assert outside is not None
+        return problem.sharpened_loss_on(at, outside) if way.sharpness else problem.loss_on(at, outside, tau)
+
+    best = Solved(start, math.inf if outside is None else judged(start), 0, start)
     total, count = torch.zeros_like(start), 0
     every = max(1, way.steps // way.evaluations)
     blocks: list[Tensor] = []
@@ -137,15 +146,22 @@ def _adam(
             count += 1
         if outside is not None and ((j + 1) % every == 0 or j + 1 == way.steps):
             shown = total / count if count else now
-            loss = problem.loss_on(shown, outside, tau)
-            if loss < best.held_out:
+            loss = judged(shown)
+            middle = (c.to_a(best_z) + shown) / 2
+            if way.halfway and (half := judged(middle)) < min(loss, best.held_out):
+                best, best_z = Solved(middle, half, j + 1, start), c.start(middle)
+                factor *= 0.5
+                with torch.no_grad():
+                    z.copy_(best_z)
+                optimiser.load_state_dict({**optimiser.state_dict(), "state": {}})
+            elif loss < best.held_out:
                 best = Solved(shown.clone(), loss, j + 1, start)
                 best_z = c.start(shown) if way.smooth else z.detach().clone()
                 best_tau = best_tau if tau is None else float(tau.detach())
                 factor *= way.advance
                 moments = deepcopy(optimiser.state_dict()["state"]) if way.remember == "best" else {}
             elif way.retreat:
-                factor *= 0.5
+                factor *= 0.25 if way.halfway else 0.5
                 with torch.no_grad():
                     z.copy_(best_z)
                     if tau is not None:
