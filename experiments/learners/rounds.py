@@ -26,10 +26,13 @@ def eleventh(problem: Problem) -> Ideas:
         "halfway": {"halfway": True},
         "sharpness, halfway": {"sharpness": True, "halfway": True},
         "mean of iterates, sharpness": {"smooth": True, "sharpness": True},
+        "mean of iterates, up to a 16th": {"smooth": True, "slowest": 0.5**4},
+        "halfway, patient": {"halfway": True, "slowest": 0.5**10},
+        "up to a 16th": {"slowest": 0.5**4},
     }
     return {
         f"{name}, {rate}": (Way(300, rate, **{**now, **change}), FOLDS)
-        for rate in (0.5, 0.02, 0.1, 0.2, 0.05)
+        for rate in (0.05, 0.02, 0.5, 0.1, 0.005)
         for name, change in changes.items()
     }
 

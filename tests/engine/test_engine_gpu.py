@@ -116,6 +116,7 @@ def paths(told: list[Event]) -> list[str]:
         {"clip": 0.01, "warmup": 0.2},
         {"optimizer": "sgd", "momentum": 0.9},
         {"folds": 3},  # one graph serves all of them
+        {"folds": 2, "smooth": True, "retreat": True, "lr": 0.05},
     ],
 )
 def test_the_graph_takes_the_steps_the_eager_path_takes(tmp_path: Path, settings: dict[str, Any]) -> None:

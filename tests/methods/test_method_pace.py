@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from stockpot import cook
+from stockpot.engine import Descent
+from stockpot.engine.descent import Step
 from stockpot.errors import MethodError
+from stockpot.methods.best import Point
 from stockpot.methods.settings import settings_for
-from stockpot.methods.visit import SLOWEST
+from stockpot.methods.visit import SLOWEST, Visit
 from zoo import zoo
 
 BRIEF: dict[str, Any] = {"batch_size": 16, "lr": 0.1}
@@ -48,10 +53,62 @@ def test_steps_get_smaller_where_held_out_loss_does_not_fall_and_larger_where_it
         assert rate * 0.5 <= 5.0 * SLOWEST < rate
 
 
+@pytest.mark.parametrize("temperature", [False, True])
+def test_judged_and_kept_is_the_mean_of_the_steps_since_the_last_judgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: bool
+) -> None:
+    """Also where the steps before were taken back."""
+    taken: list[list[tuple[Tensor, float | None]]] = [[]]
+    judged: list[Point] = []
+    ends: list[Point] = []
+    step, judge, run = Descent._step, Visit._judged, Visit.run
+
+    def here(descent: Descent) -> tuple[Tensor, float | None]:
+        factor = None if descent.temperature is None else float(descent.temperature.detach())
+        return descent.raw.detach().clone(), factor
+
+    def stepped(self: Descent, *args: Any) -> Step:
+        found = step(self, *args)
+        taken[-1].append(here(self))
+        return found
+
+    def judging(self: Visit, raw: Tensor, factor: float | None) -> Point:
+        judged.append(judge(self, raw, factor))
+        taken.append([])
+        return judged[-1]
+
+    def running(self: Visit) -> Point:
+        ends.append(run(self))
+        return ends[-1]
+
+    monkeypatch.setattr(Descent, "_step", stepped)
+    monkeypatch.setattr(Visit, "_judged", judging)
+    monkeypatch.setattr(Visit, "run", running)
+    told = history(
+        tmp_path, "crossfit",
+        folds=2, steps=40, evaluations=8, lr=1.0, guard=False, smooth=True, temperature=temperature,
+    )  # fmt: skip
+    assert any(h["kind"] == "held_out" and h["step"] > 0 for h in told)
+    windows = 0
+    for steps, point in zip(taken, judged, strict=False):
+        if not steps:
+            continue  # the start of a fold
+        windows += 1
+        assert len(steps) == 5
+        assert torch.allclose(point.raw, torch.stack([raw for raw, _ in steps]).mean(dim=0), atol=1e-6)
+        if temperature:
+            factors = [factor for _, factor in steps if factor is not None]
+            assert point.temperature == pytest.approx(sum(factors) / 5, rel=1e-5)
+    assert windows > 6
+    for end in ends:
+        assert any(end is point for point in judged)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
         ({"retreat": True}, "setting retreat: expected False, or folds of at least 2"),
+        ({"smooth": True}, "setting smooth: expected False, or folds of at least 2"),
         ({"advance": 0.9}, "setting advance: expected between 1 and 2"),
         ({"advance": 2.1}, "setting advance: expected between 1 and 2"),
     ],

@@ -32,6 +32,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "temperature and folds": ("mehl+", {"block_size": 2, "temperature": True, "folds": 2}),
     "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
     "many retreats": ("crossfit", {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10}),
+    "mean of the steps between judgements": (
+        "crossfit",
+        {"folds": 2, "smooth": True, "temperature": True, "lr": 0.5, "steps": 20, "evaluations": 5},
+    ),
     "one greedy soup, temperature": (
         "crossfit",
         {"folds": 2, "temperature": True, "start": "greedy", "lr": 0.3},

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stockpot import Event, Soup, Task, cook
 from stockpot.engine import Descent, Directions
 from stockpot.errors import LearningError, MethodError
+from stockpot.methods.best import Point
 from stockpot.methods.setbacks import HALVINGS, IN_A_ROW, Setbacks, notes
 from stockpot.methods.settings import settings_for
 from stockpot.pool import Pool
@@ -197,7 +198,7 @@ def test_with_folds_the_way_back_leads_to_the_best_on_held_out_data(
     script = Script(range(25, 25 + IN_A_ROW))
     returned: list[Tensor] = []
     seen: list[tuple[float, Tensor]] = []
-    go_back, held_out = Descent.go_back, "stockpot.methods.visit.Visit._held_out"
+    go_back, judged = Descent.go_back, "stockpot.methods.visit.Visit._judged"
 
     def going_back(self: Descent, raw: Tensor, *args: Any) -> None:
         returned.append(raw.clone())
@@ -205,15 +206,15 @@ def test_with_folds_the_way_back_leads_to_the_best_on_held_out_data(
 
     from stockpot.methods.visit import Visit
 
-    original = Visit._held_out
+    original = Visit._judged
 
-    def watched(self: Visit) -> float:
-        loss = original(self)
-        seen.append((loss, self.descent.raw.detach().clone()))
-        return loss
+    def watched(self: Visit, raw: Tensor, temperature: float | None) -> Point:
+        point = original(self, raw, temperature)
+        seen.append((point.loss, raw.clone()))
+        return point
 
     monkeypatch.setattr(Descent, "go_back", going_back)
-    monkeypatch.setattr(held_out, watched)
+    monkeypatch.setattr(judged, watched)
     pool, task = write(tmp_path, fine_tunes(mlp, 4)), Task(mlp(), samples(), loss=script.loss)
     result = cook(
         pool, task, "crossfit", listen=script.listen,

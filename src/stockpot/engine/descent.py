@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,8 @@ class Choices(Protocol):
     def clip(self) -> float | None: ...
     @property
     def label_smoothing(self) -> float: ...
+    @property
+    def smooth(self) -> bool: ...
 
 
 class Step(NamedTuple):
@@ -84,12 +87,13 @@ class Descent:
         self.rates = learning_rates(choices, steps)
         self.factor = 1.0  # on every rate; less than one after a setback
         self.done = 0  # steps taken or skipped
+        self.trail = Trail(self.raw, self.temperature) if choices.smooth else None
         self.projector = Projector(live, directions) if low_memory else None
 
-    def mix(self) -> None:
-        """Write the current soup into the model."""
+    def mix(self, raw: Tensor | None = None) -> None:
+        """Write the soup of these coefficients, or of the current ones, into the model."""
         with torch.no_grad():
-            c = coefficients(self.raw, self.simplex)
+            c = coefficients(self.raw if raw is None else raw.to(self.raw), self.simplex)
             if self.directions.fast and not self.live.copied:
                 self.directions.mix(
                     self.fixed, c, out=self.live.flat
@@ -152,6 +156,8 @@ class Descent:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rates[self.done] * self.factor
             self.optimizer.step()
+        if self.trail is not None:
+            self.trail.add()
         self.done += 1
         return Step(value, skipped)
 
@@ -182,6 +188,8 @@ class Descent:
             if self.temperature is not None and temperature is not None:
                 self.temperature.fill_(temperature)
         self._forget()
+        if self.trail is not None:
+            self.trail.begin()
         self.done = done
 
     def _forget(self) -> None:
@@ -216,6 +224,10 @@ class Descent:
             for key, value in entries.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer.{number}.{key}"] = value.cpu().clone()
+        if self.trail is not None:
+            tensors |= {
+                f"trail.{place}": total.cpu().clone() for place, total in enumerate(self.trail.totals)
+            }
         return tensors, {"done": self.done}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -224,6 +236,8 @@ class Descent:
             self.raw.copy_(tensors["raw"])
             if self.temperature is not None:
                 self.temperature.copy_(tensors["temperature"])
+        if self.trail is not None:
+            self.trail.restore(tensors)
         saved = self.optimizer.state_dict()
         saved["state"] = {}
         for name, tensor in tensors.items():
@@ -231,6 +245,38 @@ class Descent:
                 _, number, key = name.split(".", 2)
                 saved["state"].setdefault(int(number), {})[key] = tensor.clone()
         self.optimizer.load_state_dict(saved)
+
+
+class Trail:
+    """Sums over the steps since `begin`, on the device and in place: a captured graph may add to them."""
+
+    def __init__(self, raw: Tensor, temperature: Tensor | None) -> None:
+        self._followed = [raw] if temperature is None else [raw, temperature]
+        # And how many steps there were.
+        self.totals = [torch.zeros_like(one, requires_grad=False) for one in self._followed]
+        self.totals.append(torch.zeros((), dtype=raw.dtype, device=raw.device))
+
+    def begin(self) -> None:
+        for total in self.totals:
+            total.zero_()
+
+    def add(self) -> None:
+        with torch.no_grad():
+            for total, value in zip(self.totals, self._followed, strict=False):
+                total.add_(value)
+            self.totals[-1].add_(1)
+
+    def mean(self) -> tuple[Tensor, float | None]:
+        """Coefficients, (b, G), and temperature; as they are where no step was taken."""
+        *sums, count = self.totals
+        raw, *temperature = (
+            [one / count for one in sums] if count else [one.detach() for one in self._followed]
+        )
+        return raw, float(temperature[0]) if temperature else None
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for place, total in enumerate(self.totals):
+            total.copy_(tensors[f"trail.{place}"])
 
 
 def learning_rates(choices: Choices, steps: int) -> list[float]:

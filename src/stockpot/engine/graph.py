@@ -96,6 +96,8 @@ class GraphDescent(Descent):
             self.raw.copy_(tensors["raw"])
             if self.temperature is not None:
                 self.temperature.copy_(tensors["temperature"])
+            if self.trail is not None:
+                self.trail.restore(tensors)
             entries = list(self.optimizer.state.values())
             for name, tensor in tensors.items():
                 if name.startswith("optimizer."):
@@ -120,6 +122,8 @@ class GraphDescent(Descent):
         self._clip()
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
+        if self.trail is not None:
+            self.trail.add()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert not parallel.active()

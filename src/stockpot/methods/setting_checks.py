@@ -95,21 +95,16 @@ def check(s: Settings) -> None:
     for name, most in (("lr", 1e30), ("weight_decay", 1e6), ("epochs", 1e9), ("clip", 1e30)):
         value = getattr(s, name)  # beyond these torch cannot even hold a step's numbers
         need(value is None or value <= most, name, f"at most {most:g}", "use the default")
-    need(
-        not s.retreat or s.folds > 1,
-        "retreat",
-        "False, or folds of at least 2 to have held-out data",
-        "set folds=4",
-    )
+    for name in ("retreat", "smooth", "guard"):
+        need(
+            not getattr(s, name) or s.folds > 1,
+            name,
+            "False, or folds of at least 2 to have held-out data",
+            "set folds=4",
+        )
     need(1 <= s.advance <= 2, "advance", "between 1 and 2", "1.5 means half as fast again; 1 never speeds up")
     need(0 <= s.label_smoothing < 1, "label_smoothing", "in [0, 1)", "0.1 is usual")
     need(s.folds >= 1, "folds", "at least 1", "1 means no cross-fitting")
-    need(
-        not s.guard or s.folds > 1,
-        "guard",
-        "False, or folds of at least 2 to have held-out data",
-        "set folds=4",
-    )
     need(s.evaluations >= 1, "evaluations", "at least 1", "raise evaluations")
     need(
         s.start == "mean" or directions_from_the_mean(dataclasses.asdict(s)),

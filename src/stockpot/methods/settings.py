@@ -57,6 +57,7 @@ class Settings:
         False  # where held-out loss does not fall: back to the best coefficients, at half the rate
     )
     advance: float = 1.0  # with `retreat`: factor on the rate where held-out loss did fall
+    smooth: bool = False  # judge, and keep, the mean of the coefficients since the last held-out evaluation
     guard: bool = False  # fall back to best / uniform / greedy where held-out data says so beyond chance
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
         "auto"  # how loaded models are kept; auto: exact on a CPU

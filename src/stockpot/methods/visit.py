@@ -57,7 +57,7 @@ class Visit:
         devices = [self.live.device] if self.live.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), self.live.task.learning():
             if self.done == 0 and self.t == 0 and self.track.held_out is not None:
-                self.best = Point(self._held_out(), self.best.raw, self.best.temperature)
+                self.best = self._judged(self.best.raw, self.best.temperature)
             while self.done < self.steps:
                 self._advance()
                 self._judge()
@@ -131,7 +131,7 @@ class Visit:
     def _judge(self) -> None:
         if self.track.held_out is not None:
             if self.done % self.every == 0 or self.done == self.steps:
-                here = self._here(self._held_out())
+                here = self._shown()
                 if here.loss < self.best.loss and _is_finite(here):
                     self.best = here
                     if self.settings.retreat:  # which takes back what was too fast
@@ -143,6 +143,16 @@ class Visit:
             here = self._here(float("inf"))
             if _is_finite(here):
                 self.stretch = Stretch(here.raw, here.temperature)
+
+    def _shown(self) -> Point:
+        """What is judged: the coefficients, or their mean over the steps since the last judgement."""
+        trail = self.descent.trail
+        if trail is None:
+            here = self._here(float("inf"))
+            return self._judged(here.raw, here.temperature)
+        raw, temperature = trail.mean()
+        trail.begin()
+        return self._judged(raw.cpu(), temperature)
 
     def _speed_up(self) -> None:
         self.pace = min(FASTEST, self.pace * self.settings.advance)
@@ -160,12 +170,15 @@ class Visit:
         temperature = None if d.temperature is None else float(d.temperature.detach())
         return Point(loss, d.raw.detach().cpu().clone(), temperature)
 
-    def _held_out(self) -> float:
-        """Mean loss on the fold left out, at the current coefficients: the one that is learned with."""
+    def _judged(self, raw: Tensor, temperature: float | None) -> Point:
+        """By the mean loss on the fold left out: the one that is learned with."""
         assert self.track.held_out is not None
         task, data = self.live.task, self.track.held_out
-        smoothing, temperature = self.settings.label_smoothing, self.descent.temperature
-        self.descent.mix()
+        smoothing = self.settings.label_smoothing
+        factor = None
+        if temperature is not None:
+            factor = torch.tensor(temperature, dtype=self.live.dtype, device=self.live.device)
+        self.descent.mix(raw)
         total = torch.zeros((), dtype=torch.float64, device=self.live.device)
         with torch.no_grad():
             # Pieces of equal size: a last batch of two samples would spoil batch statistics.
@@ -173,12 +186,12 @@ class Visit:
                 mine = parallel.share(piece)
                 if len(mine):
                     batch = task.to_device(data.batch(mine))
-                    loss = task.loss(batch, label_smoothing=smoothing, temperature=temperature)
+                    loss = task.loss(batch, label_smoothing=smoothing, temperature=factor)
                     total += loss.double() * len(mine)
         parallel.add_up([total])
         mean = float(total) / len(data)
         self._tell("held_out", block=self.t, fold=self.track.number, step=self.done, loss=finite(mean))
-        return mean if mean == mean else float("inf")
+        return Point(mean if mean == mean else float("inf"), raw, temperature)
 
     # State.
 

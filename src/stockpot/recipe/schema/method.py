@@ -26,6 +26,7 @@ _SWITCHES = {
     "guard",
     "retreat",
     "advance",
+    "smooth",
     "start",
 }
 _BLOCKWISE = {"mehl", "mehl+", "crossfit"}
@@ -142,6 +143,10 @@ class Method(Section):
     )
     advance: float | None = Field(
         None, description="With retreat: factor on the rate where held-out loss does fall."
+    )
+    smooth: bool | None = Field(
+        None,
+        description="Judge, and keep, the mean of the coefficients since the last held-out evaluation. Needs folds.",
     )
     guard: bool | None = Field(
         None,
