@@ -19,6 +19,7 @@ from stockpot.finetune.augment import augment
 from stockpot.finetune.plan import Augmentation
 from stockpot.methods.greedy import greedy
 from stockpot.methods.kitchen import Kitchen
+from stockpot.methods.starts import CALIBRATION
 from stockpot.pool import Pool
 from stockpot.soup import weights
 from stockpot.task import Data, Scores, Task
@@ -124,7 +125,7 @@ class Problem:
         """Of the greedy soup of these rows; chosen once, however many ideas begin there."""
         key = rows.cpu().numpy().tobytes()
         if key not in self._greedy:
-            found = greedy(self.kitchen, self.live, indices=rows.cpu())
+            found = greedy(self.kitchen, self.live, indices=rows.cpu(), calibration=CALIBRATION)
             self._greedy[key] = (found.W - weights.uniform(self.K, self.G)).float().to(self.device)
         return self._greedy[key]
 
@@ -188,13 +189,14 @@ class Problem:
                 batch = refill(example, [column.index_select(0, rows) for column in self._columns])
             if not backward:
                 with torch.no_grad():
-                    logits = self.task.logits(batch)
-                    self._logits.setdefault(size, torch.empty_like(logits)).copy_(logits)
-                    self.loss.copy_(
-                        functional.cross_entropy(
-                            logits * self.tau, find_labels(batch), label_smoothing=smoothing
-                        )
-                    )
+                    if taught is None:
+                        logits = self.task.logits(batch)
+                        self._logits.setdefault(size, torch.empty_like(logits)).copy_(logits)
+                        labels = find_labels(batch)
+                        loss = functional.cross_entropy(logits * self.tau, labels, label_smoothing=smoothing)
+                    else:
+                        loss = loss_of(batch)
+                    self.loss.copy_(loss)
                 return
             self._clear()
             if strength:

@@ -18,7 +18,10 @@ EVALUATIONS = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One learner. Ours: `Way(300, 0.02, greedy=True, retreat=True, advance=1.5, evaluations=30, slowest=0.5**6)`."""
+    """One learner.
+
+    Ours: `Way(300, 0.02, greedy=True, retreat=True, advance=1.5, evaluations=30, smooth=True, slowest=0.5**4)`.
+    """
 
     steps: int = 300
     lr: float = 0.02

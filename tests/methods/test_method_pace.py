@@ -33,11 +33,11 @@ def test_steps_get_smaller_where_held_out_loss_does_not_fall_and_larger_where_it
 ) -> None:
     told = history(
         tmp_path, "crossfit",
-        folds=2, steps=60, evaluations=30, lr=5.0, schedule="constant", guard=False, advance=advance,
+        folds=2, steps=60, evaluations=30, lr=2.0, schedule="constant", guard=False, advance=advance,
     )  # fmt: skip
     for fold in (0, 1):
         mine = [h for h in told if h.get("fold") == fold]
-        rate, best, advances = 5.0, float("inf"), 0
+        rate, best, advances = 2.0, float("inf"), 0
         for now, after in pairwise(mine):
             if now["kind"] == "held_out":
                 better = now["loss"] < best
@@ -50,7 +50,7 @@ def test_steps_get_smaller_where_held_out_loss_does_not_fall_and_larger_where_it
         assert mine[-1]["kind"] == "held_out"
         assert advances
         assert sum(h["kind"] == "step" for h in mine) < 60, "left at the best it has"
-        assert rate * 0.5 <= 5.0 * SLOWEST < rate
+        assert rate * 0.5 <= 2.0 * SLOWEST < rate
 
 
 @pytest.mark.parametrize("temperature", [False, True])
@@ -122,4 +122,4 @@ def test_the_default_loads_what_fits_and_is_judged_often() -> None:
     default = settings_for("crossfit")
     assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 300, 30, 4)
     assert default.start == "own-greedy"
-    assert (default.lr, default.retreat, default.guard) == (0.02, True, True)
+    assert (default.lr, default.retreat, default.smooth, default.guard) == (0.02, True, True, True)

@@ -175,7 +175,14 @@ def test_of_ingredients_with_equal_scores_the_same_one_is_chosen_wherever_it_sta
 )
 def test_a_continued_run_does_not_choose_again(tmp_path: Path, folds: int, guard: bool, start: Any) -> None:
     pool, task = uneven(tmp_path)
-    given = {**FOLDED, "folds": folds, "guard": guard, "retreat": folds > 1, "start": start}
+    given = {
+        **FOLDED,
+        "folds": folds,
+        "guard": guard,
+        "retreat": folds > 1,
+        "smooth": folds > 1,
+        "start": start,
+    }
     first: list[Event] = []
     whole = cook(pool, task, "crossfit", listen=first.append, **given)
     store = Memory(float("inf"))

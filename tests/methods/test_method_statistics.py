@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from stockpot import Soup, Task, cook
+from stockpot.events import Listener, ignore
+from stockpot.methods import starts
 from stockpot.soup import rebuild
 from zoo import fine_tunes, normed, same, samples, write, zoo
 
@@ -80,3 +82,25 @@ def test_a_pool_without_counters_is_cooked_all_the_same(tmp_path: Path) -> None:
     result = cook(write(tmp_path, states), Task(normed(), samples()), "mehl+", **BRIEF)
     assert result.soup is not None
     assert "1.num_batches_tracked" not in result.soup.state_dict()
+
+
+def test_candidates_of_a_start_have_statistics_of_a_part_of_the_data_and_soups_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, task = zoo(tmp_path, 4, build=normed)
+    limits: list[int | None] = []
+    recalibrate = Task.recalibrate
+
+    def watched(self: Task, listen: Listener = ignore, limit: int | None = None) -> dict[str, torch.Tensor]:
+        limits.append(limit)
+        return recalibrate(self, listen, limit)
+
+    monkeypatch.setattr(Task, "recalibrate", watched)
+    monkeypatch.setattr(starts, "CALIBRATION", 20)
+    cook(pool, task, "greedy")
+    assert limits == [None] * len(limits)
+    limits.clear()
+    cook(pool, task, "crossfit", folds=2, steps=4, batch_size=16)
+    assert limits[:6] == [20] * 6  # two folds, three candidates each
+    assert limits[6:] == [None] * (len(limits) - 6)
+    assert len(limits) > 6

@@ -35,12 +35,14 @@ def greedy(
     ties: bool = False,
     early: bool = True,
     by_content: bool = False,
+    calibration: int | None = None,
     label: str = "greedy soup",
 ) -> GreedySoup:
     """Choose on `indices` of the fitting data (default: all). `early=False` is the plain algorithm, for tests.
 
     Order: by own score, highest first; equal scores in the pool's order or, `by_content`, in that of the digests, so
     that a permuted pool gives the same soup. A candidate stays when the score rises (with `ties`: does not fall).
+    `calibration`: samples that a candidate's running statistics are estimated from, at most (default: all).
     """
     K, G = len(kitchen.pool), len(live.layout)
     everything = torch.arange(len(kitchen.task.fit)) if indices is None else indices  # (n,)
@@ -68,7 +70,9 @@ def greedy(
             else torch.arange(len(current))
         )
         stop = None if ceiling is None else _hopeless(ceiling, len(current), float(current.sum()), ties)
-        scores = kitchen.score_live(live, W, indices=everything[order], stop=stop, with_loss=False)
+        scores = kitchen.score_live(
+            live, W, calibration=calibration, indices=everything[order], stop=stop, with_loss=False
+        )
         evaluated += scores.n
         better = scores.complete and _wins(float(scores.values.sum()), float(current.sum()), ties)
         history.append(_decision(kitchen, k, better, scores.mean if scores.complete else None, scores.n))

@@ -113,10 +113,11 @@ class Kitchen:
         """Per-sample scores of every ingredient. (K, N)"""
         return torch.stack([score.values for score in self.individual()])
 
-    def set_statistics(self, live: Live, W: Tensor) -> dict[str, Tensor] | None:
+    def set_statistics(self, live: Live, W: Tensor, limit: int | None = None) -> dict[str, Tensor] | None:
         """Give the live model the running statistics and integers a soup of weights W has.
 
-        Returns the recalibrated statistics when the task asks for that; they are part of the soup then.
+        Returns the recalibrated statistics when the task asks for that; they are part of the soup then. `limit`:
+        estimated from so many samples at most.
         """
         one = single(W)
         heavy = one if one is not None else heaviest(W)
@@ -130,13 +131,16 @@ class Kitchen:
             elif reason in (STATISTIC, INTEGER):
                 live.put(name, self.pool.tensor(heavy, name))
         if one is None and self.task.has_statistics and self.task.statistics == "recalibrate":
-            return self.task.recalibrate(self.listen)
+            return self.task.recalibrate(self.listen, limit)
         return None
 
-    def score_live(self, live: Live, W: Tensor, **options: Any) -> Scores:
-        """Score live.theta, which must hold the soup of weights W, on fitting data."""
+    def score_live(self, live: Live, W: Tensor, *, calibration: int | None = None, **options: Any) -> Scores:
+        """Score live.theta, which must hold the soup of weights W, on fitting data.
+
+        `calibration`: samples that statistics are estimated from, at most.
+        """
         live.push()
-        self.set_statistics(live, W)
+        self.set_statistics(live, W, calibration)
         return self.task.score(**options)
 
     def finish(

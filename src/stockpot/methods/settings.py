@@ -95,6 +95,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "evaluations": 30,
         "retreat": True,
         "advance": 1.5,
+        "smooth": True,
         "guard": True,
     },
 }

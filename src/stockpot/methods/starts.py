@@ -17,6 +17,10 @@ from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 
+# Samples from which running statistics are estimated for a candidate of a start. All of them, for every candidate of
+# every fold, would take most of the time that a network with BatchNorm learns; the soup in the end has all.
+CALIBRATION = 1024
+
 Start = tuple[int, ...] | None  # the mean of these ingredients; None: of all
 
 
@@ -35,10 +39,13 @@ def find(
         case "mean":
             return [None] * len(parts)
         case "greedy":
-            return [greedy_members(kitchen, live, settings, None, "greedy soup")] * len(parts)
+            found = greedy_members(kitchen, live, settings, None, "greedy soup", CALIBRATION)
+            return [found] * len(parts)
         case "own-greedy":
             return [
-                greedy_members(kitchen, live, settings, part, f"greedy soup{_which(part, fold, len(parts))}")
+                greedy_members(
+                    kitchen, live, settings, part, f"greedy soup{_which(part, fold, len(parts))}", CALIBRATION
+                )
                 for fold, part in enumerate(parts)
             ]
 
@@ -48,8 +55,15 @@ def _which(part: Tensor | None, fold: int, folds: int) -> str:
 
 
 def greedy_members(
-    kitchen: Kitchen, live: Live, settings: Settings, indices: Tensor | None, label: str
+    kitchen: Kitchen,
+    live: Live,
+    settings: Settings,
+    indices: Tensor | None,
+    label: str,
+    calibration: int | None = None,
 ) -> tuple[int, ...]:
     """Of the greedy soup of all fitting data, or of a part."""
-    ties = settings.greedy_ties
-    return greedy(kitchen, live, indices=indices, ties=ties, by_content=True, label=label).chosen
+    return greedy(
+        kitchen, live,
+        indices=indices, ties=settings.greedy_ties, by_content=True, calibration=calibration, label=label,
+    ).chosen  # fmt: skip
