@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,12 +189,13 @@ def sensitivity(path: Path, zoos: Sequence[Results]) -> None:
     def paint(panels: list[Axes]) -> None:
         for row, zoo in enumerate(zoos):
             for column, (title, of) in enumerate(
-                (("learning rate", zoo.rates), ("steps per block", zoo.steps))
+                (("learning rate", Results.rates), ("steps per block", Results.steps))
             ):
                 axes = panels[2 * row + column]
                 places: list[float] = []
                 for number, name in enumerate((PAPER, DEFAULT)):
-                    found = of(name)
+                    shown = zoo.with_curve(partial(of, method=PAPER)) if name == PAPER else zoo
+                    found = of(shown, name)
                     places += [point.x for point in found]
                     line(
                         axes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,13 @@ class Results:
                 found = other
             other = other.earlier
         return found
+
+    def with_curve(self, of: Callable[[Results], Sequence[Point]]) -> Results:
+        """These results, or the latest of the earlier ones, that have more than one point of a curve."""
+        found: Results | None = self
+        while found is not None and len(of(found)) < 2:
+            found = found.earlier
+        return self if found is None else found
 
     @cached_property
     def studies(self) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stockpot.report import words
@@ -235,11 +236,14 @@ def _by_seed(zoo: Results, variant: str, name: str) -> list[list[str]]:
 
 def sensitivity(zoo: Results) -> list[str]:
     lines = []
-    for title, of in (("learning rate", zoo.rates), ("steps per block", zoo.steps)):
+    for title, of in (("learning rate", Results.rates), ("steps per block", Results.steps)):
         for name in (DEFAULT, PAPER):
-            found = of(name)
+            # The default has changed since; the paper's method has not.
+            shown = zoo.with_curve(partial(of, method=PAPER)) if name == PAPER else zoo
+            found = of(shown, name)
             if len(found) > 1:
-                lines += table([title, *(f"{point.x:g}" for point in found)], _sweep(zoo, name, found))
+                lines += [] if shown is zoo else [f"{PAPER}, of an earlier time:", ""]
+                lines += table([title, *(f"{point.x:g}" for point in found)], _sweep(shown, name, found))
     return lines
 
 

@@ -80,7 +80,7 @@ def test_a_range_needs_all_its_points_and_its_limit_is_three_tenths_of_a_point()
     ("at_the_end", "words"),
     [
         (0.9, ("not measured yet", "–")),
-        (0.89, ("at least 1.000 points over 0.005, 0.01, 0.05; mehl+ beside it: not measured yet", "**no**")),
+        (0.89, ("at least 1.000 points over 0.005, 0.01, 0.05; mehl+ beside it: at least 10.000", "**no**")),
     ],
 )
 def test_without_a_value_a_range_can_be_too_large_but_not_small_enough(
@@ -235,6 +235,33 @@ def test_studies_that_were_not_repeated_are_shown_as_they_were(tmp_path: Path) -
     (folder / "tiny.json").write_text(json.dumps(newest))
     write(read_all(folder), {}, tmp_path / "page.md")
     assert "Of an earlier time" not in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_the_papers_curve_of_an_earlier_time_stands_beside_ours_of_now(tmp_path: Path) -> None:
+    """Its method has not changed; ours may have."""
+    folder, accuracy = tmp_path / "results", {"mehl+": 0.9, "crossfit": 0.9}
+    asked = "the default varies by less than 0.3 points over learning rates 0.005 to 0.05"
+    for place, mean in ((folder / "earlier" / "1", 0.88), (folder, 0.9)):
+        place.mkdir(parents=True)
+        value = whole(accuracy, {})
+        sweep(value, "crossfit", {0.005: mean, 0.02: mean, 0.05: mean})
+        if place != folder:
+            sweep(value, "mehl+", {0.005: 0.9, 0.02: 0.89, 0.05: 0.87})
+        (place / "tiny.json").write_text(json.dumps(value))
+    (zoo,) = read_all(folder)
+    told = {claim.asked: claim.measured for claim in claims(zoo)}
+    assert told[asked].endswith("mehl+ beside it: 3.000, of an earlier time")
+    write([zoo], {}, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text("utf-8")
+    shown = text[text.index("## Sensitivity") :]
+    assert "mehl+, of an earlier time:" in shown
+    assert "| mehl+ (%), range 3.00 | 90.00 | 90.00 | 89.00 | 87.00 |" in shown
+    assert "| crossfit (%), range 0.00 | 90.00 | 90.00 | 90.00 | 90.00 |" in shown
+    sweep(value, "mehl+", {0.005: 0.91, 0.02: 0.9, 0.05: 0.9})
+    (folder / "tiny.json").write_text(json.dumps(value))
+    (zoo,) = read_all(folder)
+    told = {claim.asked: claim.measured for claim in claims(zoo)}
+    assert told[asked].endswith("mehl+ beside it: 1.000")
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
