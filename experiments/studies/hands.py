@@ -53,11 +53,13 @@ class Hand:
 
     def poll(self) -> int | None:
         if self.returncode is None:
+            ended = self._process.poll()  # asked first: an answer may be its last deed
             answers = self._pipe("stdout")
-            if select.select([answers], [], [], 0)[0]:
-                # Nothing where it has died.
-                line = answers.readline()
-                self.returncode = int(line) if line else (self._process.wait() or 1)
+            line = answers.readline() if select.select([answers], [], [], 0)[0] else b""
+            if line:
+                self.returncode = int(line)
+            elif ended is not None:  # without an answer, whoever may still hold its pipe
+                self.returncode = ended or 1
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -76,6 +78,14 @@ class Hand:
 
     def kill(self) -> None:
         self._process.kill()
+
+    def end(self, patience: float = 20) -> None:
+        """There is no further errand."""
+        try:
+            self.wait(patience)
+        except subprocess.TimeoutExpired:  # a thread that an errand left behind
+            self.kill()
+            self.wait()
 
     def _pipe(self, name: str) -> IO[bytes]:
         pipe = getattr(self._process, name)
@@ -103,26 +113,38 @@ class Crew:
             return subprocess.Popen(
                 words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        hand = self._idle.pop() if self._idle else Hand(self._python, folder, environment)
-        hand.begin(words[len(self._python) + 1 :], Path(log.name).resolve())
+        errand, place = words[len(self._python) + 1 :], Path(log.name).resolve()
+        while self._idle:
+            hand = self._idle.pop()
+            try:
+                hand.begin(errand, place)
+                return hand
+            except BrokenPipeError:
+                hand.end()  # it died while it had nothing to do
+        hand = Hand(self._python, folder, environment)
+        hand.begin(errand, place)
         return hand
 
     def take_back(self, process: subprocess.Popen[bytes] | Hand) -> None:
+        """A process whose run failed may have been spoilt by it, as by an error of the GPU."""
         if isinstance(process, Hand):
-            if process.alive:
+            if process.alive and process.returncode == 0:
                 self._idle.append(process)
             else:
-                process.wait()
+                process.end()
 
     def dismiss(self) -> None:
         for hand in self._idle:
-            hand.wait()
+            hand.end()
+        self._idle = []
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
+    answers, errands = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)  # an errand that asks for input gets none
     try:
-        for line in sys.stdin:
+        for line in errands:
             errand = json.loads(line)
             answers.write(f"{_done(errand)}\n")
             answers.flush()
@@ -154,7 +176,7 @@ def _done(errand: Mapping[str, Any]) -> int:
             signal.signal(number, handler)
         _clear()
     if code is None or isinstance(code, int):
-        return code or 0
+        return int(code or 0)
     print(code, file=sys.stderr, flush=True)
     return 1
 

@@ -136,6 +136,7 @@ SECTIONS = (
         " seed 0; changes as above.",
         ("main", "rates", "steps", "inner"),
         tables.sensitivity,
-        f"Test accuracy of {DEFAULT} and {PAPER} over learning rates and steps, with 95 % intervals.",
+        f"Test accuracy of {DEFAULT} and {PAPER} over learning rates and steps, with 95 % intervals; {PAPER}'s of an"
+        " earlier time where the tables say so.",
     ),
 )

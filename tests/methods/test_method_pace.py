@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stockpot import cook
+from stockpot import Task, cook
 from stockpot.engine import Descent
-from stockpot.engine.descent import Step
+from stockpot.engine.descent import Step, Trail
 from stockpot.errors import MethodError
 from stockpot.methods.best import Point
 from stockpot.methods.settings import settings_for
@@ -61,7 +61,9 @@ def test_judged_and_kept_is_the_mean_of_the_steps_since_the_last_judgement(
     taken: list[list[tuple[Tensor, float | None]]] = [[]]
     judged: list[Point] = []
     ends: list[Point] = []
-    step, judge, run = Descent._step, Visit._judged, Visit.run
+    improved: list[bool] = []
+    used: set[float | None] = set()
+    step, judge, run, decide, loss = Descent._step, Visit._judged, Visit.run, Visit._judge, Task.loss
 
     def here(descent: Descent) -> tuple[Tensor, float | None]:
         factor = None if descent.temperature is None else float(descent.temperature.detach())
@@ -73,9 +75,23 @@ def test_judged_and_kept_is_the_mean_of_the_steps_since_the_last_judgement(
         return found
 
     def judging(self: Visit, raw: Tensor, factor: float | None) -> Point:
+        used.clear()
         judged.append(judge(self, raw, factor))
         taken.append([])
+        assert used == {factor}
         return judged[-1]
+
+    def decided(self: Visit) -> None:
+        before = self.descent.raw.detach().clone()
+        decide(self)
+        if self.best is judged[-1]:  # steps go on from the last one
+            improved.append(torch.equal(self.descent.raw, before))
+
+    def losing(self: Task, *args: Any, **options: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            factor = options["temperature"]
+            used.add(None if factor is None else float(factor))
+        return loss(self, *args, **options)
 
     def running(self: Visit) -> Point:
         ends.append(run(self))
@@ -84,6 +100,8 @@ def test_judged_and_kept_is_the_mean_of_the_steps_since_the_last_judgement(
     monkeypatch.setattr(Descent, "_step", stepped)
     monkeypatch.setattr(Visit, "_judged", judging)
     monkeypatch.setattr(Visit, "run", running)
+    monkeypatch.setattr(Visit, "_judge", decided)
+    monkeypatch.setattr(Task, "loss", losing)
     told = history(
         tmp_path, "crossfit",
         folds=2, steps=40, evaluations=8, lr=1.0, guard=False, smooth=True, temperature=temperature,
@@ -100,6 +118,8 @@ def test_judged_and_kept_is_the_mean_of_the_steps_since_the_last_judgement(
             factors = [factor for _, factor in steps if factor is not None]
             assert point.temperature == pytest.approx(sum(factors) / 5, rel=1e-5)
     assert windows > 6
+    assert improved
+    assert all(improved)
     for end in ends:
         assert any(end is point for point in judged)
 
@@ -123,3 +143,51 @@ def test_the_default_loads_what_fits_and_is_judged_often() -> None:
     assert (default.block_size, default.steps, default.evaluations, default.folds) == ("fit", 300, 30, 4)
     assert default.start == "own-greedy"
     assert (default.lr, default.retreat, default.smooth, default.guard) == (0.02, True, True, True)
+    assert SLOWEST == 1 / 16
+
+
+def test_a_mean_is_of_the_steps_taken_and_stays_what_it_was() -> None:
+    raw, factor = torch.tensor([[1.0, 2.0]]), torch.tensor(3.0)
+    trail = Trail(raw, factor)
+    found, temperature = trail.mean()  # of no step: what there is
+    assert (found.tolist(), temperature) == ([[1.0, 2.0]], 3.0)
+    raw.add_(1)
+    assert found.tolist() == [[1.0, 2.0]]
+    trail.add()
+    raw.add_(2)
+    trail.add(torch.tensor(0.0))
+    raw.fill_(float("nan"))
+    trail.add(torch.tensor(1.0))  # skipped, as a captured step knows it
+    found, temperature = trail.mean()
+    assert (found.tolist(), temperature) == ([[3.0, 4.0]], 3.0)
+    trail.begin()
+    raw.fill_(5.0)
+    trail.add()
+    assert trail.mean()[0].tolist() == [[5.0, 5.0]]
+
+
+def test_a_skipped_step_is_not_in_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[int] = []
+    add, step = Trail.add, Descent._step
+    skipped: list[bool] = []
+
+    def stepped(self: Descent, *args: Any) -> Step:
+        skipped.append(step(self, *args).skipped)
+        return Step(0.0, skipped[-1])
+
+    def adding(self: Trail, *args: Any) -> None:
+        added.append(len(skipped))
+        add(self, *args)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        found = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return found * float("nan") if torch.is_grad_enabled() and len(skipped) in (2, 5) else found
+
+    monkeypatch.setattr(Trail, "add", adding)
+    monkeypatch.setattr(Descent, "_step", stepped)
+    pool, task = zoo(tmp_path, 4)
+    cook(
+        pool, Task(task.model, task.fit, loss=loss), "crossfit", folds=2, steps=10, evaluations=2, guard=False
+    )
+    assert [place for place, one in enumerate(skipped) if one] == [2, 5]
+    assert added == [place for place, one in enumerate(skipped) if not one]

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from stockpot import Result, Soup, Task, cook
+from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
 from zoo import mlp, normed, zoo
@@ -114,6 +115,31 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
         same(whole, attempt(pool, task, variant, store, rest))
         if interval < 0 and at > 2:
             assert rest.seen <= watch.seen - at + 2  # it did not start over (an evaluation may be repeated)
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [({"smooth": False}, "smooth True, now False"), (None, "settings that were not recorded")],
+)
+def test_what_was_learned_one_way_is_not_continued_in_another(
+    tmp_path: Path, changed: dict[str, Any] | None, found: str
+) -> None:
+    pool, task = zoo(tmp_path, 5)
+    method, given = VARIANTS["many retreats"]
+    store = Memory(-1.0)
+    with pytest.raises(KilledError):
+        cook(pool, task, method, store=store, listen=Killer(9), **{**BRIEF, **given})
+    assert store.state is not None
+    if changed is None:  # as before settings were in it
+        values = json.loads(store.state[1])
+        del values["settings"]
+        store.state = (store.state[0], json.dumps(values))
+    before = store.state
+    with pytest.raises(RunError) as caught:
+        cook(pool, task, method, store=store, **{**BRIEF, **given, **(changed or {})})
+    assert found in str(caught.value)
+    assert "--overwrite" in str(caught.value)
+    assert store.state is before
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:

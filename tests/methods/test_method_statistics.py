@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from stockpot import Soup, Task, cook
 from stockpot.events import Listener, ignore
-from stockpot.methods import starts
+from stockpot.methods import guard, starts
 from stockpot.soup import rebuild
 from zoo import fine_tunes, normed, same, samples, write, zoo
 
@@ -84,8 +84,10 @@ def test_a_pool_without_counters_is_cooked_all_the_same(tmp_path: Path) -> None:
     assert "1.num_batches_tracked" not in result.soup.state_dict()
 
 
-def test_candidates_of_a_start_have_statistics_of_a_part_of_the_data_and_soups_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("winner", ["learned", "greedy"])
+@pytest.mark.parametrize("start", ["mean", "greedy", "own-greedy"])
+def test_only_candidates_of_a_folds_own_start_have_statistics_of_a_part_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, winner: str
 ) -> None:
     pool, task = zoo(tmp_path, 4, build=normed)
     limits: list[int | None] = []
@@ -97,10 +99,16 @@ def test_candidates_of_a_start_have_statistics_of_a_part_of_the_data_and_soups_o
 
     monkeypatch.setattr(Task, "recalibrate", watched)
     monkeypatch.setattr(starts, "CALIBRATION", 20)
-    cook(pool, task, "greedy")
+    monkeypatch.setattr(guard.Decision, "winner", property(lambda self: winner))
+    plain = cook(pool, task, "greedy").soup
     assert limits == [None] * len(limits)
     limits.clear()
-    cook(pool, task, "crossfit", folds=2, steps=4, batch_size=16)
-    assert limits[:6] == [20] * 6  # two folds, three candidates each
-    assert limits[6:] == [None] * (len(limits) - 6)
-    assert len(limits) > 6
+    found = cook(pool, task, "crossfit", folds=2, steps=4, batch_size=16, start=start).soup
+    own = 6 if start == "own-greedy" else 0  # two folds, three candidates each
+    assert limits[:own] == [20] * own
+    assert limits[own:] == [None] * (len(limits) - own)
+    assert len(limits) > own
+    if winner == "greedy":
+        assert plain is not None
+        assert found is not None
+        assert torch.equal(found.W[:, 0], plain.W[:, 0])

@@ -156,8 +156,8 @@ class Descent:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rates[self.done] * self.factor
             self.optimizer.step()
-        if self.trail is not None:
-            self.trail.add()
+            if self.trail is not None:
+                self.trail.add()
         self.done += 1
         return Step(value, skipped)
 
@@ -248,31 +248,30 @@ class Descent:
 
 
 class Trail:
-    """Sums over the steps since `begin`, on the device and in place: a captured graph may add to them."""
+    """Sums over the steps taken since `begin`, on the device and in place: a captured graph may add to them."""
 
     def __init__(self, raw: Tensor, temperature: Tensor | None) -> None:
         self._followed = [raw] if temperature is None else [raw, temperature]
-        # And how many steps there were.
-        self.totals = [torch.zeros_like(one, requires_grad=False) for one in self._followed]
-        self.totals.append(torch.zeros((), dtype=raw.dtype, device=raw.device))
+        self._one = torch.ones((), dtype=raw.dtype, device=raw.device)
+        self.totals = [torch.zeros_like(one, requires_grad=False) for one in [*self._followed, self._one]]
 
     def begin(self) -> None:
         for total in self.totals:
             total.zero_()
 
-    def add(self) -> None:
+    def add(self, skipped: Tensor | None = None) -> None:
+        """One step; nothing where this number on the device is not zero."""
         with torch.no_grad():
-            for total, value in zip(self.totals, self._followed, strict=False):
-                total.add_(value)
-            self.totals[-1].add_(1)
+            for total, value in zip(self.totals, [*self._followed, self._one], strict=True):
+                total.add_(
+                    value if skipped is None else torch.where(skipped > 0, torch.zeros_like(value), value)
+                )
 
     def mean(self) -> tuple[Tensor, float | None]:
         """Coefficients, (b, G), and temperature; as they are where no step was taken."""
         *sums, count = self.totals
-        raw, *temperature = (
-            [one / count for one in sums] if count else [one.detach() for one in self._followed]
-        )
-        return raw, float(temperature[0]) if temperature else None
+        found = [one / count for one in sums] if count else [one.detach().clone() for one in self._followed]
+        return found[0], float(found[1]) if len(found) > 1 else None
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         for place, total in enumerate(self.totals):

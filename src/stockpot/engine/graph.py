@@ -123,7 +123,7 @@ class GraphDescent(Descent):
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.trail is not None:
-            self.trail.add()
+            self.trail.add(skipped)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert not parallel.active()

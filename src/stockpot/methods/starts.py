@@ -17,8 +17,9 @@ from stockpot.methods.kitchen import Kitchen
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
 
-# Samples from which running statistics are estimated for a candidate of a start. All of them, for every candidate of
-# every fold, would take most of the time that a network with BatchNorm learns; the soup in the end has all.
+# Samples from which running statistics are estimated for a candidate of a fold's own start. All of them, for every
+# candidate of every fold, would take most of the time that a network with BatchNorm learns. No soup that is returned is
+# chosen like that.
 CALIBRATION = 1024
 
 Start = tuple[int, ...] | None  # the mean of these ingredients; None: of all
@@ -39,8 +40,7 @@ def find(
         case "mean":
             return [None] * len(parts)
         case "greedy":
-            found = greedy_members(kitchen, live, settings, None, "greedy soup", CALIBRATION)
-            return [found] * len(parts)
+            return [greedy_members(kitchen, live, settings, None, "greedy soup")] * len(parts)
         case "own-greedy":
             return [
                 greedy_members(

@@ -19,7 +19,7 @@ from stockpot.methods.visits import Visits
 
 Tell = Callable[..., None]
 
-SLOWEST = 0.5**4  # of the rate: further steps would hardly move
+SLOWEST = 0.5**4  # of the rate, where a fold gives up: smaller steps cost more than they find
 FASTEST = 2.0**10
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stockpot.errors import RunError, describe
 from stockpot.methods.setbacks import Setbacks
 from stockpot.methods.settings import Settings
 from stockpot.methods.state import StateStore
@@ -99,6 +100,7 @@ class Visits:
             "history": self.history,
             "blocks": self.blocks,
             "starts": [None if start is None else list(start) for start in self.starts],
+            "settings": _plain(self._settings),
             "arranged": [arranged.directions, arranged.accumulate, arranged.low_memory],
             "partial": None,
         }
@@ -116,6 +118,7 @@ class Visits:
                 self.save()
             return
         tensors, values = saved
+        _check_same(values.get("settings"), _plain(self._settings))
         self.done = {n.removeprefix("visit."): x for n, x in tensors.items() if n.startswith("visit.")}
         self._values = values["visits"]
         self.history = list(values["history"])
@@ -127,3 +130,30 @@ class Visits:
         if values["partial"] is not None:
             partial = {n.removeprefix("partial."): x for n, x in tensors.items() if n.startswith("partial.")}
             self.partial = (partial, values["partial"])
+
+
+def _plain(settings: Settings) -> dict[str, Any]:
+    """As JSON holds them."""
+    return {
+        name: "a function" if callable(value) else value
+        for name, value in dataclasses.asdict(settings).items()
+    }
+
+
+def _check_same(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """What was learned one way is not continued in another, as after an update that changed a default."""
+    if saved == now:
+        return
+    if saved is None:
+        found = "settings that were not recorded, as earlier versions left them"
+    else:
+        keys = [key for key in now if saved.get(key) != now[key]]
+        found = ", ".join(f"{key} {saved.get(key)!r}, now {now[key]!r}" for key in keys) or "others"
+    raise RunError(
+        describe(
+            "the saved state of an unfinished method",
+            expected="the settings that are to be used now",
+            found=found,
+            fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
+        )
+    )

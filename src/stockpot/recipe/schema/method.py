@@ -146,7 +146,8 @@ class Method(Section):
     )
     smooth: bool | None = Field(
         None,
-        description="Judge, and keep, the mean of the coefficients since the last held-out evaluation. Needs folds.",
+        description="Judge, keep and go back to the mean of what the steps since the last held-out evaluation had:"
+        " coefficients (with a softmax their logits) and temperature. Needs folds.",
     )
     guard: bool | None = Field(
         None,
