@@ -103,7 +103,7 @@ class Problem:
         def at(power: float) -> float:
             return float(functional.cross_entropy(logits * math.exp(power), labels))
 
-        return lowest(at, math.log(0.25), math.log(8.0))
+        return lowest(at, math.log(0.25), math.log(8.0), 16)[1]
 
     def dev_scores(self, a: Tensor) -> Scores:
         """The soup on data that nothing is fitted on."""
@@ -241,8 +241,8 @@ class Problem:
         return out
 
 
-def lowest(value: Callable[[float], float], low: float, high: float, steps: int = 16) -> float:
-    """The smallest value of a convex function between two places: golden sections."""
+def lowest(value: Callable[[float], float], low: float, high: float, steps: int) -> tuple[float, float]:
+    """Where a convex function is smallest between two places, about, and its value: golden sections."""
     share = (math.sqrt(5) - 1) / 2
     left, right = high - share * (high - low), low + share * (high - low)
     at_left, at_right = value(left), value(right)
@@ -255,7 +255,7 @@ def lowest(value: Callable[[float], float], low: float, high: float, steps: int 
             low, left, at_left = left, right, at_right
             right = low + share * (high - low)
             at_right = value(right)
-    return min(at_left, at_right)
+    return (low + high) / 2, min(at_left, at_right)
 
 
 def open_problem(recipe: Any, dev: Data) -> Problem:

@@ -14,7 +14,7 @@ Ideas = dict[str, tuple[Way, int]]  # name -> the learner and its number of fold
 
 
 def eleventh(problem: Problem) -> Ideas:
-    """The eleventh round: the same question, where the rate is so high that it does harm on small zoos, too."""
+    """The eleventh round: the same question, also at rates that are far too high."""
     del problem
     now: dict[str, Any] = {
         "retreat": True, "advance": 1.5, "evaluations": 30, "greedy": True, "slowest": 0.5**6,

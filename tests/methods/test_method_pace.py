@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from stockpot import Task, cook
 from stockpot.engine import Descent
-from stockpot.engine.descent import Step, Trail
+from stockpot.engine.descent import Step
+from stockpot.engine.trail import Trail
 from stockpot.errors import MethodError
 from stockpot.methods.best import Point
 from stockpot.methods.settings import settings_for

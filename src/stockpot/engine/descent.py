@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +14,7 @@ from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.low_memory import Projector
 from stockpot.engine.parametrisation import coefficients, pull_back
+from stockpot.engine.trail import Trail
 from stockpot.task import Data
 
 
@@ -245,37 +245,6 @@ class Descent:
                 _, number, key = name.split(".", 2)
                 saved["state"].setdefault(int(number), {})[key] = tensor.clone()
         self.optimizer.load_state_dict(saved)
-
-
-class Trail:
-    """Sums over the steps taken since `begin`, on the device and in place: a captured graph may add to them."""
-
-    def __init__(self, raw: Tensor, temperature: Tensor | None) -> None:
-        self._followed = [raw] if temperature is None else [raw, temperature]
-        self._one = torch.ones((), dtype=raw.dtype, device=raw.device)
-        self.totals = [torch.zeros_like(one, requires_grad=False) for one in [*self._followed, self._one]]
-
-    def begin(self) -> None:
-        for total in self.totals:
-            total.zero_()
-
-    def add(self, skipped: Tensor | None = None) -> None:
-        """One step; nothing where this number on the device is not zero."""
-        with torch.no_grad():
-            for total, value in zip(self.totals, [*self._followed, self._one], strict=True):
-                total.add_(
-                    value if skipped is None else torch.where(skipped > 0, torch.zeros_like(value), value)
-                )
-
-    def mean(self) -> tuple[Tensor, float | None]:
-        """Coefficients, (b, G), and temperature; as they are where no step was taken."""
-        *sums, count = self.totals
-        found = [one / count for one in sums] if count else [one.detach().clone() for one in self._followed]
-        return found[0], float(found[1]) if len(found) > 1 else None
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        for place, total in enumerate(self.totals):
-            total.copy_(tensors[f"trail.{place}"])
 
 
 def learning_rates(choices: Choices, steps: int) -> list[float]:
