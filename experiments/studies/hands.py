@@ -140,6 +140,8 @@ class Crew:
 
 
 def main() -> None:
+    # Also where whoever started all this ignores it, as `nohup` in the background does: it is how runs are stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     answers, errands = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)  # an errand that asks for input gets none
