@@ -88,7 +88,8 @@ def inspect(
             recipe,
             {"key": key, "rename": prefixes or None, "mixed_dtypes": mixed_dtypes, "listen": listen},
         )
-        found = survey(opened, limit, listen)
+        nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
+        found = survey(opened, limit, listen, nonfinite=nonfinite)
         if recipe is not None:
             against_model(found, opened, recipe)
     if as_json:

@@ -75,6 +75,10 @@ def _distance(value: float | None) -> str:
 
 def _peculiarities(found: Mapping[str, Any]) -> None:
     lines = []
+    if found["dropped"]:
+        lines.append(
+            f"left out: {_some(found['dropped'])}, not finite, as the recipe says (pool.nonfinite: drop)"
+        )
     if found["outlier"] is not None:
         far = any(entry["to_mean"] is not None for entry in found["ingredients"])
         why = (

@@ -22,14 +22,22 @@ from stockpot.run.scores import number
 from stockpot.task.checks import differences
 
 
-def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> dict[str, Any]:
-    """Reads every checkpoint three times at most: for its digest, for NaN, for the distances."""
-    facts = pool.facts(listen)
+def survey(
+    pool: Pool, budget: int | None = None, listen: Listener = ignore, *, nonfinite: str = "refuse"
+) -> dict[str, Any]:
+    """Reads every checkpoint three times at most: for its digest, for NaN, for the distances.
+
+    `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
+    """
     problems: list[str] = []
     try:
-        pool.verify_finite(listen)
+        if nonfinite == "drop":
+            pool = pool.drop_nonfinite(listen)
+        elif nonfinite == "refuse":
+            pool.verify_finite(listen)
     except PoolError as error:
         problems.append(str(error))
+    facts = pool.facts(listen)
     found: dict[str, Any] = {
         "ingredients": [
             {
@@ -52,6 +60,7 @@ def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> 
         ),
         "frozen": sorted(facts.frozen),
         "tied": [list(names) for names in facts.tied],
+        "dropped": list(pool.dropped),
         "duplicates": [[pool.names[k] for k in group] for group in facts.duplicates],
         "distances": None,
         "outlier": None,
