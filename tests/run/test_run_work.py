@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stockpot import cook
+from stockpot import __version__, cook
 from stockpot.errors import RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.methods.settings import METHODS, Settings, settings_for
@@ -185,6 +185,44 @@ def test_other_report_data_is_refused_also_when_only_some_methods_were_scored(tm
     assert re.search(
         r"the content of the report data: fingerprint [0-9a-f]{12} -> [0-9a-f]{12}", str(caught.value)
     )
+
+
+def test_other_defaults_are_refused_whether_a_method_is_finished_or_not(tmp_path: Path) -> None:
+    """As after an update: the recipe is the same, what it means is not."""
+    pool, task = toy(tmp_path)
+
+    def stop(event: Event) -> None:
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        cooked(tmp_path / "run", pool, task, settings("greedy", "hl+"), stop)
+    before = files(tmp_path / "run")
+    assert "methods/greedy/result.json" in before
+    for changed in (
+        {**settings("greedy"), **settings("hl+", lr=0.5)},
+        {**settings("greedy", seed=1), **settings("hl+")},
+    ):
+        with pytest.raises(RunError) as caught:
+            cooked(tmp_path / "run", pool, task, changed)
+        text = str(caught.value)
+        assert "expected the settings this run was started with, found other defaults of stockpot" in text
+        assert re.search(r"What differs:\n    (hl\+\.lr: 0\.01 -> 0\.5|greedy\.seed: 0 -> 1)$", text)
+        assert files(tmp_path / "run") == before
+    run = tmp_path / "run" / "run.json"
+    run.write_text(run.read_text().replace(f'"stockpot": "{__version__}"', '"stockpot": "0.0.1"'))
+    with pytest.raises(RunError, match=rf"\(begun by stockpot 0\.0\.1, this is {re.escape(__version__)}\)"):
+        cooked(tmp_path / "run", pool, task, settings("greedy", "hl+", lr=0.5))
+    assert set(cooked(tmp_path / "run", pool, task, settings("greedy", "hl+")).reused) == {"greedy"}
+
+
+def test_a_method_that_comes_along_later_is_no_other_setting(tmp_path: Path) -> None:
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings("uniform"))
+    with contextlib.suppress(RunError):  # the report data was looked at
+        cooked(tmp_path / "run", pool, task, settings("uniform", "hl+"))
+    with pytest.raises(RunError, match=r"hl\+\.lr: 0\.01 -> 0\.5"):
+        cooked(tmp_path / "run", pool, task, settings("uniform", "hl+", lr=0.5))
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ from stockpot.methods.settings import LEARNED, Settings
 from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
-from stockpot.run.directory import RESULTS, RunDirectory, refused
+from stockpot.run.directory import RESULTS, RunDirectory
 from stockpot.run.ingredients import keep_scores, restore_scores, write_pool
 from stockpot.run.records import MethodRecord
+from stockpot.run.sameness import same_code, same_fit_data, same_report_data, same_settings
 from stockpot.run.state import INTERVAL, DiskStore
 from stockpot.run.verdict import BASELINE, recommended, verdict
 from stockpot.soup.files import MAX_SHARD
 from stockpot.task import Task
-from stockpot.task.fingerprint import fingerprint
 
 # Events at which the ingredients' files are looked at again: a block is loaded, a method begins or ends.
 _LOOK = ("method", "block", "built", "cooked", "report")
@@ -77,8 +77,9 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
         if event.kind in _LOOK:
             job.pool.verify_unchanged()
 
-    _same_code(directory, job)
-    _same_data(directory, job.task)
+    same_code(directory, job.code)
+    same_settings(directory, job.settings)
+    same_fit_data(directory, job.task)
     kitchen = Kitchen(job.pool, job.task, listen=tell, directions=kept(job.settings), **job.layout)
     write_pool(directory, job.pool, kitchen.layout("model"), tell)
     restore_scores(directory, kitchen)
@@ -108,7 +109,7 @@ def _run_job(directory: RunDirectory, job: Job, listen: Listener) -> Outcome:
         raise next(iter(failed.values())) if job.wanted is None else failed[job.wanted]
     points = _grow(directory, job, kitchen, done, tell) if job.growth else {}
     if job.task.has_report:
-        _same_report_data(directory, job.task)
+        same_report_data(directory, job.task)
         done, points = _report(kitchen, job.pool, done, points)
     choice = job.wanted if job.wanted is not None else recommended(done)
     sentence = verdict(done, choice, str(directory.run["metric"]), len(job.pool))
@@ -136,34 +137,6 @@ def _outlook(job: Job) -> dict[str, dict[str, int]]:
         "blocks": {name: blocks(job, name, s) for name, s in job.settings.items()},
         "folds": {name: s.folds for name, s in job.settings.items()},
     }
-
-
-def _same_data(directory: RunDirectory, task: Task) -> None:
-    _same(directory, "fit_digest", fingerprint(task.fit), "fitting data")
-
-
-def _same_code(directory: RunDirectory, job: Job) -> None:
-    earlier, now = directory.run.get("code"), dict(job.code)
-    if earlier is None:
-        directory.note(code=now)
-        return
-    changed = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
-    if changed:
-        found = [f"what {name} does" for name in changed]
-        raise refused(directory.path, "the code this run was started with", "other code", found)
-
-
-def _same_report_data(directory: RunDirectory, task: Task) -> None:
-    _same(directory, "report_digest", task.report_fingerprint(), "report data")
-
-
-def _same(directory: RunDirectory, key: str, now: str | None, what: str) -> None:
-    earlier = directory.run.get(key)
-    if earlier is None:
-        directory.note(**{key: now})
-    elif earlier != now:
-        found = [f"the content of the {what}: fingerprint {earlier[:12]} -> {str(now)[:12]}"]
-        raise refused(directory.path, f"the {what} this run was started with", "other samples", found)
 
 
 def _decide(

@@ -1,0 +1,67 @@
+"""A run that is continued must be the run that was begun: the same code, settings and data, or it is refused.
+
+What a run began with is noted in run.json the first time, and compared every time after. The recipe is compared in
+run/directory.py, the ingredients in run/ingredients.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stockpot._version import __version__
+from stockpot.methods.settings import Settings
+from stockpot.run.differences import differences
+from stockpot.run.directory import RunDirectory, refused
+from stockpot.run.records import settings_json
+from stockpot.task import Task
+from stockpot.task.fingerprint import fingerprint
+
+
+def same_code(directory: RunDirectory, now: Mapping[str, str]) -> None:
+    """Of the user's own files, by their digests."""
+    earlier = directory.run.get("code")
+    if earlier is None:
+        directory.note(code=dict(now))
+        return
+    changed = [name for name in sorted({*earlier, *now}) if earlier.get(name) != now.get(name)]
+    if changed:
+        found = [f"what {name} does" for name in changed]
+        raise refused(directory.path, "the code this run was started with", "other code", found)
+
+
+def same_settings(directory: RunDirectory, settings: Mapping[str, Settings]) -> None:
+    """A recipe says what differs from the defaults, so with another version of stockpot it can mean something else."""
+    now = {name: settings_json(one) for name, one in settings.items()}
+    earlier = directory.run.get("settings") or {}
+    changed = differences(
+        {name: earlier[name] for name in now if name in earlier},
+        {name: now[name] for name in now if name in earlier},
+    )
+    if changed:
+        begun = str(directory.run.get("stockpot"))
+        versions = f" (begun by stockpot {begun}, this is {__version__})" if begun != __version__ else ""
+        raise refused(
+            directory.path,
+            "the settings this run was started with",
+            f"other defaults of stockpot{versions}",
+            changed,
+        )
+    if not now.keys() <= earlier.keys():
+        directory.note(settings={**earlier, **now})
+
+
+def same_fit_data(directory: RunDirectory, task: Task) -> None:
+    _same_data(directory, "fit_digest", fingerprint(task.fit), "fitting data")
+
+
+def same_report_data(directory: RunDirectory, task: Task) -> None:
+    _same_data(directory, "report_digest", task.report_fingerprint(), "report data")
+
+
+def _same_data(directory: RunDirectory, key: str, now: str | None, what: str) -> None:
+    earlier = directory.run.get(key)
+    if earlier is None:
+        directory.note(**{key: now})
+    elif earlier != now:
+        found = [f"the content of the {what}: fingerprint {earlier[:12]} -> {str(now)[:12]}"]
+        raise refused(directory.path, f"the {what} this run was started with", "other samples", found)
