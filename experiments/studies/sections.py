@@ -46,7 +46,8 @@ SECTIONS = (
         "Test accuracy is the mean over the seeds, *over seeds* the largest minus the smallest of them; where the study"
         f" `seeds` was run, {DEFAULT} has more. An epoch is one pass over the fitting data (samples learned from"
         " or evaluated, over their number); time per epoch is the construction time over the epochs, so it holds"
-        " everything a method does. Times and memory are of seed 0. In the paper's columns: accuracy (time per epoch x"
+        f" everything a method does. Of {DEFAULT} only what is learned from is counted, not the search for its starts."
+        " Times and memory are of seed 0. In the paper's columns: accuracy (time per epoch x"
         " epochs, construction time, peak memory). Its ViT-L/14 on ImageNet with K = 8 has no zoo beside it;"
         " [experiments/paper](../experiments/paper/) has the recipe.",
         ("main", "seeds"),
@@ -133,7 +134,7 @@ SECTIONS = (
         "sensitivity",
         "Sensitivity to learning rate and steps",
         f"{DEFAULT} with nothing else changed, and {PAPER} with the paper's settings beside it. Test accuracy in %,"
-        " seed 0; changes as above.",
+        " of seed 0, or the mean of several where the row says so; changes are of seed 0, as above.",
         ("main", "rates", "steps", "inner"),
         tables.sensitivity,
         f"Test accuracy of {DEFAULT} and {PAPER} over learning rates and steps, with 95 % intervals; {PAPER}'s of an"
