@@ -205,14 +205,16 @@ def test_equal_scores_keep_the_learned_soup(tmp_path: Path) -> None:
     assert guard(cook(pool, task, "crossfit", **BRIEF))["winner"] == "learned"
 
 
-def noisy(folder: Path, models: int = 12, count: int = 60) -> tuple[Pool, Task]:
+def noisy(folder: Path, models: int = 12, count: int = 60, seed: int = 1) -> tuple[Pool, Task]:
     """Labels that nothing can know: whatever is chosen on them owes its score to luck."""
     x, _ = samples(count)
-    y = torch.randint(0, 3, (count,), generator=torch.Generator().manual_seed(1))
+    y = torch.randint(0, 3, (count,), generator=torch.Generator().manual_seed(seed))
     return write(folder, fine_tunes(mlp, models, steps=3)), Task(mlp(), (x, y))
 
 
-def test_what_a_start_owes_to_luck_is_taken_off(tmp_path: Path) -> None:
+def test_what_a_start_owes_to_luck_is_taken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whether it could matter hangs on the models, which come out differently on another processor.
+    monkeypatch.setattr(guarding, "could_change", lambda *_: True)
     pool, task = noisy(tmp_path, count=30)
     settings = {**BRIEF, "start": "greedy", "lr": 1e-9}  # what was learned is where it began
     events: list[Event] = []
@@ -224,7 +226,6 @@ def test_what_a_start_owes_to_luck_is_taken_off(tmp_path: Path) -> None:
     lucky = task.score().mean
     assert result.held_out.mean == lucky
     assert decision["flattered"] == []
-    assert decision["flattery"] > 0.02
     assert decision["held_out"]["learned"] == pytest.approx(lucky - decision["flattery"])
     # Chosen without the samples it is scored on, greedy is worth as much: the same soup, by the same standard.
     assert decision["held_out"]["greedy"] == pytest.approx(decision["held_out"]["learned"])
@@ -235,6 +236,16 @@ def test_what_a_start_owes_to_luck_is_taken_off(tmp_path: Path) -> None:
     with kitchen.live(kitchen.layout("tensor")) as live:
         elsewhere = guarding.cross_fitted_greedy(kitchen, live, chosen, task.fit.folds(3, 0))
     assert decision["held_out"]["greedy"] == float(elsewhere.mean())
+
+
+def test_what_is_chosen_on_noise_is_flattered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarding, "could_change", lambda *_: True)
+    settings = {**BRIEF, "start": "greedy", "lr": 1e-9}
+    found = []
+    for seed in range(6):  # one draw of the labels could be unlucky
+        pool, task = noisy(tmp_path / str(seed), count=30, seed=seed)
+        found.append(guard(cook(pool, task, "crossfit", **settings))["flattery"])
+    assert sum(found) / len(found) > 0.04
 
 
 def test_luck_no_longer_hides_that_something_simpler_is_better(
