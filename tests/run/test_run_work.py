@@ -216,6 +216,19 @@ def test_other_defaults_are_refused_whether_a_method_is_finished_or_not(tmp_path
     assert set(cooked(tmp_path / "run", pool, task, settings("greedy", "hl+")).reused) == {"greedy"}
 
 
+@pytest.mark.parametrize("key", ["code", "settings", "fit_digest", "report_digest"])
+@pytest.mark.parametrize("value", [5, [1], True])
+def test_a_damaged_note_of_what_a_run_began_with_is_named(tmp_path: Path, key: str, value: object) -> None:
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings("best"))
+    run = tmp_path / "run" / "run.json"
+    run.write_text(json.dumps({**json.loads(run.read_text()), key: value}))
+    with pytest.raises(
+        RunError, match=rf"run\.json: expected {key} as this run began with, found a value of type"
+    ):
+        cooked(tmp_path / "run", pool, task, settings("best"))
+
+
 def test_a_method_that_comes_along_later_is_no_other_setting(tmp_path: Path) -> None:
     pool, task = toy(tmp_path)
     cooked(tmp_path / "run", pool, task, settings("uniform"))

@@ -7,19 +7,23 @@ run/directory.py, the ingredients in run/ingredients.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from stockpot._version import __version__
+from stockpot.errors import RunError, describe
 from stockpot.methods.settings import Settings
 from stockpot.run.differences import differences
-from stockpot.run.directory import RunDirectory, refused
+from stockpot.run.directory import RUN, RunDirectory, refused
 from stockpot.run.records import settings_json
 from stockpot.task import Task
 from stockpot.task.fingerprint import fingerprint
 
+_T = TypeVar("_T")
+
 
 def same_code(directory: RunDirectory, now: Mapping[str, str]) -> None:
     """Of the user's own files, by their digests."""
-    earlier = directory.run.get("code")
+    earlier = _noted(directory, "code", dict)
     if earlier is None:
         directory.note(code=dict(now))
         return
@@ -32,7 +36,7 @@ def same_code(directory: RunDirectory, now: Mapping[str, str]) -> None:
 def same_settings(directory: RunDirectory, settings: Mapping[str, Settings]) -> None:
     """A recipe says what differs from the defaults, so with another version of stockpot it can mean something else."""
     now = {name: settings_json(one) for name, one in settings.items()}
-    earlier = directory.run.get("settings") or {}
+    earlier = _noted(directory, "settings", dict) or {}
     changed = differences(
         {name: earlier[name] for name in now if name in earlier},
         {name: now[name] for name in now if name in earlier},
@@ -59,9 +63,24 @@ def same_report_data(directory: RunDirectory, task: Task) -> None:
 
 
 def _same_data(directory: RunDirectory, key: str, now: str | None, what: str) -> None:
-    earlier = directory.run.get(key)
+    earlier = _noted(directory, key, str)
     if earlier is None:
         directory.note(**{key: now})
     elif earlier != now:
         found = [f"the content of the {what}: fingerprint {earlier[:12]} -> {str(now)[:12]}"]
         raise refused(directory.path, f"the {what} this run was started with", "other samples", found)
+
+
+def _noted(directory: RunDirectory, key: str, kind: type[_T]) -> _T | None:
+    """What run.json says, or None where it says nothing yet."""
+    value = directory.run.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise RunError(
+            describe(
+                str(directory.path / RUN),
+                expected=f"{key} as this run began with",
+                found=f"a value of type {type(value).__name__}",
+                fix="restore the file from a copy, or start again with another output directory",
+            )
+        )
+    return value
