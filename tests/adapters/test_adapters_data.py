@@ -18,6 +18,7 @@ from stockpot.adapters.data.pictures import decode, prepare
 from stockpot.adapters.data.splits import cut, stratified_order
 from stockpot.adapters.inputs import ImageInput, Normalise
 from stockpot.errors import DataError
+from stockpot.events import Event
 
 PIL = pytest.importorskip("PIL.Image")
 
@@ -88,6 +89,19 @@ def test_class_order_comes_from_the_recipe_then_the_model_then_the_data() -> Non
     assert encode(column, model_names=("pos", "neg", "x"))["fit"].tolist() == [0, 1]
     assert encode(column, model_names=("good", "bad"))["fit"].tolist() == [1, 0]
     assert encode(column, classes=("x", "neg", "pos"), model_names=("pos", "neg"))["fit"].tolist() == [2, 1]
+
+
+def test_a_class_order_that_nobody_gave_is_told() -> None:
+    """A head with another order would be scored on wrong labels, and soups learn even those."""
+    column = {"fit": ["pos", "neg"]}
+    told: list[Event] = []
+    encode(column, model_names=("pos", "neg"), listen=told.append)
+    encode(column, classes=("pos", "neg"), listen=told.append)
+    encode({"fit": ["1", "0"]}, listen=told.append)
+    assert told == []
+    encode(column, listen=told.append)
+    encode(column, model_names=("good", "bad"), listen=told.append)
+    assert told == [Event("classes", {"names": ["neg", "pos"]})] * 2
 
 
 def test_numbers_stay_numbers_also_as_text() -> None:

@@ -80,6 +80,17 @@ def test_json_is_one_document_with_the_same_numbers(
     assert [point["models"] for point in growth["crossfit"]] == [2, 4]
 
 
+def test_evaluate_refuses_weights_that_are_not_finite(folder: Path, stockpot: Stockpot) -> None:
+    file = folder / "pool" / "model_1.safetensors"
+    state = load_file(file)
+    state["0.bias"][0] = float("nan")
+    save_file(state, file)
+    refused = stockpot("evaluate", file, folder / "recipe.yaml")
+    assert (refused.code, refused.out) == (1, "")
+    assert "not finite" in refused.err
+    assert "0.bias" in refused.err
+
+
 def test_evaluate_agrees_with_the_table(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
     soup = kitchen / "run" / "methods" / "crossfit" / "soup"
     recorded = json.loads((kitchen / "run" / "methods" / "crossfit" / "result.json").read_text())

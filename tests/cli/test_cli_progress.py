@@ -45,6 +45,16 @@ def test_blocks_and_folds_are_named_where_there_are_several(about: dict[str, Any
     assert activity.text == text
 
 
+def test_classes_become_a_line() -> None:
+    told = Activity().hear(Event("classes", {"names": ["ripe", "rotten"]}))
+    assert told == (
+        "classes in alphabetical order: ripe = 0, rotten = 1 (another order of the model's outputs: data.classes)"
+    )
+    told = Activity().hear(Event("classes", {"names": [f"c{k}" for k in range(10)]}))
+    assert told is not None
+    assert "c7 = 7 and 2 more (" in told
+
+
 def test_failures_and_trials_become_lines() -> None:
     activity = Activity()
     assert activity.hear(Event("failed", {"method": "hl", "error": "too warm"})) == "hl: failed: too warm"

@@ -44,6 +44,8 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"method": {"bloc_size": 3}}, "method.bloc_size: unknown key; did you mean block_size?"),
         ({"metod": {}}, "metod: unknown key; did you mean method?"),
         ({"lr": 0.1}, "lr: unknown key; did you mean method.lr?"),
+        ({"seed": 0}, "seed: unknown key; did you mean output.seed?"),
+        ({"method": {"learning_rate": 1}}, "method.learning_rate: unknown key; did you mean lr?"),
         ({"zzz": 1}, "zzz: unknown key; known here: base, pool, model, data, method, finetune, output"),
         ({"method": {"name": "crossfitt"}}, "found 'crossfitt'; did you mean 'crossfit'?"),
         ({"method": {"methods": ["hl", "gredy"]}}, "method.methods.1: expected one of best, uniform"),
@@ -135,6 +137,13 @@ def test_all_problems_come_in_one_error() -> None:
     assert text.splitlines()[0] == "recipe: 4 problems"
     for path in ("pool.kee", "method.lr", "method.name", "output.seeed"):
         assert f"\n  {path}: " in text
+
+
+def test_a_list_of_wrong_words_is_not_also_too_short() -> None:
+    text = refusal(method={"methods": ["crosfit"]})
+    assert "did you mean 'crossfit'?" in text
+    assert "at least" not in text
+    assert "at least 1 item" in refusal(method={"methods": []})
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,22 @@ def test_the_outlier_stands_out_and_equals_do_not() -> None:
     assert of(1.0, 9.0) is None  # two cannot say who is out
 
 
+def test_who_has_no_kin_is_named_and_fine_tunes_are_not(tmp_path: Path) -> None:
+    kin = fine_tunes(mlp, 3)
+    torch.manual_seed(7)
+    alone = {name: torch.randn_like(value) for name, value in kin[0].items()}
+    pool = write(tmp_path / "mixed", [kin[0], alone, *kin[1:]])
+    assert distances(pool, layout_of(pool, "model")).strangers() == [1]
+    pool = write(tmp_path / "one", kin)
+    assert distances(pool, layout_of(pool, "model")).strangers() == []
+    far = [{name: torch.randn_like(value) for name, value in kin[0].items()} for _ in range(3)]
+    pool = write(tmp_path / "none", far)
+    assert distances(pool, layout_of(pool, "model")).strangers() == [0, 1, 2]
+    kin[1]["0.weight"][0, 0] = float("nan")
+    pool = write(tmp_path / "nan", kin)
+    assert distances(pool, layout_of(pool, "model")).strangers() == []
+
+
 def test_who_is_not_finite_is_the_one_that_stands_out(tmp_path: Path) -> None:
     states = fine_tunes(mlp, 5)
     next(iter(states[3].values())).view(-1)[0] = float("nan")

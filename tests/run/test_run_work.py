@@ -207,7 +207,9 @@ def test_other_defaults_are_refused_whether_a_method_is_finished_or_not(tmp_path
             cooked(tmp_path / "run", pool, task, changed)
         text = str(caught.value)
         assert "expected the settings this run was started with, found other defaults of stockpot" in text
-        assert re.search(r"What differs:\n    (hl\+\.lr: 0\.01 -> 0\.5|greedy\.seed: 0 -> 1)$", text)
+        assert re.search(
+            r"What differs:\n    (hl\+\.lr: 0\.01 -> 0\.5|greedy\.seed: 0 -> 1)\n  Nothing", text
+        )
         assert files(tmp_path / "run") == before
     run = tmp_path / "run" / "run.json"
     run.write_text(run.read_text().replace(f'"stockpot": "{__version__}"', '"stockpot": "0.0.1"'))
@@ -227,6 +229,23 @@ def test_a_damaged_note_of_what_a_run_began_with_is_named(tmp_path: Path, key: s
         RunError, match=rf"run\.json: expected {key} as this run began with, found a value of type"
     ):
         cooked(tmp_path / "run", pool, task, settings("best"))
+
+
+def test_what_finished_methods_were_done_with_counts_where_the_run_does_not_say(tmp_path: Path) -> None:
+    """Runs that were begun before run.json had settings."""
+    pool, task = toy(tmp_path)
+    cooked(tmp_path / "run", pool, task, settings("hl+"))
+    run = tmp_path / "run" / "run.json"
+    about = json.loads(run.read_text())
+    del about["settings"]
+    run.write_text(json.dumps(about))
+    with pytest.raises(RunError, match=r"hl\+\.lr: 0\.01 -> 0\.5"):
+        cooked(tmp_path / "run", pool, task, settings("hl+", lr=0.5))
+    assert cooked(tmp_path / "run", pool, task, settings("hl+")).reused == ("hl+",)
+    result = tmp_path / "run" / "methods" / "hl-plus" / "result.json"
+    result.write_text(json.dumps({**json.loads(result.read_text()), "settings": 5}))
+    with pytest.raises(RunError, match=r"result\.json: expected a file of a run record"):
+        cooked(tmp_path / "run", pool, task, settings("hl+"))
 
 
 def test_a_method_that_comes_along_later_is_no_other_setting(tmp_path: Path) -> None:

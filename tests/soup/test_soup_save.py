@@ -113,15 +113,19 @@ def test_changed_ingredients_are_refused(tmp_path: Path) -> None:
         in text
     )
     assert f"model_1 ({changed.resolve()}): sha256 {digest[:16]}..." in text
-    assert "Fix: restore the original checkpoints, or say where they are now: ingredients=, or --pool" in text
+    assert "Fix: restore the original checkpoints, or say where they are now: --pool, or ingredients=" in text
+    assert all(line.strip(" .") for line in text.splitlines())
     assert not (tmp_path / "again").exists()
 
 
 def test_missing_ingredients_are_named(tmp_path: Path) -> None:
     saved = some_soup(write(tmp_path / "pool", fine_tunes(mlp, 3))).save(tmp_path / "soup")
     (tmp_path / "pool" / "model_2.safetensors").unlink()
-    with pytest.raises(PoolError, match=r"model_2\.safetensors"):
+    with pytest.raises(PoolError, match=r"model_2\.safetensors[\s\S]*moved, say where they are now: --pool"):
         Soup.load(saved)
+    with pytest.raises(PoolError, match="nowhere") as caught:
+        Soup.load(saved, ingredients=tmp_path / "nowhere")
+    assert "--pool" not in str(caught.value)  # said already
 
 
 def test_shards_have_an_index_and_are_a_model_directory(tmp_path: Path) -> None:

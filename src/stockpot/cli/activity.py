@@ -9,6 +9,7 @@ from stockpot.events import Event
 from stockpot.report import words
 
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
+_CLASSES = 8  # named in one line
 
 
 class Activity:
@@ -28,6 +29,7 @@ class Activity:
         self._trials = 0
         self._handlers: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
             "progress": self._progress,
+            "classes": self._classes,
             "start": self._start,
             "reused": self._reused,
             "method": self._method_begins,
@@ -59,6 +61,12 @@ class Activity:
     def _progress(self, data: Mapping[str, Any]) -> None:
         what = _NAMES.get(data["what"], data["what"])
         self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
+
+    def _classes(self, data: Mapping[str, Any]) -> str:
+        names = data["names"]
+        shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
+        more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
+        return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
 
     # Cooking.
 

@@ -29,7 +29,9 @@ def compare(
     """Cook by every method, on one pool and one set of data, and compare.
 
     All methods decide before the report data is touched. Called again, it continues where it was; finished
-    methods are not repeated.
+    methods are not repeated. With another recipe or other data it refuses to, and says what differs.
+
+    Methods: best, uniform, greedy, ensemble, learned, learned+, hl, hl+, mehl, mehl+, crossfit.
 
     Examples:
 

@@ -16,7 +16,8 @@ def cook(
 ) -> None:
     """Cook one soup by the recipe's method.
 
-    Called again after an interruption, it continues where it was.
+    The method is `method.name`: crossfit (the default), best, uniform, greedy, learned, learned+, hl, hl+, mehl,
+    mehl+. Called again after an interruption, it continues where it was.
 
     Examples:
 

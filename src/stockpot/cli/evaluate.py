@@ -54,6 +54,7 @@ def evaluate(
     from stockpot.cli.drawing import drawing
     from stockpot.cli.shell import document, say
     from stockpot.methods.reporting import report_weights
+    from stockpot.pool.finite import verify_finite
     from stockpot.recipe.build import build_task
     from stockpot.report.words import Metric
     from stockpot.run.scores import encode
@@ -62,6 +63,7 @@ def evaluate(
     checkpoint = _open(weights, wanted)
     with drawing() as listen:
         task = build_task(wanted, listen)
+        verify_finite([checkpoint], listen)
         _load(task, checkpoint)
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)

@@ -87,6 +87,11 @@ def _peculiarities(found: Mapping[str, Any]) -> None:
             else "is not finite, and so nothing is near the mean"
         )
         lines.append(f"outlier: {found['outlier']} {why}")
+    if found["strangers"]:
+        lines.append(
+            f"no kin: {_some(found['strangers'])}, farther from every other ingredient than from zero;"
+            " not a fine-tune of the same model?"
+        )
     if found["frozen"]:
         lines.append(f"frozen: {_some(found['frozen'])} equal in all ingredients; copied, not mixed")
     lines += [f"tied: {_some(names)} hold one tensor; mixed once" for names in found["tied"]]

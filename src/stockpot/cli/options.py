@@ -15,7 +15,9 @@ RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The rec
 Overrides = Annotated[
     list[str],
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Replace a value of the recipe, such as `method.lr=0.02`."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the recipe, such as `method.lr=0.02`. `stockpot schema` lists all keys.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
@@ -23,7 +25,12 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace another run in that directory.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Remove the run that is in that directory, with its results, and start anew."
+    ),
+]
 
 
 def title_of(recipe: Path) -> str:

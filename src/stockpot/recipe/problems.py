@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,8 @@ _NOUNS = {
     "tuple": "a list",
     "model": "a mapping",
 }
+# What other libraries call a key of ours.
+_USUAL = {"learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes"}
 _LIMITS = {
     "greater_than_equal": (">=", "ge"),
     "greater_than": (">", "gt"),
@@ -30,8 +33,16 @@ _LIMITS = {
 
 def problems(error: ValidationError) -> list[str]:
     """One line per problem, in the order of the recipe."""
-    lines = [_line(dict(found)) for found in error.errors(include_url=False)]
+    errors: list[dict[str, Any]] = [dict(found) for found in error.errors(include_url=False)]
+    lines = [_line(found) for found in errors if not _echoes(found, errors)]
     return list(dict.fromkeys(lines))
+
+
+def _echoes(found: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
+    """A list whose items were refused is also called too short."""
+    place = found["loc"]
+    inside = any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in others)
+    return found["type"] == "too_short" and inside
 
 
 def _line(found: dict[str, Any]) -> str:
@@ -113,7 +124,9 @@ def _suggest(key: str, section: type[BaseModel] | None) -> str:
     close = nearest(key, known)
     if close is not None:
         return f"did you mean {close}?"
-    for name, field in Recipe.model_fields.items():
+    if section is not None and (usual := _USUAL.get(key)) in known:
+        return f"did you mean {usual}?"
+    for name, field in sorted(Recipe.model_fields.items(), key=lambda item: item[0] != "output"):
         other = _model_in(field.annotation)
         if other is not None and key in other.model_fields:
             return f"did you mean {name}.{key}?"

@@ -248,15 +248,18 @@ def _nothing_cooked(path: Path) -> bool:
     return not any((path / name).exists() for name in kept)
 
 
-def refused(path: Path, expected: str, found: str, differing: Sequence[str]) -> RunError:
-    """A run directory that cannot be continued, with the difference shown."""
+def refused(
+    path: Path, expected: str, found: str, differing: Sequence[str], last: str | None = None
+) -> RunError:
+    """A run directory that cannot be continued, with the difference shown, and a last word."""
     message = describe(
         f"output directory {path}",
         expected=expected,
         found=found,
         fix="choose another directory with --out, or replace that run with --overwrite",
     )
-    return RunError("\n".join([message, "  What differs:", *(f"    {line}" for line in differing)]))
+    lines = [message, "  What differs:", *(f"    {line}" for line in differing)]
+    return RunError("\n".join([*lines, *([] if last is None else [f"  {last}"])]))
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,16 @@ class Distances:
         ).tolist()
         k = int(finite.argmax())
         return k if float(finite[k]) > max(high + 3 * (high - low), 1.5 * middle) else None
+
+    def strangers(self) -> list[int]:
+        """Ingredients whose nearest neighbour is farther away than zero is: no two fine-tunes of one model are so.
+
+        Models of two random starts are about 1.4 times their own length apart, fine-tunes a fraction of it.
+        """
+        if len(self.norms) < 2:
+            return []
+        nearest = (self.pairs + torch.diag(torch.full_like(self.norms, math.inf))).min(dim=1).values
+        return (nearest > self.norms).nonzero().flatten().tolist()  # NaN is no stranger
 
 
 def distances(pool: Pool, layout: Layout, listen: Listener = ignore) -> Distances:

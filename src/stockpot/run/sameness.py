@@ -6,15 +6,16 @@ run/directory.py, the ingredients in run/ingredients.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from stockpot._version import __version__
 from stockpot.errors import RunError, describe
 from stockpot.methods.settings import Settings
 from stockpot.run.differences import differences
 from stockpot.run.directory import RUN, RunDirectory, refused
-from stockpot.run.records import settings_json
+from stockpot.run.reading import read_json, readable
+from stockpot.run.records import RESULT, settings_json
 from stockpot.task import Task
 from stockpot.task.fingerprint import fingerprint
 
@@ -36,7 +37,8 @@ def same_code(directory: RunDirectory, now: Mapping[str, str]) -> None:
 def same_settings(directory: RunDirectory, settings: Mapping[str, Settings]) -> None:
     """A recipe says what differs from the defaults, so with another version of stockpot it can mean something else."""
     now = {name: settings_json(one) for name, one in settings.items()}
-    earlier = _noted(directory, "settings", dict) or {}
+    noted = _noted(directory, "settings", dict) or {}
+    earlier = {**_finished(directory, now), **noted}
     changed = differences(
         {name: earlier[name] for name in now if name in earlier},
         {name: now[name] for name in now if name in earlier},
@@ -49,9 +51,21 @@ def same_settings(directory: RunDirectory, settings: Mapping[str, Settings]) -> 
             "the settings this run was started with",
             f"other defaults of stockpot{versions}",
             changed,
+            "Nothing was touched: report, evaluate and rebuild still read that run.",
         )
-    if not now.keys() <= earlier.keys():
-        directory.note(settings={**earlier, **now})
+    if not now.keys() <= noted.keys():
+        directory.note(settings={**noted, **now})
+
+
+def _finished(directory: RunDirectory, methods: Iterable[str]) -> dict[str, Any]:
+    """What methods that are done were done with; for runs that were begun before run.json said so."""
+    found = {}
+    for name in methods:
+        file = directory.method(name) / RESULT
+        if (value := read_json(file)) is not None:
+            with readable(file):
+                found[name] = dict(value["settings"])
+    return found
 
 
 def same_fit_data(directory: RunDirectory, task: Task) -> None:

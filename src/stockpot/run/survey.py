@@ -64,6 +64,7 @@ def survey(
         "duplicates": [[pool.names[k] for k in group] for group in facts.duplicates],
         "distances": None,
         "outlier": None,
+        "strangers": [],
         "problems": problems,
         "forecast": None,
     }
@@ -80,6 +81,7 @@ def survey(
         entry["to_mean"], entry["norm"] = number(distance), number(norm)
     outlier = measured.outlier()
     found["outlier"] = None if outlier is None else pool.names[outlier]
+    found["strangers"] = [pool.names[k] for k in measured.strangers()]
     found["forecast"] = _forecast(pool, layout, budget)
     return found
 

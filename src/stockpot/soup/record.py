@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stockpot._version import __version__
-from stockpot.errors import CheckpointError, DigestError, SoupError, describe
+from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError, describe
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
@@ -96,7 +96,7 @@ def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, list
         layout = Layout.from_json(value["layout"])
         W = torch.tensor(value["W"], dtype=torch.float64)
         sources = ingredients if ingredients is not None else [entry["path"] for entry in entries]
-        pool = _matched(Pool.open(sources, **_opened_with(value)), entries, listen)
+        pool = _matched(_opened(sources, _opened_with(value), given=ingredients is not None), entries, listen)
         _check_layout(layout, pool)
         statistics = read_statistics(folder, pool) if value["statistics"] == "recalibrated" else None
         return Soup(
@@ -118,6 +118,16 @@ def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, list
                 fix="restore the file, or cook again",
             )
         ) from error
+
+
+def _opened(sources: Any, options: Mapping[str, Any], *, given: bool) -> Pool:
+    try:
+        return Pool.open(sources, **options)
+    except PoolError as error:
+        if given:
+            raise
+        where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
+        raise PoolError(f"{error}\n{where}") from error
 
 
 def _opened_with(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,8 +209,8 @@ def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> 
             describe(
                 f"{len(lacking)} of {len(entries)} ingredients",
                 expected="the content the soup was made of",
-                found=f"other content or no file:\n{lines}\n ",
-                fix="restore the original checkpoints, or say where they are now: ingredients=, or --pool",
+                found=f"other content or no file:\n{lines}\n  so it cannot be made again",
+                fix="restore the original checkpoints, or say where they are now: --pool, or ingredients= in Python",
             )
         )
     return pool.subset(order)

@@ -9,6 +9,7 @@ import numpy as np
 
 from stockpot.adapters.data.columns import Column, Table
 from stockpot.errors import DataError, describe
+from stockpot.events import Event, Listener, ignore
 
 DEFAULTS = ("label", "labels", "y", "target")
 _SHOWN = 8
@@ -27,8 +28,9 @@ def encode(
     *,
     classes: Sequence[str] | None = None,
     model_names: Sequence[str] | None = None,
+    listen: Listener = ignore,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Labels of each split as int64, one class order for all of them."""
+    """Labels of each split as int64, one class order for all of them; `listen` is told of one that nobody gave."""
     if all(isinstance(column, np.ndarray) for column in columns.values()) and classes is None:
         return {split: _numbers(split, column) for split, column in columns.items()}
     texts = {split: [_text(value) for value in column] for split, column in columns.items()}
@@ -36,7 +38,10 @@ def encode(
     if classes is None and all(_is_whole(value) for value in seen):
         return {split: np.array([int(v) for v in column], dtype=np.int64) for split, column in texts.items()}
     if classes is None:
-        classes = model_names if model_names is not None and set(seen) <= set(model_names) else seen
+        known = model_names is not None and set(seen) <= set(model_names)
+        classes = model_names if model_names is not None and known else seen
+        if not known:
+            listen(Event("classes", {"names": seen}))
     number = {name: index for index, name in enumerate(classes)}
     for split, column in texts.items():
         for row, value in enumerate(column):

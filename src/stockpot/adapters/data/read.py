@@ -62,7 +62,7 @@ def read_splits(
             for p, table in parts.items()
         }
         named = {_called(source.shares, part): column for part, column in chosen.items()}
-        encoded = encode(named, classes=source.classes, model_names=model.class_names)
+        encoded = encode(named, classes=source.classes, model_names=model.class_names, listen=listen)
         labels = {part: encoded[_called(source.shares, part)] for part in chosen}
     columns = source.columns.with_input_of(first)
     made: dict[str, Any] = {}
