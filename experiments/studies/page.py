@@ -36,10 +36,10 @@ differences, not to be matched.
 Test data is scored once per run, after all methods have decided. Over several versions of the default it was looked
 at many times, and not without effect: test results prompted the default's number of steps and fashion-vit's 5,000
 training images, and 21,000 of the 30,000 training images among fashion-vit's test data served, with another model,
-to choose where folds set out ([search](search.md)). Figures of a data set's own
-test part are free of the latter. Every zoo is one pool of fine-tunes; another one can give other differences. The
-other methods have the paper's settings, which were chosen for other networks; the default's were searched on samples of these
-data sets that are not tested on.
+to choose where folds set out ([search](search.md)). Figures of a data set's own test part are free of the latter.
+Every zoo is one pool of fine-tunes; another one can give other differences. The other methods have the paper's
+settings, which were chosen for other networks; the default's were searched on samples of these data sets that are
+not tested on.
 
 Intervals are 95 %. Differences are paired sample by sample. A seed changes the order of data and models and the
 folds, not the ingredients. Over several seeds, samples and seeds both count as drawn at random: the variance of a
