@@ -196,6 +196,34 @@ def test_inspect_says_what_is_special_about_the_pool(folder: Path, stockpot: Sto
     assert value["problems"] == []
 
 
+def test_inspect_names_a_model_from_elsewhere(folder: Path, stockpot: Stockpot) -> None:
+    pool = folder / "pool"
+    assert "no kin" not in stockpot("inspect", pool).out
+    elsewhere = {name: -tensor for name, tensor in load_file(pool / "model_1.safetensors").items()}
+    save_file(elsewhere, pool / "model_9.safetensors")
+    answer = stockpot("inspect", pool)
+    assert answer.code == 0
+    assert "no kin: model_9, farther from every other ingredient than from zero" in answer.out
+    assert json.loads(stockpot("inspect", pool, "--json").out)["strangers"] == ["model_9"]
+
+
+def test_a_class_order_that_nobody_gave_is_said_on_the_way(folder: Path, stockpot: Stockpot) -> None:
+    rows = [f"{','.join(str((7 * k + j) % 5 - 2) for j in range(6))},{'abc'[k % 3]}" for k in range(60)]
+    (folder / "t.csv").write_text("\n".join(["f0,f1,f2,f3,f4,f5,label", *rows]))
+    data = "{table: t.csv, features: [f0, f1, f2, f3, f4, f5], label: label, fit: 0.5, report: 0.5}"
+    recipe = folder / "table.yaml"
+    recipe.write_text(
+        'pool: {path: pool}\nmodel: {python: "toy:model"}\n'
+        f"data: {data}\nmethod: {{name: uniform}}\noutput: {{dir: table}}\n"
+    )
+    answer = stockpot("cook", recipe)
+    assert answer.code == 0, answer.err
+    assert "classes in alphabetical order: a = 0, b = 1, c = 2 (" in answer.err
+    given = stockpot("cook", recipe, "--set", "data.classes=[c, a, b]", "--out", folder / "given")
+    assert given.code == 0, given.err
+    assert "classes in" not in given.err
+
+
 def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stockpot: Stockpot) -> None:
     broken = load_file(folder / "pool" / "model_2.safetensors")
     broken["0.bias"][1] = float("nan")
