@@ -24,8 +24,8 @@ import stockpot
 from stockpot.engine import Descent, Live
 from stockpot.engine.loader import Loader
 from stockpot.layout import Layout
-from stockpot.methods.classic import Classic
-from stockpot.methods.settings import settings_for
+from stockpot.soups.classic import Classic
+from stockpot.soups.settings import settings_for
 
 
 class Classifier(nn.Module):

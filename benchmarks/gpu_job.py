@@ -63,7 +63,7 @@ class Log:
 
 
 def job(files: list[Path], data: Any, model_name: str, method: str, **settings: Any) -> dict[str, Any]:
-    from stockpot.methods import learn
+    from stockpot.soups import learn
 
     torch.cuda.empty_cache()
     log = Log()

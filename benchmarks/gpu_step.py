@@ -24,7 +24,7 @@ from torch import nn
 import stockpot
 from stockpot.engine import Engine, Live
 from stockpot.layout import Layout
-from stockpot.methods.settings import settings_for
+from stockpot.soups.settings import settings_for
 from zoo import Normalised, make_files
 
 BATCH = 128

@@ -20,7 +20,7 @@ ROOMS = (
     "run",
     "recipe",
     "finetune",
-    "methods",
+    "soups",
     "engine",
     "adapters",
     "task",

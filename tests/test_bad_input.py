@@ -9,15 +9,15 @@ and fix, and leaves nothing half-written.
 | corrupt, truncated, empty file | test_broken_files | tests/pool/test_pool_bad_files.py |
 | pickle with code in it | test_pickle_with_code | tests/pool/test_pool_bad_files.py |
 | NaN or Inf in a checkpoint | test_weights_that_are_not_finite | tests/pool/test_pool_content.py |
-| unknown method | test_unknown_method | tests/methods/test_method_settings.py |
-| unknown preset | test_unknown_preset | tests/methods/test_method_settings.py |
+| unknown method | test_unknown_method | tests/soups/test_method_settings.py |
+| unknown preset | test_unknown_preset | tests/soups/test_method_settings.py |
 | unknown granularity | test_unknown_granularity | tests/layout/test_layout.py |
-| b < 1 | test_block_size_below_one | tests/methods/test_method_settings.py |
-| b > K | test_block_size_above_the_pool | tests/methods/test_method_settings.py |
+| b < 1 | test_block_size_below_one | tests/soups/test_method_settings.py |
+| b > K | test_block_size_above_the_pool | tests/soups/test_method_settings.py |
 | empty data | test_empty_data | tests/task/test_data.py |
 | labels out of range | test_labels_out_of_range | tests/task/test_checks.py |
 | model that lacks the pool's tensors, or has others | test_another_model | tests/task/test_checks.py |
-| non-finite loss | test_loss_that_is_not_finite | tests/methods/test_method_stopping.py |
+| non-finite loss | test_loss_that_is_not_finite | tests/soups/test_method_stopping.py |
 | loss that ignores the model | test_loss_that_ignores_the_model | tests/task/test_checks.py |
 | too little data for the folds | test_too_little_data_for_the_folds | tests/task/test_order.py |
 | ingredients that changed | test_changed_ingredient | tests/soup/test_soup_save.py |

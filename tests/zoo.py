@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from stockpot.engine import Live
 from stockpot.layout import Layout
-from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.learn import Learner
-from stockpot.methods.result import Result
-from stockpot.methods.settings import settings_for
-from stockpot.methods.state import StateStore
-from stockpot.methods.track import Track
 from stockpot.pool import Pool
+from stockpot.soups.kitchen import Kitchen
+from stockpot.soups.learn import Learner
+from stockpot.soups.result import Result
+from stockpot.soups.settings import settings_for
+from stockpot.soups.state import StateStore
+from stockpot.soups.track import Track
 from stockpot.task import Task
 
 FEATURES, CLASSES = 6, 3

@@ -17,11 +17,11 @@ from torch.nn import functional
 from stockpot.engine.loader import Loader
 from stockpot.finetune.augment import augment
 from stockpot.finetune.plan import Augmentation
-from stockpot.methods.greedy import greedy
-from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.starts import CALIBRATION
 from stockpot.pool import Pool
 from stockpot.soup import weights
+from stockpot.soups.greedy import greedy
+from stockpot.soups.kitchen import Kitchen
+from stockpot.soups.starts import CALIBRATION
 from stockpot.task import Data, Scores, Task
 from stockpot.task.outputs import find_labels
 from stockpot.task.tree import leaves, refill

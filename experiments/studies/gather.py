@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stockpot.methods.blocks import blocks_for
-from stockpot.methods.settings import LEARNED, Settings
 from stockpot.report.record import Method, Run, read
+from stockpot.soups.blocks import blocks_for
+from stockpot.soups.settings import LEARNED, Settings
 from studies import paired, steps
 from studies.coefficients import distribution
 from studies.plans import DEFAULT, MAIN, PAPER

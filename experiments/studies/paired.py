@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stockpot.methods.settings import LEARNED
 from stockpot.recipe.yaml_text import parse
 from stockpot.report.record import Method, Run
+from stockpot.soups.settings import LEARNED
 from studies import intervals
 from studies.plans import DEFAULT, EXACT
 

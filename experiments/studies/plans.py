@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.errors import RunError, describe
-from stockpot.methods.settings import LEARNED
-from stockpot.methods.track import steps_for
+from stockpot.soups.settings import LEARNED
+from stockpot.soups.track import steps_for
 from studies import steps
 from studies.zoo import Zoo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stockpot.methods.settings import LEARNED
+from stockpot.soups.settings import LEARNED
 from studies.loaded import Results
 from studies.markdown import interval, percent, table
 from studies.plans import DEFAULT, PAPER

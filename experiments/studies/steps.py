@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stockpot.methods.blocks import blocks_for
-from stockpot.methods.settings import LEARNED, Settings
-from stockpot.methods.track import steps_for
+from stockpot.soups.blocks import blocks_for
+from stockpot.soups.settings import LEARNED, Settings
+from stockpot.soups.track import steps_for
 
 
 def visits(settings: Settings, models: int) -> int:

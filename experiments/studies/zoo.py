@@ -14,8 +14,8 @@ from stockpot.recipe import load_recipe
 from stockpot.recipe.build import build_settings
 
 if TYPE_CHECKING:
-    from stockpot.methods.settings import Settings
     from stockpot.recipe import Recipe
+    from stockpot.soups.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from stockpot.errors import StockpotError
     from stockpot.events import Event
     from stockpot.layout import Layout
-    from stockpot.methods import METHODS, PRESETS, Result, Settings, compare, cook
     from stockpot.pool import Pool
     from stockpot.soup import Soup
+    from stockpot.soups import METHODS, PRESETS, Result, Settings, compare, cook
     from stockpot.task import Scores, Task
 
 _HOME = {
-    "METHODS": "stockpot.methods",
-    "PRESETS": "stockpot.methods",
+    "METHODS": "stockpot.soups",
+    "PRESETS": "stockpot.soups",
     "Event": "stockpot.events",
     "Layout": "stockpot.layout",
     "Pool": "stockpot.pool",
-    "Result": "stockpot.methods",
+    "Result": "stockpot.soups",
     "Scores": "stockpot.task",
-    "Settings": "stockpot.methods",
+    "Settings": "stockpot.soups",
     "Soup": "stockpot.soup",
     "StockpotError": "stockpot.errors",
     "Task": "stockpot.task",
-    "compare": "stockpot.methods",
-    "cook": "stockpot.methods",
+    "compare": "stockpot.soups",
+    "cook": "stockpot.soups",
 }
 
 __all__ = [

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from stockpot.adapters.models import timm as timm_models
 from stockpot.adapters.models import torchvision as torchvision_models
-from stockpot.methods import cook
 from stockpot.pool import Pool
+from stockpot.soups import cook
 from stockpot.task import Task
 
 pytestmark = [

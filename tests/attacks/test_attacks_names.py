@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from stockpot import Pool, Task
 from stockpot.cli.app import app
-from stockpot.methods.settings import settings_for
 from stockpot.report import write_report
 from stockpot.run import Identity, Job, RunDirectory, run_job
+from stockpot.soups.settings import settings_for
 
 SCRIPT = "<script>alert(1)<!-- \"'&"
 IMAGE = "<img src=x onerror=alert(1)>"

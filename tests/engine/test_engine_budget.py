@@ -12,7 +12,7 @@ import torch
 from stockpot.engine import Directions, Engine
 from stockpot.engine.budget import MARGIN, Need, Plan, choose, parts
 from stockpot.events import Event
-from stockpot.methods import cook
+from stockpot.soups import cook
 from zoo import zoo
 
 P = 1_000_000

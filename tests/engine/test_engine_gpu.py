@@ -16,9 +16,9 @@ from stockpot.engine.plan import Slot
 from stockpot.engine.rounding import encode_plain
 from stockpot.engine.tiles import ALIGN, TILE, Tiles
 from stockpot.events import Event
-from stockpot.methods import cook
-from stockpot.methods.settings import settings_for
 from stockpot.pool import Pool
+from stockpot.soups import cook
+from stockpot.soups.settings import settings_for
 from stockpot.task import Task
 from zoo import fine_tunes, layout_of, marked, mlp, samples, write
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.engine import Descent, Directions, Live
-from stockpot.methods.classic import Classic
-from stockpot.methods.settings import Settings, settings_for
 from stockpot.pool import Pool
+from stockpot.soups.classic import Classic
+from stockpot.soups.settings import Settings, settings_for
 from stockpot.task import Task
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, samples, write
 

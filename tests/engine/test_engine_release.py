@@ -11,7 +11,7 @@ import pytest
 
 from stockpot.engine.directions import Directions
 from stockpot.engine.loader import Loader
-from stockpot.methods import cook
+from stockpot.soups import cook
 from zoo import zoo
 
 

@@ -17,9 +17,9 @@ from study_zoo import make
 from torch import Tensor, nn
 
 from stockpot.engine.descent import learning_rates
-from stockpot.methods.settings import settings_for
 from stockpot.recipe import load_recipe
 from stockpot.recipe.build import build_train_data
+from stockpot.soups.settings import settings_for
 from stockpot.task import Data
 from zoo import samples, zoo
 

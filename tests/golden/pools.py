@@ -27,9 +27,7 @@ def mlp() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)
-    ).double()
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)).double()
 
 
 class Tied(nn.Module):
@@ -52,7 +50,9 @@ def tied() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    layers = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU(), nn.LayerNorm(FEATURES)) for _ in range(3)]
+    layers = [
+        nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU(), nn.LayerNorm(FEATURES)) for _ in range(3)
+    ]
     return nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES)).double()
 
 

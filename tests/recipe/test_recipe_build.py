@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from stockpot.errors import DataError, PoolError, RecipeError, StockpotError, TaskError
-from stockpot.methods.reporting import report_weights
 from stockpot.recipe import Recipe, make_recipe
 from stockpot.recipe.build import (
     build_model,
@@ -24,6 +23,7 @@ from stockpot.recipe.build import (
     build_train_data,
     layout_options,
 )
+from stockpot.soups.reporting import report_weights
 
 NET = """
 import torch

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stockpot.errors import RecipeError
-from stockpot.methods.settings import METHODS, Settings
 from stockpot.recipe import Recipe, json_schema, load_recipe, make_recipe, recipe_reference
 from stockpot.recipe.reference import example
 from stockpot.recipe.schema import Method
 from stockpot.recipe.yaml_text import dump, parse
+from stockpot.soups.settings import METHODS, Settings
 
 GOOD: dict[str, Any] = {
     "pool": {"path": "pool"},

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import zoo
-from stockpot.methods.settings import settings_for
 from stockpot.report import write_report
 from stockpot.run import Identity, Job, RunDirectory, run_job
+from stockpot.soups.settings import settings_for
 from stockpot.task import Task
 
 from .records import write_record

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stockpot.methods.settings import settings_for
 from stockpot.run import Identity, Job, RunDirectory, run_job
 from stockpot.run.journal import read_events
+from stockpot.soups.settings import settings_for
 from torture.evidence import facts
 from zoo import samples, zoo
 

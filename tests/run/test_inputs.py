@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from stockpot import cook
 from stockpot.errors import ChangedError
 from stockpot.events import Event
-from stockpot.methods.settings import settings_for
 from stockpot.pool import Pool
 from stockpot.run import Identity, Job, RunDirectory, run_job
 from stockpot.soup import Soup
+from stockpot.soups.settings import settings_for
 from zoo import samples, zoo
 
 SETTINGS = {

@@ -13,8 +13,8 @@ import torch
 
 from stockpot import atomic
 from stockpot.finetune import Plan, Trial, finetune
-from stockpot.methods.settings import settings_for
 from stockpot.run import Identity, Job, RunDirectory, run_job
+from stockpot.soups.settings import settings_for
 from zoo import normed, samples, zoo
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc what a handle is of")

@@ -16,12 +16,12 @@ from stockpot.cli.app import app
 from stockpot.disk import require_space
 from stockpot.errors import WriteError
 from stockpot.finetune import Plan, Trial, finetune
-from stockpot.methods.settings import settings_for
 from stockpot.recipe import load_recipe
 from stockpot.run import Job
 from stockpot.run.recipe_job import run_cook
 from stockpot.run.room import forecast
 from stockpot.soup import Soup
+from stockpot.soups.settings import settings_for
 from torture.cases import prepare
 from zoo import mlp, samples, zoo
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stockpot.methods.settings import settings_for
 from stockpot.report.markdown import markdown
 from stockpot.report.page import page_of
 from stockpot.report.record import read
 from stockpot.run import Identity, Job, RunDirectory, run_job
+from stockpot.soups.settings import settings_for
 from zoo import samples, zoo
 
 NUMBER = r"\d+\.\d\d"

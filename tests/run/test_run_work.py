@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from stockpot import __version__, cook
 from stockpot.errors import RunError
 from stockpot.events import Event, Listener, ignore
-from stockpot.methods.settings import METHODS, Settings, settings_for
 from stockpot.pool import Pool, open_checkpoint
 from stockpot.report import write_report
 from stockpot.run import Identity, Job, Outcome, RunDirectory, run_job
 from stockpot.run.records import read
 from stockpot.run.soups import rebuild_soup
 from stockpot.run.verdict import recommended
+from stockpot.soups.settings import METHODS, Settings, settings_for
 from stockpot.task import Task
 from torture.evidence import facts
 from zoo import fine_tunes, mlp, normed, same, samples, write, zoo

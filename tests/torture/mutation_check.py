@@ -36,15 +36,15 @@ ROOT = Path(__file__).parents[2]
 _SOUP = ("tests/soup", "tests/layout")
 _POOL = ("tests/pool", "tests/attacks/test_attacks_checkpoints.py", "tests/soup/test_soup_save.py")
 _LEARN = (
-    "tests/methods/test_method_blocks.py",
-    "tests/methods/test_method_visits.py",
-    "tests/methods/test_method_laws.py",
-    "tests/methods/test_method_resume.py",
-    "tests/methods/test_method_settings.py",
+    "tests/soups/test_method_blocks.py",
+    "tests/soups/test_method_visits.py",
+    "tests/soups/test_method_laws.py",
+    "tests/soups/test_method_resume.py",
+    "tests/soups/test_method_settings.py",
 )
 # What is checked, and the tests that ought to notice.
 SUITES: dict[str, tuple[str, ...]] = {
-    "soup/weights.py": (*_SOUP, "tests/methods/test_method_laws.py"),
+    "soup/weights.py": (*_SOUP, "tests/soups/test_method_laws.py"),
     "soup/mix.py": _SOUP,
     "soup/build.py": _SOUP,
     "layout/layout.py": _SOUP,

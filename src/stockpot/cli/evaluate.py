@@ -53,11 +53,11 @@ def evaluate(
     """
     from stockpot.cli.drawing import drawing
     from stockpot.cli.shell import document, say
-    from stockpot.methods.reporting import report_weights
     from stockpot.pool.finite import verify_finite
     from stockpot.recipe.build import build_task
     from stockpot.report.words import Metric
     from stockpot.run.scores import encode
+    from stockpot.soups.reporting import report_weights
 
     wanted = read_recipe(recipe, overrides)
     checkpoint = _open(weights, wanted)

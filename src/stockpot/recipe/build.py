@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, TaskError, describe
 from stockpot.events import Listener, ignore
-from stockpot.methods.settings import Settings
 from stockpot.recipe.schema import Recipe, Split
 from stockpot.recipe.schema.base import PythonCode
+from stockpot.soups.settings import Settings
 
 if TYPE_CHECKING:
     from stockpot.adapters.inputs import ImageInput, LoadedModel

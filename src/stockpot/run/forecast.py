@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from stockpot.engine.budget import Need, parts
-from stockpot.methods.settings import LEARNED, METHODS, PAPER_BLOCK
+from stockpot.soups.settings import LEARNED, METHODS, PAPER_BLOCK
 
 NOT_INCLUDED = "activations, the data, and PyTorch itself"
 _VECTORS = {"best": 3, "uniform": 3, "ensemble": 3, "greedy": 5}  # of P, for methods that do not learn

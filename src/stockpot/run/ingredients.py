@@ -14,12 +14,12 @@ from safetensors.torch import save
 from stockpot import atomic, small_files
 from stockpot.events import Listener
 from stockpot.layout import Layout
-from stockpot.methods.kitchen import Kitchen
 from stockpot.pool import Pool, PoolFacts
 from stockpot.run.directory import POOL, RunDirectory, refused
 from stockpot.run.distances import distances
 from stockpot.run.reading import read_json, readable
 from stockpot.run.scores import decode, encode, number
+from stockpot.soups.kitchen import Kitchen
 
 SCORES = "ingredients.safetensors"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from stockpot.errors import RunError, describe
 from stockpot.events import Listener, ignore
-from stockpot.methods.settings import LEARNED, block_size_for
 from stockpot.recipe import Recipe
 from stockpot.recipe.build import build_pool, build_settings, build_task, code_digests, layout_options
 from stockpot.run.directory import Identity, RunDirectory
@@ -15,6 +14,7 @@ from stockpot.run.environment import environment
 from stockpot.run.room import require_room
 from stockpot.run.verdict import BASELINE
 from stockpot.run.work import Job, Outcome, run_job
+from stockpot.soups.settings import LEARNED, block_size_for
 
 # Methods that score every ingredient anyway, so that the best one can be shown beside them for nothing.
 _SCORES_INGREDIENTS = ("greedy", "crossfit")

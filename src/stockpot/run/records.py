@@ -16,14 +16,14 @@ from torch import Tensor
 
 from stockpot import atomic
 from stockpot.layout import Layout
-from stockpot.methods.result import Result
-from stockpot.methods.settings import Settings
 from stockpot.pool import Pool
 from stockpot.run import scores as score_json
 from stockpot.run.curves import curves
 from stockpot.run.reading import read_json, readable
 from stockpot.soup import Soup
 from stockpot.soup import record as soup_record
+from stockpot.soups.result import Result
+from stockpot.soups.settings import Settings
 from stockpot.task import Scores
 
 RESULT, WEIGHTS = "result.json", "weights.safetensors"

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from stockpot._version import __version__
 from stockpot.errors import RunError, describe
-from stockpot.methods.settings import Settings
 from stockpot.run.differences import differences
 from stockpot.run.directory import RUN, RunDirectory, refused
 from stockpot.run.reading import read_json, readable
 from stockpot.run.records import RESULT, settings_json
+from stockpot.soups.settings import Settings
 from stockpot.task import Task
 from stockpot.task.fingerprint import fingerprint
 

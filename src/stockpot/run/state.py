@@ -1,4 +1,4 @@
-"""Where a method's unfinished work lies: the disk's side of `stockpot.methods.StateStore`."""
+"""Where a method's unfinished work lies: the disk's side of `stockpot.soups.StateStore`."""
 
 from __future__ import annotations
 

@@ -15,13 +15,6 @@ from typing import Any
 from stockpot.engine.threads import threads_for
 from stockpot.errors import ChangedError, MethodError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
-from stockpot.methods.blocks import blocks_for
-from stockpot.methods.cooking import kept, prepare
-from stockpot.methods.kitchen import Kitchen
-from stockpot.methods.reporting import report_on
-from stockpot.methods.result import Result
-from stockpot.methods.settings import LEARNED, Settings
-from stockpot.methods.track import steps_for
 from stockpot.pool import Pool
 from stockpot.run import growth, records
 from stockpot.run.directory import RESULTS, RunDirectory
@@ -31,6 +24,13 @@ from stockpot.run.sameness import same_code, same_fit_data, same_report_data, sa
 from stockpot.run.state import INTERVAL, DiskStore
 from stockpot.run.verdict import BASELINE, recommended, verdict
 from stockpot.soup.files import MAX_SHARD
+from stockpot.soups.blocks import blocks_for
+from stockpot.soups.cooking import kept, prepare
+from stockpot.soups.kitchen import Kitchen
+from stockpot.soups.reporting import report_on
+from stockpot.soups.result import Result
+from stockpot.soups.settings import LEARNED, Settings
+from stockpot.soups.track import steps_for
 from stockpot.task import Task
 
 # Events at which the ingredients' files are looked at again: a block is loaded, a method begins or ends.

@@ -1,4 +1,4 @@
-"""`method`: how mixing weights are found. Field names are those of `stockpot.methods.settings.Settings`."""
+"""`method`: how mixing weights are found. Field names are those of `stockpot.soups.settings.Settings`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
-from stockpot.methods.setting_checks import StartName
-from stockpot.methods.settings import METHODS, PRESETS, Settings, settings_for
 from stockpot.recipe.schema.base import Names, PythonCode, Section, word_of, word_or_code
+from stockpot.soups.setting_checks import StartName
+from stockpot.soups.settings import METHODS, PRESETS, Settings, settings_for
 
 MethodName: Any = word_of(METHODS)
 PresetName: Any = word_of(PRESETS)

@@ -1,0 +1,133 @@
+"""Greedy soup: exactly the plain algorithm's choice, with fewer samples evaluated."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from stockpot import Event, Task, cook
+from stockpot.layout import Layout
+from stockpot.pool import Pool
+from stockpot.soup import Soup, weights
+from stockpot.soups.greedy import GreedySoup, greedy
+from stockpot.soups.kitchen import Kitchen
+from zoo import fine_tunes, mlp, normed, samples, write
+
+
+def choose(pool: Pool, task: Task, **options: Any) -> GreedySoup:
+    kitchen = Kitchen(pool, task)
+    with kitchen.live(kitchen.layout("model")) as live:
+        return greedy(kitchen, live, **options)
+
+
+def plain_greedy(pool: Pool, task: Task, ties: bool, indices: Tensor) -> list[int]:
+    """The published algorithm, spelled out with soups built one by one."""
+    layout = Layout.of(pool, "model")
+
+    def score(rows: list[int]) -> float:
+        Soup(pool, layout, weights.chosen(len(pool), 1, rows)).load_into(task.model)
+        return float(task.score(indices=indices).values.sum())
+
+    own = [score([k]) for k in range(len(pool))]
+    ranking = sorted(range(len(pool)), key=lambda k: -own[k])  # stable: equal scores in the pool's order
+    chosen, best = [ranking[0]], own[ranking[0]]
+    for k in ranking[1:]:
+        found = score([*chosen, k])
+        if found > best or (ties and found == best):
+            chosen, best = [*chosen, k], found
+    return chosen
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    models=st.integers(2, 6),
+    ties=st.booleans(),
+    part=st.booleans(),
+    batch=st.integers(1, 9),
+)
+@settings(max_examples=25)
+def test_the_chosen_set_is_the_plain_algorithms(
+    seed: int, models: int, ties: bool, part: bool, batch: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        pool = write(Path(folder), fine_tunes(mlp, models, seed=seed, steps=4, spread=0.4))
+        task = Task(mlp(), samples(31, seed=seed), batch_size=batch)
+        indices = torch.randperm(31, generator=torch.Generator().manual_seed(seed))[: 20 if part else 31]
+        fast = choose(pool, task, indices=indices, ties=ties)
+        plain = choose(pool, task, indices=indices, ties=ties, early=False)
+        wanted = plain_greedy(pool, task, ties, indices)
+    assert list(plain.chosen) == wanted
+    assert fast.chosen == plain.chosen
+    assert fast.evaluated <= plain.evaluated == (models - 1) * len(indices)
+    assert torch.equal(fast.W, weights.chosen(models, 1, wanted))
+
+
+def test_hopeless_candidates_are_given_up_early(tmp_path: Path) -> None:
+    good = fine_tunes(mlp, 1, steps=200, spread=0.0)[0]
+    bad = [
+        {n: v + 2 * torch.randn(v.shape, generator=torch.Generator().manual_seed(k)) for n, v in good.items()}
+        for k in range(4)
+    ]
+    pool, task = write(tmp_path, [*bad, good]), Task(mlp(), samples(60), batch_size=2)
+    fast, plain = choose(pool, task), choose(pool, task, early=False)
+    assert fast.chosen == plain.chosen == (4,)
+    assert fast.evaluated < plain.evaluated / 2
+
+
+def test_order_and_ties_are_as_stated(tmp_path: Path) -> None:
+    """Two equal models: their soup scores the same, so only `ties` lets the second in; the first in the pool leads."""
+    state, other = fine_tunes(mlp, 2, steps=60)
+    worse = {n: -v for n, v in other.items()}
+    pool, task = write(tmp_path, [worse, state, state]), Task(mlp(), samples())
+    assert choose(pool, task).chosen[0] == 1
+    assert 2 not in choose(pool, task).chosen
+    assert choose(pool, task, ties=True).chosen[:2] == (1, 2)
+    result = cook(pool, task, "greedy", greedy_ties=True)
+    assert result.soup is not None
+    assert result.soup.W[1, 0] == result.soup.W[2, 0] > 0
+
+
+def test_the_history_has_every_decision(tmp_path: Path) -> None:
+    pool, task = write(tmp_path, fine_tunes(mlp, 5, spread=0.4)), Task(mlp(), samples(), batch_size=4)
+    events: list[Event] = []
+    result = cook(pool, task, "greedy", listen=events.append)
+    own = Kitchen(pool, task).individual_values().mean(dim=1)
+    assert [h["index"] for h in result.history] == sorted(range(5), key=lambda k: (-float(own[k]), k))
+    assert [h["ingredient"] for h in result.history] == [pool.names[int(h["index"])] for h in result.history]
+    added = [h for h in result.history if h["added"]]
+    assert result.models_used == len(added)
+    assert result.fit is not None
+    assert added[-1]["score"] == pytest.approx(result.fit.mean)
+    assert all((h["score"] is None) == (h["evaluated"] < len(task.fit)) for h in result.history)
+    assert [e.data["index"] for e in events if e.kind == "greedy"] == [h["index"] for h in result.history[1:]]
+
+
+def test_a_metric_of_whole_batches_sees_the_plain_order(tmp_path: Path) -> None:
+    """Such a score depends on which samples share a batch, so reordering them would change the choice."""
+
+    def worst_of_batch(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return -nn.functional.cross_entropy(outputs, batch[1], reduction="none").max()
+
+    pool = write(tmp_path, fine_tunes(mlp, 6, spread=0.5))
+    task = Task(mlp(), samples(), metric=worst_of_batch, batch_size=7)
+    fast, plain = choose(pool, task), choose(pool, task, early=False)
+    assert fast.chosen == plain.chosen
+    assert [h["score"] for h in fast.history] == [h["score"] for h in plain.history]
+
+
+def test_candidates_are_judged_with_statistics_of_their_own(tmp_path: Path) -> None:
+    pool, task = write(tmp_path, fine_tunes(normed, 4)), Task(normed(), samples(), metric="loss")
+    found = choose(pool, task)
+    soup = Soup(pool, Layout.of(pool, "model"), found.W)
+    soup.load_into(task.model)
+    task.recalibrate()
+    last = [h for h in found.history if h["added"]][-1]
+    assert len(found.chosen) > 1
+    assert last["score"] == pytest.approx(task.score().mean, rel=1e-5)
