@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stockpot.soups.settings import LEARNED
 from studies.loaded import Point, Results, allowed_steps
-from studies.markdown import interval, points
+from studies.tables import interval, points
 from studies.plans import DEFAULT, PAPER, RATES
 
 LIMIT = 0.003  # 0.3 points
