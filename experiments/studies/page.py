@@ -72,7 +72,7 @@ SECTIONS = (
         "Tables 1 and 2: every method",
         "Accuracy is the mean over three seeds (methods without randomness: one run); *over seeds* is the largest minus"
         " the smallest. An epoch is one pass over the fitting data; time per epoch is construction time over epochs."
-        f" Of {DEFAULT} only what is learned from counts, not the search for its starts. Times and memory are of seed 0,"
+        f" Of {DEFAULT} only what is learned from counts, not the search for starts. Times and memory are of seed 0,"
         " with 12 to 14 runs on one GPU, so many times what a run alone takes. Paper's columns: accuracy (time per epoch"
         " x epochs, construction, peak memory). Its ViT-L/14 on ImageNet has a recipe in"
         " [experiments/paper](../experiments/paper/).",
