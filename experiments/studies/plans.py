@@ -216,7 +216,9 @@ def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tup
 def block_size(settings: Mapping[str, Any], models: int) -> int:
     """The paper's b."""
     stated = settings["block_size"]
-    return min(models, {"auto": 18, "fit": models}.get(stated, stated))
+    if stated in (None, "fit"):  # all models
+        return models
+    return min(models, 18 if stated == "auto" else int(stated))
 
 
 def blocks_of(settings: Mapping[str, Any], models: int) -> int:
@@ -232,7 +234,7 @@ def steps_per_fold(settings: Mapping[str, Any], samples: int) -> int:
         return int(settings["steps"])
     folds = settings["folds"]
     inside = samples if folds == 1 else samples - samples // folds
-    return max(1, round(settings["epochs"] * inside / min(settings["batch_size"], inside)))
+    return max(1, int(round(settings["epochs"] * inside / min(settings["batch_size"], inside))))
 
 
 def planned_steps(method: str, settings: Mapping[str, Any], models: int, samples: int | None) -> int | None:
