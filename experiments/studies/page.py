@@ -40,10 +40,10 @@ Networks and data are not the paper's: compare the order of methods and the size
 - Differences are in points of test accuracy, paired sample by sample, with 95 % intervals. A seed changes the order of
   data and models and the folds, not the ingredients. Over several seeds the interval counts samples and seeds as drawn
   at random, with Student's quantile for the seeds (4.30 with three). **It used the normal one (1.96) before**, which
-  held the truth 0.82 to 0.92 of the time where seeds matter; intervals grew, and some leads are no longer beyond chance.
+  held the truth 0.82 to 0.92 of the time where seeds matter; intervals grew, and some leads are within chance now.
 - Every zoo is one pool of fine-tunes; another pool can give other differences. {EARLIER}: of an earlier pool and
   default, not measured again. Without a note on seeds, figures are of seed 0.
-- `experiments/study.py ZOO --only STUDY` makes runs, `experiments/collect.py ZOO` gathers them, `make results` writes this.
+- `experiments/study.py ZOO --only STUDY` makes runs, `experiments/collect.py` gathers them, `make results` writes this.
 """
 
 
@@ -212,7 +212,10 @@ def _asked(results: Sequence[Results], notes: Mapping[str, Any]) -> list[str]:
     for name in ("greedy", "uniform", "learned+", "best", "ensemble"):
         cells = [interval(own[zoo].get(name, {}).get("default_minus")) for zoo in measured]
         if any(cell != "–" for cell in cells):
-            rows.append([f"the default minus {name} on the data set's own 10,000 test samples alone", *cells])
+            count = max(one[name]["n"] for one in own.values() if name in one)
+            rows.append(
+                [f"the default minus {name} on the data set's own {count:,} test samples alone", *cells]
+            )
     return [*lines, *table(["asked", *measured], rows), *_notes(notes, "asked")]
 
 

@@ -234,7 +234,8 @@ def steps_per_fold(settings: Mapping[str, Any], samples: int) -> int:
         return int(settings["steps"])
     folds = settings["folds"]
     inside = samples if folds == 1 else samples - samples // folds
-    return max(1, int(round(settings["epochs"] * inside / min(settings["batch_size"], inside))))
+    batches: float = settings["epochs"] * inside / min(settings["batch_size"], inside)
+    return max(1, round(batches))
 
 
 def planned_steps(method: str, settings: Mapping[str, Any], models: int, samples: int | None) -> int | None:
