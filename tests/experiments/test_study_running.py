@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import study
-from studies import picking, plans
+from studies import plans
 from studies.running import command, finished
 from studies.zoo import Zoo
 from study_zoo import make
@@ -286,7 +286,7 @@ def test_a_run_in_which_a_method_failed_is_no_finished_run(
 
 def test_commands_name_no_path_of_the_machine(bench: Bench) -> None:
     zoo = Zoo.open(bench.home, "tiny")
-    for run in picking.plan(zoo, ["main", "cost", "rates"]):
+    for run in plans.plan(zoo, ["main", "cost", "rates"]):
         words = command(zoo, run, ["python"])
         assert words[:5] == ["python", "-m", "stockpot", "compare", "experiments/tiny/recipe.yaml"]
         assert words[-1] == f"experiments/runs/tiny/{run.name}"
