@@ -1,6 +1,6 @@
 """Gather a zoo's finished runs: `python experiments/collect.py ZOO [-o experiments/results/ZOO.json]`.
 
-With `--tries` it prints what was tried out on the dev split instead. Of a run directory it needs everything but the
+Of a run directory it needs everything but the
 soups and reports, so runs can be moved between machines without those.
 """
 
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from studies.gather import gather
-from studies.tries import rows
 
 from stockpot import atomic
 from stockpot.errors import StockpotError
@@ -27,18 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FILE", help="default: experiments/results/ZOO.json"
     )
-    parser.add_argument("--tries", action="store_true", help="print the tries, best first, and write nothing")
-    parser.add_argument(
-        "--against", metavar="NAME", help="the try to compare the others with; default: the oldest"
-    )
     parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos")
     options = parser.parse_args(arguments)
     runs = options.home / "runs" / options.zoo
     try:
-        if options.tries:
-            table = rows(runs, options.against)
-            print("\n".join(_aligned(table)) or f"nothing tried out with {options.zoo} yet")
-            return 0
         value = gather(runs, options.zoo)
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -54,14 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
     atomic.write_bytes(out, (head + ',\n"runs":{\n' + ",\n".join(lines) + "\n}}\n").encode())
     print(f"{out.name}: {len(lines)} runs, {out.stat().st_size / 1000:.0f} kB")
     return 0
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
 
 
 def _json(value: object) -> str:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from studies.loaded import read_all
-from studies.page import read_notes, write
-from studies.readme import update, update_project
+from studies.page import read_notes, update_project, update_zoo, write
 
 from stockpot.errors import StockpotError
 
@@ -33,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = read_all(options.results)
         write(found, read_notes(options.results / "notes.yaml"), options.out)
         for zoo in found:
-            update(zoo, home / zoo.zoo / "README.md")
+            update_zoo(zoo, home / zoo.zoo / "README.md")
         update_project(found, home.parent / "README.md")
     except StockpotError as error:
         print(f"error: {error}", file=sys.stderr)

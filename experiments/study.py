@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from studies import steps
-from studies.picking import attempt, plan_all
-from studies.plans import STUDIES
+from studies.plans import STUDIES, plan_all, planned_steps
 from studies.running import Job, finished, making, run_all
 from studies.zoo import Zoo
 
@@ -33,11 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
             Zoo.open(home, name, options.set, complete=not options.pools)
             for name in dict.fromkeys(options.zoo)
         ]
-        if options.tries:
-            tries = [attempt(name, pairs) for name, *pairs in options.tries]
-            runs = [Job(zoo, run) for run in tries for zoo in zoos]
-        else:
-            runs = [Job(zoo, run) for zoo, run in plan_all(zoos, options.only)]
+        runs = [Job(zoo, run) for zoo, run in plan_all(zoos, options.only)]
         if options.dry_run:
             _show(runs)
             return 0
@@ -52,8 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
         failed = run_all(
-            todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds,
-            keep=options.keep,
+            todo, jobs=options.jobs, python=shlex.split(options.python), say=_say, limit=options.seconds
         )  # fmt: skip
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
@@ -78,10 +71,6 @@ def _options(arguments: list[str] | None) -> Any:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
     parser.add_argument(
-        "--keep", action="store_true",
-        help="let a process make one run after the other: on a GPU starting takes long (main-0 has its own)",
-    )  # fmt: skip
-    parser.add_argument(
         "--dry-run", action="store_true", help="say what would run, and how many steps it takes"
     )
     parser.add_argument("--python", default=sys.executable, metavar="CMD", help="runs `CMD -m stockpot`")
@@ -89,10 +78,6 @@ def _options(arguments: list[str] | None) -> Any:
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="stop after so long; continue another time"
     )
-    parser.add_argument(
-        "--try", dest="tries", nargs="+", action="append", default=[], metavar="NAME [KEY=VALUE ...]",
-        help="a run of our default on the dev split with these values; may be given several times",
-    )  # fmt: skip
     parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos")
     return parser.parse_args(arguments)
 
@@ -104,7 +89,7 @@ def _show(jobs: Sequence[Job]) -> None:
         assert run is not None
         recipe = zoo.recipe(run.stated)
         counts = [
-            steps.planned(method, build_settings(recipe, method), run.models(zoo), zoo.samples)
+            planned_steps(method, vars(build_settings(recipe, method)), run.models(zoo), zoo.samples)
             for method in recipe.method.methods
         ]
         known = sum(count or 0 for count in counts)

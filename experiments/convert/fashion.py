@@ -12,7 +12,7 @@ from convert.parts import Array, divide
 
 SIZES = {"fit": 6000, "dev": 4000, "held": 15000}
 # Held for the test as well, out of what SIZES leave: images that the zoo's earlier pools were fine-tuned on, and no
-# later one is. What no pool was fine-tuned on served to choose the default (search.py), so it belongs to `train`.
+# later one is. What no pool was fine-tuned on served to choose the default (docs/search.md), so it belongs to `train`.
 MORE = {"held": 15000}
 TINY = {"train": 8000, "fit": 3000, "other": 8000}  # of experiments/tiny
 RANKS = {"images": 3, "labels": 1}

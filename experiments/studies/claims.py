@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stockpot.soups.settings import LEARNED
 from studies.loaded import Point, Results, allowed_steps
-from studies.markdown import interval, points
 from studies.plans import DEFAULT, PAPER, RATES
+from studies.tables import interval, points
 
 LIMIT = 0.003  # 0.3 points
 MISSING = "not measured yet"

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stockpot.report.record import Method, Run, read
-from stockpot.soups.blocks import blocks_for
-from stockpot.soups.settings import LEARNED, Settings
-from studies import paired, steps
-from studies.coefficients import distribution
-from studies.plans import DEFAULT, MAIN, PAPER
+from stockpot.soups.settings import LEARNED
+from studies import paired
+from studies.plans import DEFAULT, MAIN, PAPER, block_size, blocks_of
 
 FORMAT = 1
 # Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
 OWN_TEST = {"cifar10-efficientnet": 10_000, "fashion-vit": 10_000}
+
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+BARS = 80
 
 
 def gather(runs: Path, zoo: str) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
     main = mains.get(seed)
     if main is run or (main is not None and paired.data(paired.recipe(main)) != paired.data(recipe)):
         main = None
-    counted = steps.counted(run.path / "events.jsonl")
+    counted = counted_steps(run.path / "events.jsonl")
     return {
         "created": run.about["created"],
         "command": [_without_paths(str(word)) for word in run.about["command"]],
@@ -106,10 +108,9 @@ def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
         "epochs": _epochs(method, counted, samples, len(run.ingredients)),
     }
     if learned:
-        settings = _settings(stated)
-        blocks = blocks_for(settings, len(run.ingredients))
-        value["b"], value["T"] = len(blocks[0]), len(blocks)
-        value["J"] = counted // (settings.folds * value["T"])
+        models = len(run.ingredients)
+        value["b"], value["T"] = block_size(stated, models), blocks_of(stated, models)
+        value["J"] = counted // (stated["folds"] * value["T"])
     return value
 
 
@@ -131,6 +132,48 @@ def _coefficients(mains: Mapping[int, Run]) -> dict[str, Any]:
         return {}
     learned = [method for method in run.methods if method.name in LEARNED and method.W is not None]
     return {method.name: distribution(method) for method in learned}
+
+
+def distribution(method: Method) -> dict[str, Any]:
+    """How the mixing weights of a soup are distributed, in a few hundred numbers."""
+    W = method.W
+    assert W is not None  # (K, G)
+    low, high = float(np.quantile(W, 0.001)), float(np.quantile(W, 0.999))
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    # The outermost bars also count what lies beyond them.
+    counts, edges = np.histogram(np.clip(W, low, high), bins=BARS, range=(low, high))
+    return {
+        "models": W.shape[0],
+        "groups": W.shape[1],
+        "edges": [float(edges[0]), float(edges[-1])],
+        "counts": counts.tolist(),
+        "outside": float(((W < -1e-9) | (W > 1 + 1e-9)).mean()),  # below 0 or above 1
+        "near_zero": float((np.abs(W) < 0.1).mean()),
+        "quantiles": dict(zip(map(str, QUANTILES), np.quantile(W, QUANTILES).tolist(), strict=True)),
+        "by_ingredient": W.mean(axis=1).tolist(),
+        "by_group": {
+            name: np.quantile(W[:, g], (0.05, 0.5, 0.95)).tolist() for g, name in enumerate(method.groups)
+        },
+    }
+
+
+def counted_steps(events: Path) -> dict[str, int]:
+    """Steps of each method as events.jsonl tells them; one that was repeated after an interruption counts once."""
+    seen: dict[str, set[tuple[int, int, int]]] = {}
+    method = None
+    for line in events.read_text("utf-8").splitlines() if events.is_file() else []:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # torn by an interruption
+        if event["kind"] == "method":
+            method = event["method"]
+        elif event["kind"] == "growth":
+            break  # the same methods again, on parts of the pool
+        elif event["kind"] == "step" and method is not None:
+            seen.setdefault(method, set()).add((event["fold"], event["block"], event["step"]))
+    return {name: len(places) for name, places in seen.items()}
 
 
 def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
@@ -167,13 +210,6 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _score(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if value is None else {key: value.get(key) for key in ("mean", "low", "high", "n", "loss")}
-
-
-def _settings(stated: Mapping[str, Any]) -> Settings:
-    """As far as this version knows them; a granularity of the user's own has no name in the record."""
-    known = {field.name for field in dataclasses.fields(Settings)}
-    granularity = "tensor" if stated["granularity"] == "custom" else stated["granularity"]
-    return Settings(**{**{k: v for k, v in stated.items() if k in known}, "granularity": granularity})
 
 
 def _without_paths(word: str) -> str:

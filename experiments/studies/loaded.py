@@ -42,6 +42,7 @@ class Results:
     def __init__(self, value: Mapping[str, Any], earlier: Results | None = None) -> None:
         """`earlier`: of the same zoo, fine-tuned another time; it may have studies that were not repeated."""
         self.value, self.earlier = value, earlier
+        self.is_earlier = False  # newer results of the zoo stand before these
         self.zoo = str(value["zoo"])
         # What was tried out is no result.
         self.runs: Mapping[str, Any] = {
@@ -53,6 +54,8 @@ class Results:
         before = path.parent.glob(f"{EARLIER}/*/{path.name}")
         found: Results | None = None
         for place in [*sorted(before, key=lambda one: int(one.parent.name)), path]:
+            if found is not None:
+                found.is_earlier = True
             found = Results(json.loads(place.read_text("utf-8")), found)
         assert found is not None
         return found

@@ -1,20 +1,65 @@
-"""How far runs and methods are apart, paired sample by sample; and which runs may be compared at all."""
+"""How far runs and methods are apart, paired sample by sample; and which runs may be compared at all.
+
+Over several seeds, a difference varies with the test samples and with the seed. Both are taken as drawn at random and
+independently of each other. The variance of the mean is that of the samples' means (averaged over seeds) plus that of
+the seeds' means (averaged over samples); what is due to neither alone is counted in both. The seeds are few, so their
+part has Student's quantile (4.30 with three seeds) and only the samples' part the normal one (1.96).
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stockpot.recipe.yaml_text import parse
 from stockpot.report.record import Method, Run
 from stockpot.soups.settings import LEARNED
-from studies import intervals
 from studies.plans import DEFAULT, EXACT
 
+Numbers = NDArray[np.float64]
+Interval = tuple[float, float, float]  # mean, low, high
 AS_IT_IS = ("main", "seeds")  # studies whose runs change nothing but the seed
+NORMAL = 1.959964
+# Student's quantile for a 95 % interval by degrees of freedom; beyond nine the last one is a little too wide.
+STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
+
+
+def interval_over_samples(values: Numbers) -> Interval:
+    """One run: values (n,) are scores, or differences of scores on the same samples."""
+    return interval_over_seeds(values[None])
+
+
+def interval_over_seeds(values: Numbers) -> Interval:
+    """Several runs on the same samples: values (S, n)."""
+    by_sample, by_seed = values.mean(axis=0), values.mean(axis=1)  # (n,), (S,)
+    return around(float(values.mean()), float(by_sample.var(ddof=1)) / by_sample.size, by_seed)
+
+
+def around(mean: float, of_samples: float, by_seed: Numbers) -> Interval:
+    """`of_samples`: the variance of the mean that is due to the samples; `by_seed` (S,): the mean of each seed."""
+    half = math.hypot(NORMAL * math.sqrt(of_samples), student(by_seed.size) * error_of_seeds(by_seed))
+    return mean, mean - half, mean + half
+
+
+def student(seeds: int) -> float:
+    return STUDENT[min(seeds, len(STUDENT) + 1) - 2] if seeds > 1 else NORMAL
+
+
+def error_of_seeds(by_seed: Numbers) -> float:
+    return float(by_seed.std(ddof=1)) / math.sqrt(by_seed.size) if by_seed.size > 1 else 0.0
+
+
+def standard_error(values: Numbers) -> float:
+    """Of the mean over samples and seeds; values (S, n)."""
+    by_sample = values.mean(axis=0)
+    return math.hypot(
+        float(by_sample.std(ddof=1)) / math.sqrt(by_sample.size), error_of_seeds(values.mean(axis=1))
+    )
 
 
 def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, Any]:
@@ -31,11 +76,10 @@ def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, 
             continue
         one = next(iter(scored.values()))
         values = np.stack([method.values["report"][:first] for method in scored.values()])  # (S, n)
-        batches = one.result["report"].get("batches")
         by_seed = values.mean(axis=1)  # (S,)
         out[name] = {
             "seeds": list(scored),
-            "report": intervals.over_seeds(values, batches),
+            "report": interval_over_seeds(values),
             "n": values.shape[1],
             "by_seed": by_seed.tolist(),
             "spread": float(by_seed.max() - by_seed.min()),
@@ -50,7 +94,7 @@ def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, 
             if mine is not None and mine.values.get("report", np.empty(0)).shape == one.values["report"].shape
         ]
         if both and name != DEFAULT:
-            out[name]["default_minus"] = intervals.over_seeds(np.stack(both), batches)
+            out[name]["default_minus"] = interval_over_seeds(np.stack(both))
     return out
 
 
@@ -86,7 +130,7 @@ def _variant(name: str, runs: Mapping[int, Run], mains: Mapping[int, Run]) -> di
         return None
     theirs = np.stack([mine for mine, _ in values])  # (S, n)
     ours = np.stack([other for _, other in values])
-    return {"report": intervals.over_seeds(theirs), "to_main": intervals.over_seeds(theirs - ours)}
+    return {"report": interval_over_seeds(theirs), "to_main": interval_over_seeds(theirs - ours)}
 
 
 def rounding(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any]:
@@ -116,16 +160,16 @@ def _minus(name: str, runs: Mapping[int, Run], exact: Mapping[int, Run]) -> dict
     }
     if not both:
         return None
-    difference = intervals.over_seeds(np.stack([one - two for one, two in both.values()]))
+    moved = np.stack([one - two for one, two in both.values()])  # (S, n)
     return {
         "seeds": list(both),
         "exact": float(np.mean([two.mean() for _, two in both.values()])),
-        "difference": difference,
-        "error": intervals.standard_error(difference),
+        "difference": interval_over_seeds(moved),
+        "error": standard_error(moved),
     }
 
 
-def _report(run: Run, name: str) -> intervals.Numbers | None:
+def _report(run: Run, name: str) -> Numbers | None:
     method = run.method(name)
     return None if method is None else method.values.get("report")
 
@@ -134,14 +178,14 @@ def alike(run: Run, main: Run) -> bool:
     return data(recipe(run)) == data(recipe(main)) and len(run.ingredients) == len(main.ingredients)
 
 
-def difference(first: Method | None, second: Method | None) -> intervals.Interval | None:
+def difference(first: Method | None, second: Method | None) -> Interval | None:
     """Mean of first minus second on the report data with its 95 % interval, paired sample by sample."""
     if first is None or second is None:
         return None
     one, two = (method.values.get("report") for method in (first, second))
     if one is None or two is None or one.shape != two.shape:
         return None
-    return intervals.over_samples(one - two, first.result["report"].get("batches"))
+    return interval_over_samples(one - two)
 
 
 def study(name: str) -> str:

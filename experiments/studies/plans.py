@@ -7,24 +7,20 @@ learning rates leaves out the rate that `main` learned with, and the tables take
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stockpot.errors import RunError, describe
 from stockpot.soups.settings import LEARNED
-from stockpot.soups.track import steps_for
-from studies import steps
 from studies.zoo import Zoo
 
 DEFAULT, PAPER = "crossfit", "mehl+"  # ours with no setting changed, and the paper's best
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (3, 4, 5, 6, 7, 8, 9)  # of the default alone
 MAIN = "main-0"
-DEV = "dev"  # the part of the data that every zoo keeps for choosing; nothing is tried out on the test data
 RATES = (0.005, 0.01, 0.02, 0.05)
-TRY = "try"
 EXACT = "fp32"  # directions that are not rounded
 
 
@@ -129,7 +125,7 @@ def blocks(zoo: Zoo) -> list[Planned]:
 
 def visits(zoo: Zoo) -> list[Planned]:
     """The paper's T; one pass over the models is in `main`."""
-    own = steps.visits(zoo.settings(PAPER), zoo.models)
+    own = blocks_of(vars(zoo.settings(PAPER)), zoo.models)
     return [
         Planned(f"visits-{t}", (PAPER,), _values(0, blocks=t))
         for t in sorted({1, 2, 4, 8, 2 * own})
@@ -141,14 +137,6 @@ def inner(zoo: Zoo) -> list[Planned]:
     """The paper's J, three and four times as many; `main` and `steps` have the rest."""
     own = _own_steps(zoo, PAPER)
     return [_steps_run(zoo, "inner", PAPER, times * own) for times in (3, 4)]
-
-
-def decentralise(zoo: Zoo) -> list[Planned]:
-    """Appendix D: free weights of the models themselves instead of directions from the mean."""
-    del zoo
-    return [
-        Planned(f"decentralise-off-{seed}", (PAPER,), _values(seed, decentralise=False)) for seed in SEEDS
-    ]
 
 
 def statistics(zoo: Zoo) -> list[Planned]:
@@ -181,13 +169,82 @@ STUDIES: dict[str, Callable[[Zoo], list[Planned]]] = {
     "presets": presets,
     "removed": removed,
     "cost": cost,
-    "decentralise": decentralise,
     "statistics": statistics,
     "directions": directions,
     "blocks": blocks,
     "visits": visits,
     "inner": inner,
 }
+
+
+def plan(zoo: Zoo, only: Iterable[str] | None = None) -> list[Planned]:
+    """All runs, or those of the studies and runs that are named, in the order of their names."""
+    return [run for _, run in plan_all([zoo], only)]
+
+
+def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tuple[Zoo, Planned]]:
+    """The same for several zoos: the first study of all of them, then the second. `ZOO/NAME` is of one zoo."""
+    every = [(zoo, run) for make in STUDIES.values() for zoo in zoos for run in make(zoo)]
+    if only is None:
+        return every
+    names = [zoo.name for zoo in zoos]
+    chosen: dict[tuple[str, str], tuple[Zoo, Planned]] = {}
+    unknown = []
+    for word in only:
+        owner, slash, name = word.rpartition("/")
+        found = [
+            (zoo, run)
+            for zoo, run in every
+            if name in (run.name, run.study) and (not slash or owner == zoo.name)
+        ]
+        # A study may have no run here, such as that of BatchNorm.
+        if not found and (name not in STUDIES or (slash and owner not in names)):
+            unknown.append(word)
+        chosen.update({(zoo.name, run.name): (zoo, run) for zoo, run in found})  # in the place it had, if any
+    if unknown:
+        raise RunError(
+            describe(
+                f"--only {' '.join(unknown)}",
+                expected=f"studies or their runs: {', '.join(STUDIES)}; before a slash one of {', '.join(names)}",
+                found="unknown names",
+                fix="see the names with --dry-run",
+            )
+        )
+    return list(chosen.values())
+
+
+def block_size(settings: Mapping[str, Any], models: int) -> int:
+    """The paper's b."""
+    stated = settings["block_size"]
+    if stated in (None, "fit"):  # all models
+        return models
+    return min(models, 18 if stated == "auto" else int(stated))
+
+
+def blocks_of(settings: Mapping[str, Any], models: int) -> int:
+    """The paper's T: how many blocks are learned, one after the other."""
+    if settings["blocks"] is not None:
+        return int(settings["blocks"])
+    return int(settings["passes"] * -(-models // block_size(settings, models)))
+
+
+def steps_per_fold(settings: Mapping[str, Any], samples: int) -> int:
+    """The paper's J, stated or as epochs of what one fold learns from."""
+    if settings["steps"] is not None:
+        return int(settings["steps"])
+    folds = settings["folds"]
+    inside = samples if folds == 1 else samples - samples // folds
+    batches: float = settings["epochs"] * inside / min(settings["batch_size"], inside)
+    return max(1, round(batches))
+
+
+def planned_steps(method: str, settings: Mapping[str, Any], models: int, samples: int | None) -> int | None:
+    """Optimiser steps of all folds and blocks; None where that depends on how many samples there are."""
+    if method not in LEARNED:
+        return 0
+    if settings["steps"] is None and samples is None:
+        return None
+    return int(settings["folds"] * blocks_of(settings, models) * steps_per_fold(settings, samples or 0))
 
 
 def _values(seed: int, **settings: object) -> tuple[tuple[str, object], ...]:
@@ -221,7 +278,7 @@ def _own_steps(zoo: Zoo, method: str) -> int:
                 fix="state steps, or the number of samples",
             )
         )
-    return steps_for(settings, steps.inside(settings, zoo.samples or 0))
+    return steps_per_fold(vars(settings), zoo.samples or 0)
 
 
 def _word(method: str) -> str:

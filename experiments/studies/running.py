@@ -1,7 +1,4 @@
-"""Several runs of `stockpot compare` at once, of one zoo or of several, each with its own log.
-
-Each has a process of its own, or, where they are kept (studies/hands.py), one that has made other runs before.
-"""
+"""Several runs of `stockpot compare` at once, of one zoo or of several, each a process with its own log."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from typing import Any, TextIO
 
 from stockpot import atomic
 from stockpot.errors import StockpotError
-from studies.hands import Crew, Hand
-from studies.picking import plan
-from studies.plans import MAIN, TRY, Planned, ranked
+from studies.plans import Planned, plan, ranked
 from studies.zoo import Zoo
 
 Say = Callable[[str], None]
@@ -65,7 +60,7 @@ class Job:
 @dataclass
 class _Process:
     job: Job
-    process: subprocess.Popen[bytes] | Hand
+    process: subprocess.Popen[bytes]
     log: TextIO
     began: float
 
@@ -114,10 +109,8 @@ def run_all(
     python: Sequence[str],
     say: Say,
     limit: float | None = None,
-    keep: bool = False,
 ) -> list[str]:
     """Names of the jobs that failed or were stopped. One that fails does not stop the others."""
-    crew = Crew(python, keep)
     waiting, running = list(todo), list[_Process]()
     several = len({job.zoo.name for job in todo}) > 1
     failed: list[str] = []
@@ -131,14 +124,13 @@ def run_all(
             while len(running) < jobs and (job := _next(waiting, running)) is not None:
                 waiting.remove(job)
                 try:
-                    running.append(_start(job, python, jobs, crew))
+                    running.append(_start(job, python, jobs))
                 except StockpotError as error:
                     failed.append(title(job))
                     say(f"{title(job)}: failed before it began: {error}")
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
                 one.log.close()
-                crew.take_back(one.process)
                 text, good = _told(one)
                 say(f"{title(one.job)}: {text}")
                 if not good:
@@ -156,7 +148,6 @@ def run_all(
             time.sleep(0.1)
     finally:
         _stop(running)
-        crew.dismiss()
     return failed
 
 
@@ -174,13 +165,13 @@ def _after_pool(waiting: Sequence[Job], zoo: Zoo, made: bool) -> tuple[list[Job]
         # Before, nobody could know that it has no BatchNorm, say.
         planned = {run.name for run in plan(zoo)}
         runs = [job.run for job in waiting if job.zoo.name == zoo.name and job.run is not None]
-        jobs = [Job(zoo, run) for run in runs if run.name in planned or run.study == TRY]
+        jobs = [Job(zoo, run) for run in runs if run.name in planned]
         kept = {job.key: job for job in jobs}
     left = [kept.get(job.key, job) for job in waiting if job.zoo.name != zoo.name or job.key in kept]
     return left, [job for job in waiting if job.zoo.name == zoo.name and job.key not in kept]
 
 
-def _start(job: Job, python: Sequence[str], jobs: int, crew: Crew) -> _Process:
+def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     zoo = job.zoo
     if job.run is not None:
         words = command(zoo, job.run, python)
@@ -203,9 +194,9 @@ def _start(job: Job, python: Sequence[str], jobs: int, crew: Crew) -> _Process:
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
         atomic.write_json(zoo.runs / f"{job.name}.json", beside)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    # The tables show what `main-0` took of the host's memory, which must be its own.
-    alone = job.run is None or job.run.name == MAIN
-    process = crew.start(words, zoo.home.parent, environment, log, alone=alone)
+    process = subprocess.Popen(
+        words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
     return _Process(job, process, log, time.monotonic())
 
 

@@ -1,64 +1,99 @@
-"""One zoo's answer to each question, as Markdown tables; no lines where nothing was measured."""
+"""The answer to each question as one Markdown table over all zoos; no lines where nothing was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from stockpot.report import words
 from studies import paper
 from studies.loaded import Point, Results
-from studies.markdown import change, duration, interval, number, percent, points, table
 from studies.plans import DEFAULT, PAPER
 
 METHODS = (
-    "best",
-    "uniform",
-    "greedy",
-    "learned",
-    "hl",
-    "mehl",
-    "learned+",
-    "hl+",
-    "mehl+",
-    "crossfit",
-    "ensemble",
-)
-MISSING = "not measured yet"
+    "best", "uniform", "greedy", "learned", "hl", "mehl", "learned+", "hl+", "mehl+", "crossfit", "ensemble"
+)  # fmt: skip
+POOLS = ("best", "uniform", "greedy", PAPER, DEFAULT)
+EARLIER = "(earlier)"  # stands behind the name of a zoo whose figures are of an earlier pool and default
+Record = Mapping[str, Any]
 
 
-def methods(zoo: Results) -> list[str]:
-    """Tables 1 and 2."""
-    beside = paper.BESIDE.get(zoo.zoo, ())
-    rows = []
-    for name in METHODS:
-        found, one = zoo.over_seeds(name), zoo.of_main(name)
-        if found is None or one is None:
-            continue
-        seconds = one["seconds"]
-        costs = name not in ("best", "uniform", "ensemble")
-        epochs = one["epochs"] if costs else None
-        rows.append(
-            [
-                f"**{name}**" if name == DEFAULT else name,
-                percent(found["report"][0]),
-                f"{percent(found['report'][1])} to {percent(found['report'][2])}",
-                percent(found["spread"]) if found["spread"] else "–",
-                interval(found.get("default_minus")),
-                duration(seconds / epochs) if epochs else "–",
-                f"{epochs:.1f}" if epochs else "–",
-                duration(seconds) if costs else "–",
-                words.size(one["peak_device"]) if costs else "–",
-                words.size(one["peak_host"]) if costs else "–",
-                *(_beside(each, name) for each in beside),
-            ]
-        )
-    headings = ["method", "test accuracy (%)", "95 % interval", "over seeds", f"{DEFAULT} minus it"]
-    headings += ["time per epoch", "epochs", "construction time", "peak GPU", "peak host"]
-    if not rows:
-        return []
-    return table([*headings, *(f"paper, {each.title}" for each in beside)], rows) + _surprises(zoo)
+# Numbers as they stand on the page.
+
+
+def percent(score: float | None) -> str:
+    return "–" if score is None else f"{100 * score:.2f}"
+
+
+def points(difference: float) -> str:
+    """A size without a sign; fine enough that a limit and what is just above it do not look the same."""
+    return f"{100 * difference:.3f}"
+
+
+def change(difference: float) -> str:
+    shown = f"{100 * difference:+.2f}"
+    return (shown if float(shown) else "0.00").replace("-", "−")
+
+
+def interval(value: Sequence[float] | None) -> str:
+    """A difference in points with its 95 % interval."""
+    if value is None:
+        return "–"
+    mean, low, high = (change(one) for one in value)
+    return f"{mean} [{low}, {high}]"
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else words.seconds(seconds)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+# One function per section of the page.
+
+
+def methods(zoos: Sequence[Results]) -> list[str]:
+    """The paper's tables 1 and 2: one table per zoo, because the paper's columns differ."""
+    lines: list[str] = []
+    for zoo in zoos:
+        beside = paper.BESIDE.get(zoo.zoo, ())
+        rows = [
+            [*_method(zoo, name), *(each.rows[name].text() if name in each.rows else "–" for each in beside)]
+            for name in METHODS
+            if zoo.over_seeds(name) is not None and zoo.of_main(name) is not None
+        ]
+        headings = [zoo.zoo, "accuracy (%)", "95 % interval", "over seeds", f"{DEFAULT} minus it"]
+        headings += ["epochs x time", "construction", "peak GPU", "peak host"]
+        if rows:
+            lines += table([*headings, *(f"paper, {each.title}" for each in beside)], rows) + _surprises(zoo)
+    return lines
+
+
+def _method(zoo: Results, name: str) -> list[str]:
+    found, one = zoo.over_seeds(name), zoo.of_main(name)
+    assert found is not None
+    assert one is not None
+    costs = name not in ("best", "uniform", "ensemble")
+    epochs, seconds = one["epochs"] if costs else None, one["seconds"]
+    return [
+        f"**{name}**" if name == DEFAULT else name,
+        percent(found["report"][0]),
+        f"{percent(found['report'][1])} to {percent(found['report'][2])}",
+        percent(found["spread"]) if found["spread"] else "–",
+        interval(found.get("default_minus")),
+        f"{epochs:.1f} x {duration(seconds / epochs)}" if epochs else "–",
+        duration(seconds) if costs else "–",
+        words.size(one["peak_device"]) if costs else "–",
+        words.size(one["peak_host"]) if costs else "–",
+    ]
 
 
 def _surprises(zoo: Results) -> list[str]:
@@ -67,219 +102,225 @@ def _surprises(zoo: Results) -> list[str]:
     for run in [*zoo.study("main").values(), *zoo.study("seeds").values()]:
         winner = run["methods"].get(DEFAULT, {}).get("guard")
         if winner not in (None, "learned"):
-            lines.append(f"Seed {run['seed']}: {DEFAULT}'s guard returned the {winner} soup.")
-        lines += [f"Seed {run['seed']}: {name} failed." for name in run["failed"]]
+            lines.append(f"{zoo.zoo}, seed {run['seed']}: {DEFAULT}'s guard returned the {winner} soup.")
+        lines += [f"{zoo.zoo}, seed {run['seed']}: {name} failed." for name in run["failed"]]
     return [" ".join(lines), ""] if lines else []
 
 
-def _beside(each: paper.Table, name: str) -> str:
-    return each.rows[name].text() if name in each.rows else "–"
-
-
-def removed(zoo: Results) -> list[str]:
+def removed(zoos: Sequence[Results]) -> list[str]:
     """Table 3."""
-    runs = zoo.smaller_pools("removed")[::-1]  # the whole pool first
-    if len(runs) < 2:
-        return []
-    names = ("best", "uniform", "greedy", PAPER, DEFAULT)
-    heads = ["best ingredients left out", *(str(zoo.models - run["models"]) for run in runs)]
-    rows = [[name, *(_accuracy(run, name) for run in runs)] for name in names]
-    rows += [
-        [f"{first} minus greedy", *(interval(_between(run, first, "greedy")) for run in runs)]
-        for first in (PAPER, DEFAULT)
-    ]
-    if zoo.models == 72:
-        for place, name in enumerate(("greedy", PAPER)):
-            cells = [paper.REMOVED.get(zoo.models - run["models"]) for run in runs]
-            rows.append(
-                [f"paper: {name}", *("–" if cell is None else f"{cell[place]:.2f}" for cell in cells)]
-            )
-    return table(heads, rows)
-
-
-def coefficients(zoo: Results) -> list[str]:
     rows = []
-    for name in METHODS:
-        found = zoo.value["coefficients"].get(name)
-        if found is None:
-            continue
-        quantiles = found["quantiles"]
-        rows.append(
+    for zoo in zoos:
+        runs = zoo.smaller_pools("removed")[::-1]  # the whole pool first
+        for run in runs if len(runs) > 1 else []:
+            gone = zoo.models - run["models"]
+            printed = paper.REMOVED.get(gone) if zoo.models == 72 else None
+            rows.append(
+                [
+                    _title(zoo),
+                    str(gone),
+                    *(_accuracy(run, name) for name in POOLS),
+                    *(interval(_between(run, first, "greedy")) for first in (PAPER, DEFAULT)),
+                    "–" if printed is None else f"{printed[0]:.2f}, {printed[1]:.2f}",
+                ]
+            )
+    heads = ["zoo", "left out", *POOLS, f"{PAPER} minus greedy", f"{DEFAULT} minus greedy"]
+    return table([*heads, f"paper: greedy, {PAPER}"], rows) if rows else []
+
+
+def coefficients(zoos: Sequence[Results]) -> list[str]:
+    rows = []
+    for zoo in zoos:
+        for name in METHODS:
+            found = zoo.value["coefficients"].get(name)
+            if found is None:
+                continue
+            at = found["quantiles"]
+            rows.append(
+                [
+                    zoo.zoo,
+                    name,
+                    f"{found['models']} x {found['groups']}",
+                    f"{number(at['0.0'])} to {number(at['1.0'])}",
+                    f"{number(at['0.05'])} to {number(at['0.95'])}",
+                    words.share(found["outside"]),
+                    words.share(found["near_zero"]),
+                ]
+            )
+    heads = ["zoo", "method", "weights", "smallest to largest", "5 % to 95 %", "below 0 or above 1"]
+    return table([*heads, "within 0.1 of 0"], rows) if rows else []
+
+
+def cost(zoos: Sequence[Results]) -> list[str]:
+    rows = []
+    for zoo in zoos:
+        runs = zoo.smaller_pools("cost")
+        spent = [one["seconds"] for one in zoo.value["ingredients"]]
+        known = bool(spent) and None not in spent
+        rows += [
             [
-                name,
-                f"{found['models']} x {found['groups']}",
-                f"{number(quantiles['0.0'])} to {number(quantiles['1.0'])}",
-                f"{number(quantiles['0.05'])} to {number(quantiles['0.95'])}",
-                words.share(found["outside"]),
-                words.share(found["near_zero"]),
+                _title(zoo),
+                str(run["models"]),
+                words.seconds(sum(spent[: run["models"]])) if known else "–",
+                *(_accuracy(run, name) for name in POOLS),
+                interval(_between(run, DEFAULT, "greedy")),
             ]
-        )
-    heads = [
-        "method",
-        "weights",
-        "smallest to largest",
-        "5 % to 95 %",
-        "below 0 or above 1",
-        "within 0.1 of 0",
-    ]
+            for run in (runs if len(runs) > 1 else [])
+        ]
+    heads = ["zoo", "ingredients", "fine-tuning time", *POOLS, f"{DEFAULT} minus greedy"]
     return table(heads, rows) if rows else []
 
 
-def cost(zoo: Results) -> list[str]:
-    runs = zoo.smaller_pools("cost")
-    if len(runs) < 2:
-        return []
-    spent = [one["seconds"] for one in zoo.value["ingredients"]]
-    known = bool(spent) and None not in spent
+def ablations(zoos: Sequence[Results]) -> list[str]:
     rows = [
-        [
-            str(run["models"]),
-            words.seconds(sum(spent[: run["models"]])) if known else "–",
-            *(_accuracy(run, name) for name in ("best", "uniform", "greedy", PAPER, DEFAULT)),
-            interval(_between(run, DEFAULT, "greedy")),
-        ]
-        for run in runs
+        [_title(zoo), symbol, *_sweep(zoo, PAPER, found)]
+        for zoo in zoos
+        for symbol, found in (("b", zoo.blocks()), ("T", zoo.visits()), ("J", zoo.steps(PAPER)))
+        if len(found) > 1
     ]
-    heads = ["ingredients", "fine-tuning time", "best", "uniform", "greedy", PAPER, DEFAULT]
-    return table([*heads, f"{DEFAULT} minus greedy"], rows)
+    return (
+        table(["zoo", "changed", "range", f"{PAPER} (%) and the change against `main`"], rows) if rows else []
+    )
 
 
-def ablations(zoo: Results) -> list[str]:
-    lines = []
-    for symbol, found in (("b", zoo.blocks()), ("T", zoo.visits()), ("J", zoo.steps(PAPER))):
-        if len(found) < 2:
-            lines.append(f"{symbol}: {MISSING}.\n")
-            continue
-        lines += table([symbol, *(f"{point.x:g}" for point in found)], _sweep(zoo, PAPER, found))
-    return lines if any(line.startswith("|") for line in lines) else []
+def sensitivity(zoos: Sequence[Results]) -> list[str]:
+    rows = []
+    for zoo in zoos:
+        for title, of in (("learning rate", Results.rates), ("steps per block", Results.steps)):
+            for name in (DEFAULT, PAPER):
+                # The default has changed since earlier results were made; the paper's method has not.
+                shown = zoo.with_curve(partial(of, method=PAPER)) if name == PAPER else zoo
+                found = of(shown, name)
+                if len(found) > 1:
+                    when = "" if shown is zoo else f" {EARLIER}"
+                    rows.append([zoo.zoo + when, title, name, *_sweep(shown, name, found)])
+    heads = ["zoo", "changed", "method", "range", "accuracy (%) and the change against `main`"]
+    return table(heads, rows) if rows else []
 
 
-def decentralise(zoo: Results) -> list[str]:
-    rows = _by_seed(zoo, "decentralise-off", PAPER)
+def _sweep(zoo: Results, name: str, found: Sequence[Point]) -> list[str]:
+    """The range of the accuracies, and each of them with its change against `main` on the same samples."""
+    cells = []
+    for point in found:
+        if point.record is zoo.of_main(name):
+            moved = "main"
+        elif point.run is zoo.main:  # hl+ stands for b = K
+            difference = _between(point.run, name, "hl+")
+            moved = "–" if difference is None else interval([-difference[0], -difference[2], -difference[1]])
+        else:
+            moved = interval(point.record["to_main"])
+        cells.append(f"**{point.x:g}**: {percent(point.accuracy)} ({moved})")
+    scores = [point.accuracy for point in found]
+    seeds = f", {1 + len(found[0].others)} seeds" if found[0].others else ""
+    return [change(max(scores) - min(scores)).lstrip("+") + seeds, "; ".join(cells)]
+
+
+def decentralise(zoos: Sequence[Results]) -> list[str]:
+    rows = [row for zoo in zoos for row in _by_seed(zoo, "decentralise-off", PAPER)]
     if not rows:
         return []
-    rows.append(["paper, appendix D", f"{paper.DECENTRALISED:.2f}", f"{paper.FREE:.2f}", "−0.60"])
-    return table(["seed", f"{PAPER}, directions from the mean", "free weights", "off minus on"], rows)
-
-
-def statistics(zoo: Results) -> list[str]:
-    runs = {run["statistics"]: run for run in zoo.study("statistics").values()}
-    if not runs or zoo.main is None:
-        return []
-    runs = {zoo.main["statistics"]: zoo.main, **runs}
-    names = ("uniform", "greedy", PAPER, DEFAULT)
-    rows = [
-        [
-            name,
-            *(
-                _accuracy(run, name) + (f" ({interval(_to_main(run, name))})" if run is not zoo.main else "")
-                for run in runs.values()
-            ),
-        ]
-        for name in names
-    ]
-    return table(["method", *runs], rows)
-
-
-def directions(zoo: Results) -> list[str]:
-    """How far rounding moves the accuracy, and whether that is within one standard error."""
-    rounding: Mapping[str, Any] = zoo.value.get("rounding") or {}
-    kinds = sorted(
-        {kind for found in rounding.values() for kind in found}, key=lambda one: (one != "main", one)
+    rows.append(["paper, appendix D", PAPER, f"{paper.DECENTRALISED:.2f}", f"{paper.FREE:.2f}", "−0.60", "–"])
+    return table(
+        ["zoo", "method", "from the mean", "free weights", "free minus from the mean", "by seed"], rows
     )
-    rows = [
-        [name, percent(next(iter(found.values()))["exact"]), *(_moved(found.get(kind)) for kind in kinds)]
-        for name, found in rounding.items()
-        if found
-    ]
-    titles = ["as in `main`, minus fp32" if kind == "main" else f"{kind} minus fp32" for kind in kinds]
-    return table(["method", "fp32", *titles], rows) if rows else []
 
 
-def _moved(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "–"
-    inside = abs(found["difference"][0]) <= found["error"]
-    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
-    where = "within" if inside else "beyond"
-    return f"{interval(found['difference'])}, {where} one standard error ({points(found['error'])}; {seeds})"
-
-
-def presets(zoo: Results) -> list[str]:
-    rows = [[name, *row] for name in ("hl+", PAPER) for row in _by_seed(zoo, "presets-authors", name)]
-    return table(["method", "seed", "`paper`", "`authors`", "authors minus paper"], rows) if rows else []
+def presets(zoos: Sequence[Results]) -> list[str]:
+    rows = [row for zoo in zoos for name in ("hl+", PAPER) for row in _by_seed(zoo, "presets-authors", name)]
+    heads = ["zoo", "method", "`paper`", "`authors`", "authors minus paper", "by seed"]
+    return table(heads, rows) if rows else []
 
 
 def _by_seed(zoo: Results, variant: str, name: str) -> list[list[str]]:
-    """Each seed of `main`, the same seed of the variant, and how they differ; then all seeds together."""
-    runs = [
-        run
-        for key, run in zoo.study(variant.split("-")[0]).items()
-        if key.startswith(variant) and name in run["methods"]
-    ]
-    rows = [
-        [
-            str(run["seed"]),
-            percent(_mean_of_main(zoo, run["seed"], name)),
-            _accuracy(run, name),
-            interval(_to_main(run, name)),
-        ]
-        for run in sorted(runs, key=lambda run: int(run["seed"]))
-    ]
+    """`main` and the variant over all seeds that have both, how they differ, and that of each seed."""
+    runs = sorted(
+        (
+            run
+            for key, run in zoo.study(variant.split("-")[0]).items()
+            if key.startswith(variant) and name in run["methods"]
+        ),
+        key=lambda run: int(run["seed"]),
+    )
+    if not runs:
+        return []
+    moved = [run["methods"][name]["to_main"] for run in runs]
     whole, own = zoo.value["variants"].get(variant, {}).get(name), zoo.over_seeds(name)
-    if len(rows) > 1 and whole is not None and own is not None:
-        rows.append(
-            ["all", percent(own["report"][0]), percent(whole["report"][0]), interval(whole["to_main"])]
+    if len(runs) > 1 and whole is not None and own is not None:
+        each = ", ".join(
+            f"{_accuracy(run, name)} ({interval(one)})" for run, one in zip(runs, moved, strict=True)
         )
-    return rows
+        scores = percent(own["report"][0]), percent(whole["report"][0]), interval(whole["to_main"])
+    else:
+        each = f"seed {runs[0]['seed']} only"
+        scores = (
+            percent(_mean_of_main(zoo, runs[0]["seed"], name)),
+            _accuracy(runs[0], name),
+            interval(moved[0]),
+        )
+    return [[_title(zoo), name, *scores, each]]
 
 
-def sensitivity(zoo: Results) -> list[str]:
-    lines = []
-    for title, of in (("learning rate", Results.rates), ("steps per block", Results.steps)):
-        for name in (DEFAULT, PAPER):
-            # The default has changed since; the paper's method has not.
-            shown = zoo.with_curve(partial(of, method=PAPER)) if name == PAPER else zoo
-            found = of(shown, name)
-            if len(found) > 1:
-                lines += [] if shown is zoo else [f"{PAPER}, of an earlier time:", ""]
-                lines += table([title, *(f"{point.x:g}" for point in found)], _sweep(shown, name, found))
+def statistics(zoos: Sequence[Results]) -> list[str]:
+    lines: list[str] = []
+    for zoo in zoos:
+        runs = {run["statistics"]: run for run in zoo.study("statistics").values()}
+        if not runs or zoo.main is None:
+            continue
+        kinds = {zoo.main["statistics"]: zoo.main, **runs}
+        rows = [
+            [
+                name,
+                *(
+                    _accuracy(run, name)
+                    + (f" ({interval(_to_main(run, name))})" if run is not zoo.main else "")
+                    for run in kinds.values()
+                ),
+            ]
+            for name in ("uniform", "greedy", PAPER, DEFAULT)
+        ]
+        lines += table([_title(zoo), *kinds], rows)
     return lines
 
 
-def _sweep(zoo: Results, name: str, found: Sequence[Point]) -> list[list[str]]:
-    """Accuracy, and the change against `main` on the same samples."""
-    changes = []
-    for point in found:
-        if point.record is zoo.of_main(name):
-            changes.append("main")
-        elif point.run is zoo.main:  # hl+ stands for b = K
-            difference = _between(point.run, name, "hl+")
-            changes.append(
-                "–" if difference is None else interval([-difference[0], -difference[2], -difference[1]])
-            )
-        else:
-            changes.append(interval(point.record["to_main"]))
-    scores = [point.accuracy for point in found]
-    best = max(scores) - min(scores)
-    seeds = f", mean of {1 + len(found[0].others)} seeds" if found[0].others else ""
-    return [
-        [f"{name} (%){seeds}, range {change(best).lstrip('+')}", *(percent(score) for score in scores)],
-        ["change" + (" of seed 0" if seeds else ""), *changes],
-    ]
+def directions(zoos: Sequence[Results]) -> list[str]:
+    """How far rounding moves the accuracy, and whether that is within one standard error."""
+    rows = []
+    for zoo in zoos:
+        rounding: Record = zoo.value.get("rounding") or {}
+        rows += [
+            [
+                _title(zoo),
+                name,
+                percent(one["exact"]),
+                ("bf16" if kind == "main" else kind) + " " + _moved(one),
+            ]
+            for name, found in rounding.items()
+            for kind, one in found.items()
+        ]
+    return table(["zoo", "method", "fp32 (%)", "rounded minus fp32"], rows) if rows else []
 
 
-def _accuracy(run: Mapping[str, Any], name: str) -> str:
+def _moved(found: Record) -> str:
+    where = "within" if abs(found["difference"][0]) <= found["error"] else "beyond"
+    seeds = f"{len(found['seeds'])} seed{'s' if len(found['seeds']) > 1 else ''}"
+    return f"{interval(found['difference'])}, {where} one standard error ({points(found['error'])}; {seeds})"
+
+
+def _title(zoo: Results) -> str:
+    return f"{zoo.zoo} {EARLIER}" if zoo.is_earlier else zoo.zoo
+
+
+def _accuracy(run: Record, name: str) -> str:
     found = run["methods"].get(name)
     return "–" if found is None or found["report"] is None else percent(found["report"]["mean"])
 
 
-def _to_main(run: Mapping[str, Any], name: str) -> Sequence[float] | None:
+def _to_main(run: Record, name: str) -> Sequence[float] | None:
     found = run["methods"].get(name)
     return None if found is None else found["to_main"]
 
 
-def _between(run: Mapping[str, Any], first: str, second: str) -> Sequence[float] | None:
+def _between(run: Record, first: str, second: str) -> Sequence[float] | None:
     found: Sequence[float] | None = run["differences"].get(first, {}).get(second)
     return found
 

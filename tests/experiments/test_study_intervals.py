@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from studies.intervals import over_samples, over_seeds
+from studies.paired import interval_over_samples as over_samples
+from studies.paired import interval_over_seeds as over_seeds
 
 
 def test_one_run_is_a_bootstrap_over_samples() -> None:
@@ -46,21 +47,6 @@ def test_several_seeds_are_a_bootstrap_over_samples_and_seeds() -> None:
     assert (low + high) / 2 == pytest.approx(mean)
 
 
-def test_it_holds_the_truth_about_as_often_as_it_says() -> None:
-    random = np.random.default_rng(3)
-    held = 0
-    for _ in range(400):
-        delta = (
-            0.01
-            + 0.3 * random.standard_normal((1, 400))
-            + 0.004 * random.standard_normal((3, 1))
-            + 0.2 * random.standard_normal((3, 400))
-        )
-        _, low, high = over_seeds(delta)
-        held += low < 0.01 < high
-    assert 0.92 <= held / 400 <= 0.995
-
-
 def test_seeds_that_differ_widen_it() -> None:
     values = np.tile(np.random.default_rng(4).random((1, 500)), (3, 1))
     _, low, high = over_seeds(values)
@@ -70,8 +56,15 @@ def test_seeds_that_differ_widen_it() -> None:
     assert (low, high) == pytest.approx(over_samples(values[0])[1:])
 
 
-def test_scores_known_by_batch_are_not_counted_as_independent_samples() -> None:
-    values = np.repeat(np.random.default_rng(5).random(20), 10)
-    _, low, high = over_samples(values)
-    _, wide_low, wide_high = over_samples(values, [10] * 20)
-    assert wide_high - wide_low > 2.5 * (high - low)
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0, 3.0, 10.0])
+def test_it_holds_the_truth_as_often_as_it_says(seeds: int, share: float) -> None:
+    """`share`: what the seeds add to the error of a mean, over what the samples add."""
+    random, draws, samples = np.random.default_rng(3), 2000, 50
+    held = 0
+    for _ in range(draws):
+        by_sample = random.standard_normal((1, samples)) / 1.0
+        by_seed = share * np.sqrt(seeds / samples) * random.standard_normal((seeds, 1))
+        _, low, high = over_seeds(0.01 + by_sample + by_seed)
+        held += low < 0.01 < high
+    assert 0.93 <= held / draws <= 0.995

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import study
-from studies import picking, plans, steps
+from studies import plans
+from studies.gather import counted_steps
 from studies.zoo import Zoo
 from study_zoo import make
 
@@ -31,7 +32,7 @@ def test_every_run_of_every_real_zoo_is_a_valid_recipe(name: str, models: int) -
     search = zoo.recipe().finetune
     assert search is not None
     assert search.trials == models
-    runs = picking.plan(zoo)
+    runs = plans.plan(zoo)
     assert {run.study for run in runs} >= {
         "main",
         "rates",
@@ -50,7 +51,7 @@ def test_every_run_of_every_real_zoo_is_a_valid_recipe(name: str, models: int) -
 
 def test_main_has_every_method_on_three_seeds(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")
-    found = picking.plan(zoo, ["main"])
+    found = plans.plan(zoo, ["main"])
     assert [run.name for run in found] == ["main-0", "main-1", "main-2"]
     assert [zoo.recipe(run.stated).output.seed for run in found] == [0, 1, 2]
     first, *others = (zoo.recipe(run.stated).method.methods for run in found)
@@ -60,14 +61,14 @@ def test_main_has_every_method_on_three_seeds(home: Path) -> None:
 
 def test_the_default_alone_has_more_seeds(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")
-    found = [zoo.recipe(run.stated) for run in picking.plan(zoo, ["seeds"])]
+    found = [zoo.recipe(run.stated) for run in plans.plan(zoo, ["seeds"])]
     assert [recipe.output.seed for recipe in found] == [3, 4, 5, 6, 7, 8, 9]
     assert {recipe.method.methods for recipe in found} == {("crossfit",)}
 
 
 def test_what_main_has_is_not_run_again(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")  # lr 0.05 and 8 steps are its own
-    names = {run.name for run in picking.plan(zoo)}
+    names = {run.name for run in plans.plan(zoo)}
     assert "rates-crossfit-0.02" in names
     assert "rates-crossfit-0.05" not in names
     assert {name for name in names if name.startswith("steps-crossfit")} == {
@@ -104,7 +105,7 @@ def test_the_best_by_their_own_score_are_left_out(home: Path, tmp_path: Path) ->
 
 def test_the_first_ingredients_are_taken_in_search_order(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")
-    run = picking.plan(zoo, ["cost"])[0]
+    run = plans.plan(zoo, ["cost"])[0]
     assert run.first == 2
     assert zoo.recipe(run.overrides(zoo)).pool.path == (
         "pool/model_0.safetensors",
@@ -113,7 +114,7 @@ def test_the_first_ingredients_are_taken_in_search_order(home: Path) -> None:
 
 
 def test_models_are_also_kept_exactly_and_with_eight_bits(home: Path) -> None:
-    found = picking.plan(Zoo.open(home, "tiny"), ["directions"])
+    found = plans.plan(Zoo.open(home, "tiny"), ["directions"])
     names = [f"directions-{kind}-{seed}" for seed in (0, 1, 2) for kind in ("fp32", "int8")]
     assert [run.name for run in found] == names
     assert [dict(run.values)["method.directions"] for run in found] == ["fp32", "int8"] * 3
@@ -121,40 +122,30 @@ def test_models_are_also_kept_exactly_and_with_eight_bits(home: Path) -> None:
 
 
 def test_networks_without_batch_norm_have_no_study_of_its_statistics(home: Path) -> None:
-    assert picking.plan(Zoo.open(home, "tiny"), ["statistics"]) == []
+    assert plans.plan(Zoo.open(home, "tiny"), ["statistics"]) == []
     assert len(plans.statistics(Zoo("zoo", home, (), (), 8, True))) == 2
-
-
-def test_what_is_tried_out_reports_on_the_dev_split(home: Path) -> None:
-    zoo = Zoo.open(home, "tiny")
-    recipe = zoo.recipe(picking.attempt("fast", ["method.lr=0.1"]).stated)
-    assert (recipe.data.report.of if recipe.data.report else None) == "dev"
-    assert recipe.method.lr == 0.1
-    assert recipe.method.methods == ("crossfit",)
-    with pytest.raises(RunError, match="method\\.lr"):
-        picking.attempt("fast", ["lr 0.1"])
 
 
 def test_zoos_take_turns_study_by_study(tmp_path: Path) -> None:
     home = make(make(tmp_path / "experiments"), "other")
     zoos = [Zoo.open(home, "tiny"), Zoo.open(home, "other")]
-    every = [(zoo.name, run.study) for zoo, run in picking.plan_all(zoos)]
+    every = [(zoo.name, run.study) for zoo, run in plans.plan_all(zoos)]
     studies = list(dict.fromkeys(study for _, study in every))
     assert studies[:3] == ["main", "seeds", "rates"]
     assert every == sorted(every, key=lambda one: (studies.index(one[1]), one[0] != "tiny"))
     only = ["rates-mehl-plus-0.01", "main-1", "other/main", "rates-mehl-plus-0.01"]
-    found = [(zoo.name, run.name) for zoo, run in picking.plan_all(zoos, only)]
+    found = [(zoo.name, run.name) for zoo, run in plans.plan_all(zoos, only)]
     twice = [(name, run) for run in (only[0], "main-1") for name in ("tiny", "other")]
     assert found == [*twice, ("other", "main-0"), ("other", "main-2")]
 
 
 def test_unknown_names_are_refused(home: Path) -> None:
     with pytest.raises(RunError, match="rates"):
-        picking.plan(Zoo.open(home, "tiny"), ["rate"])
+        plans.plan(Zoo.open(home, "tiny"), ["rate"])
     with pytest.raises(RunError, match="before a slash one of tiny"):
-        picking.plan(Zoo.open(home, "tiny"), ["huge/main"])
+        plans.plan(Zoo.open(home, "tiny"), ["huge/main"])
     with pytest.raises(RunError, match="--only tiny/cost-54"):  # of another zoo, perhaps
-        picking.plan(Zoo.open(home, "tiny"), ["tiny/cost-54"])
+        plans.plan(Zoo.open(home, "tiny"), ["tiny/cost-54"])
     with pytest.raises(RunError, match="expected one of tiny"):
         Zoo.open(home, "huge")
 
@@ -187,5 +178,5 @@ def test_steps_are_counted_once_and_without_growth(tmp_path: Path) -> None:
     ]
     file = tmp_path / "events.jsonl"
     file.write_text("\n".join(map(json.dumps, events)) + '\n{"kind": "st')
-    assert steps.counted(file) == {"mehl+": 3, "crossfit": 4}
-    assert steps.counted(tmp_path / "none.jsonl") == {}
+    assert counted_steps(file) == {"mehl+": 3, "crossfit": 4}
+    assert counted_steps(tmp_path / "none.jsonl") == {}

@@ -12,9 +12,7 @@ import pytest
 import results as script
 from studies.claims import claims
 from studies.loaded import Results, read_all
-from studies.page import read_notes, write
-from studies.readme import update, update_project
-from studies.sections import SECTIONS
+from studies.page import SECTIONS, read_notes, update_project, update_zoo, write
 from study_zoo import method, results, run, summary
 
 from stockpot.errors import RunError
@@ -177,7 +175,7 @@ def test_three_seeds_of_every_learned_method() -> None:
 def test_sections_without_data_say_so_and_nothing_else(tmp_path: Path) -> None:
     write([], {}, tmp_path / "results.md")
     parts = (tmp_path / "results.md").read_text().split("\n## ")[1:]
-    assert len(parts) == 1 + len(SECTIONS)
+    assert len(parts) == 2 + len(SECTIONS)
     assert {part.split("\n", 1)[1].strip() for part in parts} == {"Not measured yet."}
     assert not (tmp_path / "results").exists()
 
@@ -191,13 +189,15 @@ def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
     text = (tmp_path / "results.md").read_text()
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     table = parts["Tables 1 and 2: every method"]
-    assert "| greedy | 89.00 | 88.00 to 90.00 | – | +1.00 [+0.10, +2.00] | 400 ms | 5.0 | 2.0 s |" in table
-    assert "Seed 0: crossfit's guard returned the greedy soup. Seed 0: hl failed." in table
+    assert "| greedy | 89.00 | 88.00 to 90.00 | – | +1.00 [+0.10, +2.00] | 5.0 x 400 ms | 2.0 s |" in table
+    assert (
+        "fashion-vit, seed 0: crossfit's guard returned the greedy soup. fashion-vit, seed 0: hl failed."
+        in table
+    )
     assert "81.03 (24 s x 143, 3501 s, 3 GB)" in table  # the paper's row beside it
     assert "A sentence." in table
-    assert "`python experiments/study.py fashion-vit --only main`" in table
-    assert "a processor" in table
-    assert "2026-01-02" in table
+    assert "a processor" in parts["Machines"]
+    assert "2026-01-02" in parts["Machines"]
     assert "cifar10-efficientnet, imdb-minilm: not measured yet." in table
     assert (tmp_path / "results" / "methods.svg").is_file()
     assert parts["Table 3: the best ingredients left out"].strip() == "Not measured yet."
@@ -225,16 +225,16 @@ def test_studies_that_were_not_repeated_are_shown_as_they_were(tmp_path: Path) -
     write([zoo], {}, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text("utf-8")
     removed = text[text.index("## Table 3") : text.index("## Mixing weights")]
-    assert "Of an earlier time" in removed
-    assert "| crossfit | 88.00 | 87.00 |" in removed
-    assert text.count("Of an earlier time") == 1
+    assert "| tiny (earlier) | 0 | 80.00 | 80.00 | 85.00 | 86.00 | 88.00 |" in removed
+    assert "| tiny (earlier) | 2 | 79.00 | 79.00 | 84.00 | 85.00 | 87.00 |" in removed
+    assert text.count("tiny (earlier)") == 2
     assert "| **crossfit** | 91.00 |" in text
     assert "72.00" not in text  # of the present default there are no rates, and another one's are not shown
     newest = json.loads((folder / "tiny.json").read_text())
     newest["runs"]["removed-2"] = run({"crossfit": method("crossfit", 0.9)}, models=6)
     (folder / "tiny.json").write_text(json.dumps(newest))
     write(read_all(folder), {}, tmp_path / "page.md")
-    assert "Of an earlier time" not in (tmp_path / "page.md").read_text("utf-8")
+    assert "tiny (earlier)" not in (tmp_path / "page.md").read_text("utf-8")
 
 
 def test_the_papers_curve_of_an_earlier_time_stands_beside_ours_of_now(tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_the_papers_curve_of_an_earlier_time_stands_beside_ours_of_now(tmp_path:
     write([zoo], {}, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text("utf-8")
     shown = text[text.index("## Sensitivity") :]
-    assert "mehl+, of an earlier time:" in shown
-    assert "| mehl+ (%), range 3.00 | 90.00 | 90.00 | 89.00 | 87.00 |" in shown
-    assert "| crossfit (%), range 0.00 | 90.00 | 90.00 | 90.00 | 90.00 |" in shown
+    assert "| tiny (earlier) | learning rate | mehl+ | 3.00 | **0.005**: 90.00 (" in shown
+    assert "**0.01**: 90.00 (main); **0.02**: 89.00 (" in shown
+    assert "| tiny | learning rate | crossfit | 0.00 | **0.005**: 90.00 (" in shown
     sweep(value, "mehl+", {0.005: 0.91, 0.02: 0.9, 0.05: 0.9})
     (folder / "tiny.json").write_text(json.dumps(value))
     (zoo,) = read_all(folder)
@@ -307,16 +307,16 @@ def test_the_committed_page_is_made_of_the_committed_results(tmp_path: Path) -> 
 def test_a_zoos_readme_keeps_what_people_wrote(tmp_path: Path) -> None:
     value = whole({"crossfit": 0.9, "greedy": 0.89}, {"greedy": (0.01, 0.001, 0.02)})
     readme = tmp_path / "README.md"
-    update(Results(value), readme)
+    update_zoo(Results(value), readme)
     assert not readme.exists()
     readme.write_text("# A zoo\n\nBefore.\n")
-    update(Results(value), readme)
+    update_zoo(Results(value), readme)
     first = readme.read_text()
     assert first.startswith("# A zoo\n\nBefore.\n\n<!-- Results")
     assert "| greedy | 89.00 | 88.00 to 90.00 | +1.00 [+0.10, +2.00] |" in first
     readme.write_text(first + "After.\n")
     value["over_seeds"]["greedy"]["report"][0] = 0.5
-    update(Results(value), readme)
+    update_zoo(Results(value), readme)
     assert readme.read_text() == first.replace("| 89.00 |", "| 50.00 |") + "After.\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import study
-from studies import picking, plans
+from studies import plans
 from studies.running import command, finished
 from studies.zoo import Zoo
 from study_zoo import make
@@ -171,27 +171,6 @@ def test_what_the_pool_turns_out_not_to_need_is_left_out(bench: Bench) -> None:
     assert bench.order == ["tiny/pool", "main-0"]
 
 
-def test_what_is_tried_out_waits_for_the_pool_too(bench: Bench) -> None:
-    hide_pool(bench.home / "tiny")
-    bench.run("main-0", failing=("pool",), pools=True)  # writes the script
-    assert bench.order == ["tiny/pool"]
-    bench.script.write_text(bench.script.read_text().replace("('pool',)", "()"))
-    python = shlex.join([sys.executable, str(bench.script)])
-    options = [
-        "tiny",
-        "--home",
-        str(bench.home),
-        "--python",
-        python,
-        "--pools",
-        "--try",
-        "fast",
-        "method.lr=0.1",
-    ]
-    assert study.main(options) == 0
-    assert bench.order == ["tiny/pool", "tiny/pool", "try-fast"]
-
-
 def test_without_its_pool_no_run_of_a_zoo_begins_and_other_zoos_go_on(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,7 +286,7 @@ def test_a_run_in_which_a_method_failed_is_no_finished_run(
 
 def test_commands_name_no_path_of_the_machine(bench: Bench) -> None:
     zoo = Zoo.open(bench.home, "tiny")
-    for run in picking.plan(zoo, ["main", "cost", "rates"]):
+    for run in plans.plan(zoo, ["main", "cost", "rates"]):
         words = command(zoo, run, ["python"])
         assert words[:5] == ["python", "-m", "stockpot", "compare", "experiments/tiny/recipe.yaml"]
         assert words[-1] == f"experiments/runs/tiny/{run.name}"

@@ -7,7 +7,6 @@ import os
 import shutil
 from pathlib import Path
 
-import choose
 import collect
 import numpy as np
 import pytest
@@ -15,11 +14,8 @@ import results
 import study
 from safetensors.numpy import load_file, save_file
 from studies import page, tables
-from studies.choosing import gains
 from studies.gather import OWN_TEST, gather
-from studies.intervals import over_seeds
 from studies.loaded import Results
-from studies.tries import rows
 from study_zoo import make
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -58,7 +54,7 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     assert others.read_text() == before
     text = (tmp_path / "results.md").read_text()
     assert "| **crossfit** |" in text
-    assert "| learning rate | 0.02 | 0.05 |" in text
+    assert "| tiny | learning rate | mehl+ |" in text
     drawn = {path.stem for path in (tmp_path / "results").glob("*.svg")}
     assert drawn == {"methods", "coefficients", "sensitivity"}
 
@@ -75,11 +71,11 @@ def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:
         one, two = (scores[kind][name]["report"]["mean"] for kind in ("int8", "fp32"))
         assert found["int8"]["difference"][0] == pytest.approx(one - two, abs=1e-5)
         assert found["int8"]["exact"] == pytest.approx(two, abs=1e-5)
-    lines = tables.directions(Results(value))
-    assert lines[0] == "| method | fp32 | as in `main`, minus fp32 | int8 minus fp32 |"
-    row = next(line for line in lines if line.startswith("| mehl+ "))
-    assert "0.00 [0.00, 0.00], within one standard error (0.000; 1 seed)" in row
-    assert next(line for line in lines if line.startswith("| hl+ ")).split("|")[3].strip() == "–"
+    lines = tables.directions([Results(value)])
+    assert lines[0] == "| zoo | method | fp32 (%) | rounded minus fp32 |"
+    row = next(line for line in lines if line.startswith("| tiny | mehl+ "))
+    assert "bf16 0.00 [0.00, 0.00], within one standard error (0.000; 1 seed)" in row
+    assert [line.split("|")[4].split()[0] for line in lines if line.startswith("| tiny | hl+ ")] == ["int8"]
 
 
 def test_rounding_is_the_rounded_minus_the_exact_of_the_same_pool(home: Path, tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_rounding_is_the_rounded_minus_the_exact_of_the_same_pool(home: Path, tm
 @pytest.mark.parametrize(("mean", "word"), [(0.0009, "within"), (0.0011, "beyond"), (-0.0011, "beyond")])
 def test_beyond_one_standard_error_is_said(mean: float, word: str) -> None:
     found = {"seeds": [0, 1], "exact": 0.9, "difference": [mean, -0.01, 0.01], "error": 0.001}
-    line = tables.directions(Results({"zoo": "tiny", "runs": {}, "rounding": {"hl+": {"int8": found}}}))[2]
+    line = tables.directions([Results({"zoo": "tiny", "runs": {}, "rounding": {"hl+": {"int8": found}}})])[2]
     assert f"{word} one standard error (0.100; 2 seeds)" in line
 
 
@@ -183,7 +179,7 @@ def test_a_data_sets_own_test_samples_are_counted_by_themselves(
     assert value["over_seeds"]["greedy"]["default_minus"][0] < 0
     page.write([Results(value)], {}, tmp_path / "results.md")
     text = (tmp_path / "results.md").read_text()
-    assert "On the data set's own 10 test samples alone, the default minus: greedy +10.00 [" in text
+    assert "| the default minus greedy on the data set's own 10 test samples alone | +10.00 [" in text
     page.write([Results(gather(runs, "another"))], {}, tmp_path / "results.md")
     assert "test samples alone" not in (tmp_path / "results.md").read_text()
 
@@ -210,82 +206,6 @@ def test_seeds_of_a_variant_are_taken_together(home: Path, tmp_path: Path) -> No
     assert set(value["variants"]["presets-authors"]) == {"mehl+"}
 
 
-def test_tries_are_listed_best_first_and_are_no_results(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = tmp_path / "runs" / "tiny"
-    shutil.copytree(home / "runs" / "tiny", runs)
-    shutil.copytree(runs / "main-0", runs / "try-base")
-    shutil.copytree(runs / "rates-mehl-plus-0.02", runs / "try-slow")
-    found = rows(runs, "base")
-    assert found[0][-1] == "minus base"
-    scores = [float(row[2]) for row in found[1:]]
-    assert scores == sorted(scores, reverse=True)
-    slow = next(row for row in found if row[0] == "slow")
-    assert "[" in slow[-1]  # compared with mehl+ of the other
-    assert collect.main(["tiny", "--home", str(tmp_path), "--tries", "--against", "base"]) == 0
-    assert "slow" in capsys.readouterr().out
-    assert collect.main(["tiny", "--home", str(tmp_path), "--tries", "--against", "none"]) == 1
-    assert "expected a finished try" in capsys.readouterr().err
-    assert "try-slow" not in Results(gather(runs, "tiny")).runs
-
-
-def tried(home: Path, folder: Path, seed: int, right: range, loss: float, status: str = "done") -> int:
-    """A try whose samples of these places are right; how many samples there are."""
-    shutil.copytree(home / "runs" / "tiny" / "main-0", folder)
-    about = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**about, "seed": seed, "status": status}))
-    result = folder / "methods" / "crossfit" / "result.json"
-    value = json.loads(result.read_text())
-    value["report"]["loss"] = loss
-    result.write_text(json.dumps(value))
-    file = folder / "methods" / "crossfit" / "weights.safetensors"
-    content = load_file(file)
-    values = np.zeros_like(content["report_values"])
-    values[right.start : right.stop] = 1
-    save_file({**content, "report_values": values}, file)
-    return len(values)
-
-
-def test_the_best_idea_is_that_of_all_zoos_together(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    n = 0
-    for zoo in ("one", "two"):
-        runs = tmp_path / "runs" / zoo
-        for seed in (0, 1):
-            # Both seeds gain the same samples over their own base, and many over the other's.
-            n = tried(home, runs / f"try-base-{seed}", seed, range(30 * seed, 30 * seed + 20), 0.5)
-            tried(home, runs / f"try-good-{seed}", seed, range(30 * seed, 30 * seed + 24), 0.4)
-            tried(home, runs / f"try-poor-{seed}", seed, range(30 * seed, 30 * seed + 18), 0.6)
-        tried(home, runs / "try-odd-0", 0, range(n), 0.1)  # one seed only
-        tried(home, runs / "try-wrong-1", 0, range(n), 0.1)  # not of the seed it is called by
-        tried(home, runs / "try-late-0", 0, range(n), 0.1)
-        tried(home, runs / "try-late-1", 1, range(n), 0.1, "interrupted")
-        tried(home, runs / "try-fast", 0, range(n), 0.1)
-    said: list[str] = []
-    found = gains(tmp_path, ["one", "two"], "base", said.append)
-    assert [gain.idea for gain in found] == ["good", "poor"]
-    assert [line.partition(":")[0] for line in said] == ["late", "odd"]
-    good = found[0]
-    mean, low, high = good.over_all
-    assert mean == good.by_zoo["one"][0] == pytest.approx(4 / n)
-    width = good.by_zoo["one"][2] - good.by_zoo["one"][1]
-    assert high - low == pytest.approx(width / 2**0.5)  # two zoos as sure as each other
-    per_seed = np.zeros((2, n))
-    per_seed[0, 20:24], per_seed[1, 50:54] = 1, 1
-    assert good.by_zoo["one"] == pytest.approx(over_seeds(per_seed))
-    assert good.loss == pytest.approx(0.2)
-    assert choose.main(["one", "two", "--against", "base", "--home", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert told.out.endswith("best: good\n")
-    assert "odd: left out" in told.err
-    assert choose.main(["one", "two", "--against", "good", "--home", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith("best: good\n")  # nothing is better
-    assert choose.main(["one", "--against", "none", "--home", str(tmp_path)]) == 1
-    assert "expected an idea that was tried on one: base, good, late, odd, poor" in capsys.readouterr().err
-
-
 def test_seeds_on_other_data_are_not_taken_in(home: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     shutil.copytree(home / "runs" / "tiny", runs)
@@ -301,4 +221,6 @@ def test_a_guard_that_stepped_in_is_told_of_every_seed(home: Path, tmp_path: Pat
     shutil.copytree(home / "runs" / "tiny", runs)
     value = gather(runs, "tiny")
     value["runs"]["seeds-3"]["methods"]["crossfit"]["guard"] = "uniform"
-    assert "Seed 3: crossfit's guard returned the uniform soup." in "\n".join(tables.methods(Results(value)))
+    assert "tiny, seed 3: crossfit's guard returned the uniform soup." in "\n".join(
+        tables.methods([Results(value)])
+    )
