@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot.engine import Directions, Engine
+from stockpot.engine import Directions, Engine, budget
 from stockpot.engine.budget import MARGIN, Need, Plan, choose, parts
 from stockpot.events import Event
 from stockpot.soups import cook
@@ -168,3 +168,58 @@ def test_as_many_models_as_fit(
     assert [len(event.data["models"]) for event in told if event.kind == "block"] == models
     _, told = cooked(tmp_path, block_size=3, steps=2)  # what was asked for is tried
     assert [len(event.data["models"]) for event in told if event.kind == "block"] == [3, 3]
+
+
+def test_a_container_s_memory_limit_counts_its_own_and_those_around_it(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("0::/outer/inner\n")
+    (tmp_path / "fs" / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "fs" / "outer" / "inner" / "memory.max").write_text("max\n")
+    (tmp_path / "fs" / "outer" / "memory.max").write_text(f"{3 * 2**30}\n")
+    assert budget.container_limits(tmp_path / "fs", own) == [3 * 2**30]
+    own.write_text("5:cpu,memory:/job\n4:pids:/job\n")
+    (tmp_path / "fs" / "memory" / "job").mkdir(parents=True)
+    (tmp_path / "fs" / "memory" / "job" / "memory.limit_in_bytes").write_text(f"{2**31}\n")
+    (tmp_path / "fs" / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert budget.container_limits(tmp_path / "fs", own) == [2**31]
+    assert budget.container_limits(tmp_path / "fs", tmp_path / "nothing") == []
+
+
+def test_half_of_a_container_s_limit_is_what_learning_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "container_limits", lambda: [1000])
+    assert budget.host_share() == 500
+
+
+@pytest.mark.parametrize("fits", [1, 2])
+def test_memory_that_runs_out_before_there_is_a_plan_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
+    pool, task = zoo(tmp_path, 6)
+    made = Engine.__init__
+    tried: list[int] = []
+
+    def tight(self: Engine, *args: Any, block_size: int, **options: Any) -> None:
+        tried.append(block_size)
+        assert len(tried) < 10, tried  # it used to try 8, 4, 8, 4, ...
+        if block_size > fits:
+            raise torch.OutOfMemoryError("no room")
+        made(self, *args, block_size=block_size, **options)
+
+    monkeypatch.setattr(Engine, "__init__", tight)
+    result = cook(pool, task, "mehl", block_size=6, steps=3, batch_size=16)
+    assert tried == sorted(tried, reverse=True)
+    assert tried[-1] <= fits
+    assert result.soup is not None
+
+
+def test_a_softmax_is_not_cut_into_blocks_when_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, task = zoo(tmp_path, 4)
+
+    def tight(self: Engine, *args: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Engine, "__init__", tight)
+    with pytest.raises(torch.OutOfMemoryError):
+        cook(pool, task, "learned", steps=3, batch_size=16)

@@ -8,9 +8,11 @@ pieces wait while the next one's activations are at their largest. Nothing else 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -151,8 +153,34 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def host_share() -> int | None:
-    """Half of the machine's memory: what is free changes from run to run, results should not. None: unknown."""
+    """Half of the memory there is: what is free changes from run to run, results should not. None: unknown."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        machine = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):
-        return None
+        machine = []
+    known = [*machine, *container_limits()]
+    return min(known) // 2 if known else None
+
+
+def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Memory limits of the control groups (version 2 or 1) that this process is in, its own and those around it."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        controllers, _, place = line.partition(":")[2].partition(":")
+        if controllers == "":
+            base, file = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, file = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = base / place.strip("/")
+        for folder in (inner, *inner.parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+                found.append(int((folder / file).read_text()))
+            if folder == base:
+                break
+    return [limit for limit in found if limit < 1 << 60]  # version 1 writes a huge number for none

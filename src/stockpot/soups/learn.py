@@ -55,6 +55,7 @@ class Learner:
         starts = [track.start for track in tracks]
         self.visits = Visits(blocks, settings, store or NoStore(), starts)
         self._limit = models  # models loaded at a time; lower after running out of memory
+        self._planned: int | None = None  # block size of the plan under way, once there is one
         self._prefetched: set[int] = set()
 
     @property
@@ -81,7 +82,7 @@ class Learner:
                 self._step_down(error)
 
     def _attempt(self) -> None:
-        s = self.visits.arranged
+        s, self._planned = self.visits.arranged, None
         self.live.drop_theta()
         size = min(self._limit, max(map(len, self.blocks)))
         fixed = not isinstance(self.settings.block_size, str)
@@ -90,6 +91,7 @@ class Learner:
             block_size=size, fixed_block=fixed, tracks=len(self.tracks), listen=self.listen,
         )  # fmt: skip
         plan = self.engine.plan
+        self._planned = plan.block_size
         self.visits.arranged = dataclasses.replace(
             s, directions=cast(Any, NAMES[plan.dtype]), accumulate=plan.accumulate, low_memory=plan.low_memory
         )
@@ -118,12 +120,14 @@ class Learner:
     # Less memory: the finished blocks are replayed from their coefficients, the rest is learned differently.
 
     def _step_down(self, error: BaseException) -> None:
-        now, plan = self.visits.arranged, self.engine.plan
-        if plan.block_size > 1 and self.settings.centre == "mean":
-            self._limit = -(-plan.block_size // 2)
+        now = self.visits.arranged
+        # Memory may have run out before there was a plan; what was tried then is the limit itself.
+        size = min(self._limit, max(map(len, self.blocks)), self._planned or self._limit)
+        if size > 1 and self.settings.centre == "mean" and not self.simplex:  # a softmax couples all models
+            self._limit = -(-size // 2)
             self.visits.cut(self._limit, self.tracks)
-            change = f"{self._limit} models at a time instead of {plan.block_size}"
-        elif now.directions in ("fp32", "bf16") and self.live.device.type == "cuda":
+            change = f"{self._limit} models at a time instead of {size}"
+        elif now.directions in ("auto", "fp32", "bf16") and self.live.device.type == "cuda":
             self.visits.arranged = dataclasses.replace(now, directions="int8")
             change = "models kept as int8"
         elif not now.low_memory:
