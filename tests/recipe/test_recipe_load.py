@@ -374,3 +374,14 @@ def test_reading_a_recipe_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
+    from stockpot.recipe.build import build_settings
+
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
+        "method: {memory: 8GiB}\n"
+    )
+    assert build_settings(load_recipe(file)).memory == 8 * 2**30

@@ -23,7 +23,6 @@ def warm_up() -> None:
 
     torch.set_num_threads(1)
     import matplotlib.figure  # noqa: F401
-    import psutil  # noqa: F401
 
     import stockpot.cli.app
     import stockpot.cli.ending

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
-from stockpot.recipe.schema.base import Names, PythonCode, Section, word_of, word_or_code
+from stockpot.recipe.schema.base import Bytes, Names, PythonCode, Section, word_of, word_or_code
 from stockpot.soups.setting_checks import StartName
 from stockpot.soups.settings import METHODS, PRESETS, Settings, settings_for
 
@@ -156,8 +156,8 @@ class Method(Section):
     directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] | None = Field(
         None, description="How loaded models are kept while learning; the result is always exact."
     )
-    memory: int | None = Field(
-        None, description="Bytes of the device that learning may take. null: what is free."
+    memory: Bytes | None = Field(
+        None, description="What learning may take of the device, such as 8GiB. null: what is free."
     )
     low_memory: bool | None = Field(
         None, description="Free gradients one by one and recompute activations: slower, least memory."
