@@ -1,7 +1,7 @@
 """Five small pools in double precision, and the mixing weights every method gave on them before the rebuild.
 
 `python -m golden.pools OUT` (from tests/) cooks them all and writes `weights.safetensors`. The file beside this one was
-written by version 0.9 and is not written again: it says what the methods did, to twelve digits.
+written on 2026-11-18, before the rebuild, and is not written again: it says what the methods did, to twelve digits.
 """
 
 from __future__ import annotations
@@ -130,6 +130,10 @@ def settings_of(name: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {method: {} for method in (*PLAIN, "crossfit")}
     for method in LEARNED:
         found[method] = {**common, **(blocks if method.startswith("mehl") else {})}
+    for method in ("learned", "learned+"):
+        found[method]["temperature"] = True  # as the published code of Learned-Soup has it
+    for method in ("hl", "hl+", "mehl", "mehl+"):
+        found[f"{method}@authors"] = found[method]
     return found
 
 
@@ -137,10 +141,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     whole: dict[str, Tensor] = {}
     for pool_name in CASES:
-        wanted = settings_of(pool_name)
-        wanted |= {m: {**wanted[m], "temperature": True} for m in ("learned", "learned+")}
-        wanted |= {f"{m}@authors": wanted[m] for m in ("hl", "hl+", "mehl", "mehl+")}
-        for label, W in cooked(pool_name, wanted):
+        for label, W in cooked(pool_name, settings_of(pool_name)):
             whole[f"{pool_name}/{label}"] = W
         print(pool_name)  # noqa: T201
     save_file(whole, sys.argv[1])
