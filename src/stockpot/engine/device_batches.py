@@ -1,22 +1,28 @@
 """Batches at fixed places on the device, for a captured graph to read.
 
 Data whose columns fit is kept on the device as it is (uint8 images, token ids) and gathered there; otherwise it is
-gathered in host memory into pinned buffers (see `gather`) and copied while the device works on the step before.
+gathered in host memory into pinned buffers and copied while the device works on the step before. A batch of images is
+tens of megabytes scattered over gigabytes: several threads gather it, or a slow host would need longer than the step.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.engine.gather import Gather
 from stockpot.task import Data
 from stockpot.task.tree import leaves, refill
 
 
-class Feed:
+THREADS = 4
+SMALL = 1 << 20  # bytes of a batch below which threads do not pay
+
+
+class DeviceBatches:
     """Serves all views of the same samples: `put` takes places in `data.columns` (see `Data.rows`)."""
 
     def __init__(self, data: Data, device: torch.device, size: int, pieces: int, resident: bool) -> None:
@@ -71,3 +77,40 @@ class Feed:
     def close(self) -> None:
         if not self.resident:
             self._gather.close()
+
+
+class Gather:
+    """Copies rows of a host column together, on several threads where that pays."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __call__(self, column: Tensor, rows: Tensor, out: Tensor) -> None:
+        """out[i] = column[rows[i]], both on the host."""
+        if out.nbytes < SMALL or not column.is_contiguous() or not out.is_contiguous():
+            torch.index_select(column, 0, rows, out=out)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "stockpot-gather")
+        source, target, order = _bytes(column), _bytes(out), rows.numpy()
+        jobs = [
+            # With "clip" numpy writes straight into the target; rows were drawn from the column's own length.
+            self._threads.submit(source.take, order[s], 0, target[s[0] : s[-1] + 1], "clip")
+            for s in np.array_split(np.arange(len(order)), THREADS)
+            if len(s)
+        ]
+        for job in jobs:
+            job.result()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
+def _bytes(tensor: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """(rows, bytes of a row): numpy does not know every dtype, but it knows bytes."""
+    view: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = (
+        tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
+    )
+    return view
