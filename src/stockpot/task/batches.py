@@ -1,18 +1,74 @@
-"""How models are called, and where their inputs and outputs keep labels, logits and loss."""
+"""Batches are trees of tensors; models are called on them, and keep labels, logits and a loss in known places."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError, describe
-from stockpot.task.tree import map_tensors
 
 LABEL_KEYS = ("labels", "label", "y", "target")
+
+# Trees --------------------------------------------------------------------------------------------
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply `function` to every leaf; containers keep their types where they can be rebuilt."""
+    if isinstance(tree, Mapping):
+        return _mapping(tree, {key: map_tree(function, value) for key, value in tree.items()})
+    if isinstance(tree, tuple):
+        mapped = [map_tree(function, value) for value in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)
+    if isinstance(tree, list):
+        return [map_tree(function, value) for value in tree]
+    return function(tree)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    return map_tree(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with the Python expression that reaches it, such as `['labels']` or `[0]`."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}[{key!r}]")
+    elif isinstance(tree, (tuple, list)):
+        for index, value in enumerate(tree):
+            yield from leaves(value, f"{path}[{index}]")
+    else:
+        yield path, tree
+
+
+def refill(tree: Any, values: Iterable[Any]) -> Any:
+    """The same tree with its leaves replaced, in the order of `leaves`."""
+    remaining = iter(values)
+    return map_tree(lambda _: next(remaining), tree)
+
+
+def _mapping(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    if type(like) is dict or not isinstance(like, MutableMapping):
+        return values
+    # A tokenizer's BatchEncoding is read through attributes by user code, so its type must survive.
+    rebuilt = copy.copy(like)
+    for key, value in values.items():
+        rebuilt[key] = value
+    return rebuilt
+
+
+def batch_rows(batch: Any) -> int:
+    """How many samples a batch has: the rows of its labels, or else of its first tensor."""
+    for _, leaf in (*leaves(find_labels(batch)), *leaves(batch)):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return leaf.shape[0]
+    return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (Mapping, tuple)) else 1
+
+
+# Models -------------------------------------------------------------------------------------------
 
 
 def call(model: nn.Module, batch: Any) -> Any:
