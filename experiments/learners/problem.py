@@ -23,8 +23,8 @@ from stockpot.soups.greedy import greedy
 from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.starts import CALIBRATION
 from stockpot.task import Data, Scores, Task
-from stockpot.task.outputs import find_labels
-from stockpot.task.tree import leaves, refill
+from stockpot.task.batches import find_labels
+from stockpot.task.batches import leaves, refill
 
 BATCH = 128
 

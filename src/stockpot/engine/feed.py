@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot.engine.gather import Gather
 from stockpot.task import Data
-from stockpot.task.tree import leaves, refill
+from stockpot.task.batches import leaves, refill
 
 
 class Feed:

@@ -17,7 +17,7 @@ from stockpot.run.reading import read_json, readable
 from stockpot.run.records import RESULT, settings_json
 from stockpot.soups.settings import Settings
 from stockpot.task import Task
-from stockpot.task.fingerprint import fingerprint
+from stockpot.task.data import fingerprint
 
 _T = TypeVar("_T")
 

@@ -19,7 +19,7 @@ from stockpot.run.distances import distances
 from stockpot.run.forecast import NOT_INCLUDED, Size, forecasts, largest_block
 from stockpot.run.ingredients import count_parameters, trial_settings
 from stockpot.run.scores import number
-from stockpot.task.checks import differences
+from stockpot.task.names import differences
 
 
 def survey(

@@ -8,7 +8,7 @@ from itertools import count, islice
 import torch
 
 from stockpot.soups.settings import Settings, block_size_for
-from stockpot.task.order import generator
+from stockpot.task.data import generator
 
 
 def blocks_for(settings: Settings, models: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stockpot.pool import Pool
 from stockpot.task import Task
-from stockpot.task.classify import IGNORED
+from stockpot.task.loss import IGNORED
 
 SHOWN = 5  # classes or ingredients named in one note
 

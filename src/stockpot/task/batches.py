@@ -16,6 +16,7 @@ LABEL_KEYS = ("labels", "label", "y", "target")
 
 # Trees --------------------------------------------------------------------------------------------
 
+
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply `function` to every leaf; containers keep their types where they can be rebuilt."""
     if isinstance(tree, Mapping):
