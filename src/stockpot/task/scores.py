@@ -14,7 +14,7 @@ from stockpot.errors import TaskError, describe
 from stockpot.task.metrics import Metric
 
 RESAMPLES = 1000
-_PIECE = 4_000_000  # numbers drawn at a time
+_PIECE = 250_000  # numbers drawn at a time; more would leave the cache
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ def test_learning_uses_batch_statistics_without_dropout() -> None:
     model = normalised()
     task = Task(model, (X, Y))
     with task.learning():
-        loss = task.loss((X[:20], Y[:20]))
+        loss = task.loss((X[:20], Y[:20])).mean
     hidden = model[0](X[:20])  # type: ignore[index]
     centred = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + 1e-5).sqrt()
     expected = nn.functional.cross_entropy(model[4](centred.relu()), Y[:20])  # type: ignore[index]
