@@ -17,7 +17,7 @@ from stockpot.pool import Pool
 from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.learn import Learner
 from stockpot.soups.result import Result
-from stockpot.soups.settings import settings_for
+from stockpot.soups.settings_before import settings_for
 from stockpot.soups.state import StateStore
 from stockpot.soups.track import Track
 from stockpot.task import Task

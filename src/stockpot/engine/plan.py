@@ -70,3 +70,7 @@ class FlatPlan:
         first = bisect.bisect_right(self.slots, lo, key=lambda slot: slot.stop)
         last = bisect.bisect_left(self.slots, hi, key=lambda slot: slot.start)
         return self.slots[first:last]
+
+
+from stockpot.engine.budget import Need as Need  # noqa: E402
+from stockpot.engine.budget import parts as parts  # noqa: E402

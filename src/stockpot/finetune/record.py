@@ -82,5 +82,5 @@ def read_records(folder: str | Path) -> list[TrialRecord]:
 
 def as_score(scores: Scores) -> dict[str, float | int | None]:
     low, high = scores.interval()
-    values = {"mean": scores.mean, "low": low, "high": high, "n": scores.n, "loss": scores.loss}
+    values = {"mean": scores.mean, "value": scores.mean, "low": low, "high": high, "n": scores.n, "loss": scores.loss}
     return {k: v if math.isfinite(v) else None for k, v in values.items()}

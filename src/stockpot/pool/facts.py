@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class PoolFacts:
     tied: tuple[tuple[str, ...], ...]
     duplicates: tuple[tuple[int, ...], ...]
     digests: tuple[str, ...]
+    distances: Any = None
 
 
 def gather_facts(

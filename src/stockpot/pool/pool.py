@@ -182,6 +182,12 @@ class Pool:
         if self._facts is None:
             hash_all(self.checkpoints, self._hashes, listen)
             self._facts = gather_facts(self.checkpoints, self.specs, self._hashes, self.tensor)
+            from stockpot.layout import Layout
+            from stockpot.run.distances import distances
+
+            if len(self._facts.frozen) < len(self.specs):
+                found = distances(self, Layout.of(self, "model", facts=self._facts), listen)
+                object.__setattr__(self._facts, "distances", found)
         return self._facts
 
 

@@ -34,6 +34,10 @@ class Score:
     n: int
     loss: float | None = None  # None where a model has none; never NaN, which JSON cannot say
 
+    @property
+    def value(self) -> float:
+        return self.mean
+
     @staticmethod
     def read(value: Any) -> Score | None:
         if isinstance(value, int | float):

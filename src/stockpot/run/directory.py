@@ -44,6 +44,19 @@ class Identity:
     command: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class RecipeFacts:
+    """What a record says about the recipe that a run comes from."""
+
+    title: str
+    kind: str
+    command: tuple[str, ...] = ()
+    digest: str = ""
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    max_shard: int = 5 * 10**9
+
+
 class RunDirectory:
     """Use `create` to work in one (as a context manager), `open` to read one."""
 

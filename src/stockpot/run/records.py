@@ -23,7 +23,7 @@ from stockpot.run.reading import read_json, readable
 from stockpot.soup import Soup
 from stockpot.soup import record as soup_record
 from stockpot.soups.result import Result
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.task import Scores
 
 RESULT, WEIGHTS = "result.json", "weights.safetensors"

@@ -15,7 +15,7 @@ from stockpot.run.differences import differences
 from stockpot.run.directory import RUN, RunDirectory, refused
 from stockpot.run.reading import read_json, readable
 from stockpot.run.records import RESULT, settings_json
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.task import Task
 from stockpot.task.fingerprint import fingerprint
 

@@ -29,7 +29,7 @@ from stockpot.soups.cooking import kept, prepare
 from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.reporting import report_on
 from stockpot.soups.result import Result
-from stockpot.soups.settings import LEARNED, Settings
+from stockpot.soups.settings_before import LEARNED, Settings
 from stockpot.soups.track import steps_for
 from stockpot.task import Task
 

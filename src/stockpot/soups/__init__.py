@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stockpot.soups.settings import LEARNED, METHODS, PRESETS, Settings, settings_for
+from stockpot.soups.settings_before import LEARNED, METHODS, PRESETS, Settings, settings_for
 
 if TYPE_CHECKING:
     from stockpot.soups.cooking import compare, cook

@@ -7,7 +7,7 @@ from itertools import count, islice
 
 import torch
 
-from stockpot.soups.settings import Settings, block_size_for
+from stockpot.soups.settings_before import Settings, block_size_for
 from stockpot.task.order import generator
 
 

@@ -20,7 +20,7 @@ from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.remarks import remarks
 from stockpot.soups.reporting import about, decision, report_on
 from stockpot.soups.result import Result
-from stockpot.soups.settings import LEARNED, METHODS, Settings, block_size_for, settings_for
+from stockpot.soups.settings_before import LEARNED, METHODS, Settings, block_size_for, settings_for
 from stockpot.soups.state import StateStore
 from stockpot.task import Task
 

@@ -25,7 +25,7 @@ from stockpot.soups import averaging, guard, starts
 from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.learn import Learner
 from stockpot.soups.remarks import thin_classes
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.state import StateStore
 from stockpot.soups.track import Track
 from stockpot.task import Scores

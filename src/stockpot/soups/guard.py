@@ -27,7 +27,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.soup import weights
 from stockpot.soups.kitchen import Kitchen
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.starts import greedy_members
 from stockpot.soups.visit import finite
 from stockpot.task import Scores

@@ -25,7 +25,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.soup import weights
 from stockpot.soups import setbacks
 from stockpot.soups.blocks import blocks_for
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.state import NoStore, StateStore
 from stockpot.soups.track import Track, steps_for
 from stockpot.soups.visit import Visit

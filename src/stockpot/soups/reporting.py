@@ -19,7 +19,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.soups.kitchen import Kitchen
 from stockpot.soups.result import Result
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.task import Data, Scores, Task
 from stockpot.task.sealed import open_report
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stockpot.soup import Soup
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.task import Scores
 from stockpot.task.scores import worded
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from stockpot.errors import MethodError, describe
 
 if TYPE_CHECKING:
-    from stockpot.soups.settings import Settings
+    from stockpot.soups.settings_before import Settings
 
 StartName = Literal["mean", "greedy", "own-greedy"]
 STARTS: tuple[str, ...] = get_args(StartName)

@@ -14,7 +14,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.soups.greedy import greedy
 from stockpot.soups.kitchen import Kitchen
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.state import StateStore
 
 # Samples from which running statistics are estimated for a candidate of a fold's own start. All of them, for every

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from stockpot.soups.setbacks import Setbacks
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.task import Data
 
 

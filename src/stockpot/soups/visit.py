@@ -13,7 +13,7 @@ from stockpot.engine.descent import Step
 from stockpot.errors import LearningError, describe
 from stockpot.soups.best import Point, Stretch, stretch_of
 from stockpot.soups.setbacks import Setbacks
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.track import Track
 from stockpot.soups.visits import Visits
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from stockpot.errors import RunError, describe
 from stockpot.signals import Stop, held
 from stockpot.soups.setbacks import Setbacks
-from stockpot.soups.settings import Settings
+from stockpot.soups.settings_before import Settings
 from stockpot.soups.state import StateStore
 from stockpot.soups.track import Track
 

@@ -30,6 +30,10 @@ class Scores:
         return self.values.numel()
 
     @property
+    def value(self) -> float:
+        return self.mean
+
+    @property
     def mean(self) -> float:
         return float(self.values.mean())
 
