@@ -15,7 +15,7 @@ from stockpot import atomic
 from stockpot._version import __version__
 from stockpot.disk import LOCK, Lock
 from stockpot.errors import RunError, WriteError, describe
-from stockpot.recipe.yaml_text import dump, parse
+from stockpot.recipe.load import parse
 from stockpot.run.differences import differences
 from stockpot.run.journal import Journal
 from stockpot.run.reading import read_json
@@ -121,7 +121,7 @@ class RunDirectory:
         # Before the recipe: a directory in which only this was written can be recognised as ours.
         self.set_status("running")
         if self._recipe is not None:
-            atomic.write_bytes(self.path / RECIPE, dump(self._recipe).encode())
+            atomic.write_json(self.path / RECIPE, self._recipe)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:

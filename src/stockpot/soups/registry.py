@@ -22,7 +22,7 @@ class Method:
     name: str
     summary: str  # one line for people who have read no paper
     decides: str  # module:function in stockpot.soups, (problem, method, settings, store) -> Decision
-    defaults: Mapping[str, Any] = field(default=_NONE)  # settings that differ from those of `Settings`
+    defaults: Mapping[str, Any] = field(default_factory=lambda: _NONE)  # settings that differ from those of `Settings`
     learned: bool = False
     simplex: bool = False  # a softmax over the models; all of them are loaded at once
     blockwise: bool = False  # a block size can be chosen
