@@ -7,8 +7,8 @@ from pathlib import Path
 from stockpot.errors import RecipeError
 from stockpot.events import Listener, ignore
 from stockpot.finetune import Augmentation, Plan, Probe, Trial, TrialRecord, finetune
-from stockpot.recipe import Recipe
 from stockpot.recipe.build import build_judge, build_task, build_train_data
+from stockpot.recipe.schema import Recipe
 
 
 def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:

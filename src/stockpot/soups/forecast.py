@@ -1,6 +1,6 @@
 """What a method will need before anything is spent: memory and reading, by arithmetic alone.
 
-Memory follows the engine's own plan (`engine/budget.py`): b directions of P mixed parameters, one soup per fold, the
+Memory follows the engine's own plan (`engine/plan.py`): b directions of P mixed parameters, one soup per fold, the
 mean, the model and its gradient. Not included, because only a trial run could tell: activations of a forward and
 backward pass, the data itself, and what PyTorch takes for being loaded.
 """
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from stockpot.engine.budget import Need, parts
-from stockpot.soups.settings import LEARNED, METHODS, PAPER_BLOCK
+from stockpot.engine.plan import Need, parts
+from stockpot.layout import Layout, mixing_dtype
+from stockpot.pool import Pool
+from stockpot.soups.registry import METHODS, settings_for
+from stockpot.soups.settings import PAPER_BLOCK
 
 NOT_INCLUDED = "activations, the data, and PyTorch itself"
-_VECTORS = {"best": 3, "uniform": 3, "ensemble": 3, "greedy": 5}  # of P, for methods that do not learn
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,19 @@ class Size:
     double: bool = False  # mixed in fp64
     gpu: bool = False  # directions rounded to bf16; means and idle folds wait on the host
 
+    @classmethod
+    def of(cls, pool: Pool, layout: Layout) -> Size:
+        """What is mixed; tied tensors are mixed once."""
+        first_of = {name: names[0] for names in layout.tied for name in names}
+        mixed = [name for name in layout.group_of if first_of.get(name, name) == name]
+        return cls(
+            models=len(pool),
+            parameters=sum(pool.specs[name].numel for name in mixed),
+            ingredient=pool.nbytes,
+            double=any(mixing_dtype(pool.specs[name].dtype) == torch.float64 for name in mixed),
+            gpu=torch.cuda.is_available(),
+        )
+
     @property
     def width(self) -> int:
         return 8 if self.double else 4
@@ -49,7 +64,7 @@ def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
     for method in METHODS:
         for block in _blocks(method, size.models):
             memory = (
-                _VECTORS[method] * size.parameters * size.width
+                METHODS[method].vectors * size.parameters * size.width
                 if block is None
                 else learning_memory(size, method, block)
             )
@@ -59,7 +74,7 @@ def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
 
 
 def learning_memory(size: Size, method: str, block: int) -> int:
-    folds = _folds(method)
+    folds = settings_for(method).folds
     gradients = size.parameters * size.width
     need = Need(
         models=size.models,
@@ -84,15 +99,11 @@ def largest_block(size: Size, method: str, budget: int) -> int:
 
 
 def _blocks(method: str, models: int) -> Iterable[int | None]:
-    if method not in LEARNED:
+    if not METHODS[method].learned:
         return [None]
-    if METHODS[method].get("block_size", "auto") is None:
+    if not METHODS[method].blockwise:
         return [models]
     return sorted({min(size, models) for size in (1, 4, PAPER_BLOCK, models)})
-
-
-def _folds(method: str) -> int:
-    return int(METHODS[method].get("folds", 1))
 
 
 def _models_read(method: str, models: int) -> int:
@@ -103,6 +114,6 @@ def _models_read(method: str, models: int) -> int:
         "uniform": building,
         "greedy": scoring + models + building,
         "ensemble": 2 * models,
-        # The mean, the block, the soup; the guard scores every ingredient and cooks greedy once per fold.
-        "crossfit": 2 * models + building + scoring + models + _folds(method) * models,
+        # The mean, the block, the soup; every ingredient is scored, and a greedy soup is cooked once per fold.
+        "crossfit": 2 * models + building + scoring + models + settings_for(method).folds * models,
     }.get(method, 2 * models + building)
