@@ -52,7 +52,7 @@ def report_on(kitchen: Kitchen, decided: Mapping[Key, Result]) -> Iterator[tuple
     listen(Event("unsealed", {"decisions": len(decided), "samples": len(data)}))
     for key, result in decided.items():
         scores = _score(kitchen, result, data)
-        listen(Event("report", {"method": result.method, "mean": scores.mean, "n": scores.n}))
+        listen(Event("report", {"method": result.method, "mean": scores.mean, "value": scores.mean, "n": scores.n}))
         yield key, dataclasses.replace(result, report=scores)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stockpot.cli.shell import say, table
+from stockpot.cli.terminal import say, table
 from stockpot.report import words
 
 

@@ -1,15 +1,28 @@
-"""From events to what a person wants to read: lines that stay, and what is going on just now."""
+"""Progress: from events to lines that stay and what is going on just now.
+
+A terminal gets a live bar, anything else a line every few seconds; always on stderr.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from stockpot.events import Event
+from stockpot.cli.terminal import harmless
+from stockpot.events import Event, Listener
 from stockpot.report import words
 
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
 _CLASSES = 8  # named in one line
+FIRST, SLOWEST = (
+    5.0,
+    60.0,
+)  # seconds until a plain line about work in progress; doubled after each, up to this
+REFRESH = 0.1  # seconds between redraws
 
 
 class Activity:
@@ -141,5 +154,102 @@ class Activity:
         if found is not None:
             ends = [found.get(end) for end in ("low", "high")]
             between = "" if None in ends else f" ({ends[0]:.4f} to {ends[1]:.4f})"
-            score = f" score {found['mean']:.4f}{between},"
+            score = f" score {found['value']:.4f}{between},"
         return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"
+
+
+@contextmanager
+def drawing() -> Iterator[Listener]:
+    """A listener that shows what it hears."""
+    if not sys.stderr.isatty():
+        yield _Plain()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as bars:
+        task = bars.add_task("", total=None)
+        activity = Activity()
+        last = 0.0
+
+        def listen(event: Event) -> None:
+            nonlocal last
+            line = activity.hear(event)
+            if line is not None:
+                bars.console.print(harmless(line), markup=False, highlight=False)
+            now = time.monotonic()
+            if line is not None or now - last > REFRESH:
+                last = now
+                total = activity.total or None
+                bars.update(
+                    task, description=harmless(activity.text[:60]), completed=activity.done, total=total
+                )
+
+        yield listen
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self._activity = Activity()
+        self._last = time.monotonic()
+        self._wait = FIRST
+
+    def __call__(self, event: Event) -> None:
+        line = self._activity.hear(event)
+        now = time.monotonic()
+        if line is not None:
+            self._wait = FIRST
+        elif now - self._last > self._wait and self._activity.text:
+            share = (
+                f" ({100 * self._activity.done // self._activity.total} %)" if self._activity.total else ""
+            )
+            line = f"{self._activity.text}{share}"
+            self._wait = min(2 * self._wait, SLOWEST)
+        if line is not None:
+            print(harmless(line), file=sys.stderr, flush=True)
+            self._last = now
+
+
+@contextmanager
+def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
+    """A listener that passes events on and writes losses, rates and scores for TensorBoard, one tag per method."""
+    from stockpot.adapters.extras import need
+
+    need("tensorboard")  # torch's own message does not say how to get it
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = None
+    method = ""
+
+    def write(tag: str, value: float, step: int) -> None:
+        nonlocal writer
+        if writer is None:  # not before there is something: the run's directory is made by then
+            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        writer.add_scalar(tag, value, step)
+
+    def both(event: Event) -> None:
+        nonlocal method
+        data = event.data
+        if event.kind == "method":
+            method = data["method"]
+        elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
+            place = f"{method}/fold{data['fold']}/block{data['block']}"
+            write(f"{place}/{'fit' if event.kind == 'step' else 'held_out'}_loss", data["loss"], data["step"])
+            if event.kind == "step":
+                write(f"{place}/lr", data["lr"], data["step"])
+        elif event.kind == "report":
+            write(f"{data['method']}/report", data["value"], 0)
+        listen(event)
+
+    try:
+        yield both
+    finally:
+        if writer is not None:
+            writer.close()
