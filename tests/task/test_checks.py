@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError
 from stockpot.task import Task
-from stockpot.task.renaming import left_over, suggest_rename
+from stockpot.task.names import left_over, suggest_rename
 
 from .models import Encoder, Plain, blobs, linear, normalised
 
@@ -77,8 +77,8 @@ def test_labels_are_not_judged_where_they_cannot_be() -> None:
             return out
 
     Task(Odd(), (X, bad(99)), loss=loss)  # only the loss can call this model
-    Task(linear(), (X, bad(99)), loss=lambda m, b: m(b[0]).mean(), metric="loss")
-    Task(linear(), (X, X, bad(99)), loss=lambda m, b: m(b[0]).mean(), metric="loss")
+    Task(linear(), (X, bad(99)), loss=lambda m, b: m(b[0]).mean(1), metric="loss")
+    Task(linear(), (X, X, bad(99)), loss=lambda m, b: m(b[0]).mean(1), metric="loss")
 
 
 # The model against the data
@@ -125,7 +125,7 @@ def test_token_losses_come_from_the_model() -> None:
     ids = torch.arange(40).reshape(8, 5) % 5
     task = Task(Language(), {"ids": ids, "labels": ids}, metric="loss")
     batch = task.fit.batch(torch.arange(8))
-    assert float(task.loss(batch).detach()) == pytest.approx(-task.score().mean)
+    assert float(task.loss(batch).mean.detach()) == pytest.approx(-task.score().value)
     with pytest.raises(TaskError, match=r"the default loss \(cross-entropy\).*found logits \(8, 5, 5\)"):
         task.loss(batch, label_smoothing=0.1)
 
@@ -136,7 +136,7 @@ def test_token_losses_come_from_the_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": "f1"}, r"metric: expected 'accuracy', 'loss' or a function .*, found 'f1'"),
+        ({"metric": "f1"}, r"metric: expected 'accuracy', 'loss', .* a Metric, or a function .*, found 'f1'"),
         ({"loss": "mse"}, r"loss: expected a function loss\(model, batch\), found 'mse'"),
         (
             {"autocast": torch.int8},
@@ -184,8 +184,8 @@ def test_a_loss_flat_on_a_few_samples_passes() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda m, b: m(b[0]).mean(1), r"loss: expected a scalar tensor, .* found a tensor of shape \(8,\)"),
-        (lambda m, b: 1.5, r"loss: expected a scalar tensor, the mean over the batch, found float"),
+        (lambda m, b: m(b[0]), r"loss: expected a scalar tensor, .* found a tensor of shape \(8, 3\)"),
+        (lambda m, b: 1.5, r"loss: expected a scalar tensor, the mean over the batch, or .*, found float"),
         (lambda m, b: m(b[0]).mean() * math.inf, r"loss at the start: expected a finite number, found -?inf"),
         (lambda m, b: m(b[0]).mean() * math.nan, r"loss at the start: expected a finite number, found nan"),
         (

@@ -31,7 +31,7 @@ def test_every_sample_once_per_epoch(n: int, seed: int, batch: int, epochs: int)
 
 @given(n=sizes, seed=seeds, batch=st.integers(1, 50), step=st.integers(0, 1000))
 def test_a_restart_at_any_step_gives_the_same_batch(n: int, seed: int, batch: int, step: int) -> None:
-    from stockpot.task.order import _permutation
+    from stockpot.task.data import _permutation
 
     walked = [data_of(n).order(seed, s, batch) for s in range(max(step - 2, 0), step + 1)][-1]
     _permutation.cache_clear()

@@ -6,14 +6,23 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task import Scores
+from stockpot.task import METRICS, Metric, Scores
+from stockpot.task.metrics import as_metric
 from stockpot.task.scores import _bonett_price, _student, worded
 
 
-def scores(*values: float, batches: tuple[int, ...] | None = None) -> Scores:
-    return Scores(torch.tensor(values, dtype=torch.float64), batches=batches)
+MEAN = as_metric(lambda outputs, batch: outputs)
+
+
+def of(values: Tensor) -> Scores:
+    return Scores(values[:, None], MEAN)
+
+
+def scores(*values: float, metric: Metric = MEAN) -> Scores:
+    return Scores(torch.tensor(values, dtype=torch.float64)[:, None], metric)
 
 
 def test_wilson_interval_of_right_and_wrong() -> None:
@@ -49,18 +58,15 @@ def test_students_distribution_as_in_the_tables(freedom: int, wanted: float) -> 
     assert _student(0.95, freedom) == pytest.approx(wanted, rel=0.01 if freedom == 3 else 2e-3)
 
 
-def test_a_mean_repeated_over_its_batch_is_one_observation() -> None:
-    plain = scores(0.1, 0.4, 0.7)
-    repeated = scores(*[0.1] * 5, *[0.4] * 5, *[0.7] * 5, batches=(5, 5, 5))
-    assert repeated.standard_error == pytest.approx(plain.standard_error)
-    assert scores(*[1.0] * 5, batches=(5,)).interval() == (-math.inf, math.inf)
+def test_one_sample_says_nothing() -> None:
+    assert scores(0.3).interval() == (-math.inf, math.inf)
 
 
 def test_paired_difference_is_narrower_than_the_intervals() -> None:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(100, generator=generator, dtype=torch.float64)
     better = base + 0.1 + 0.01 * torch.randn(100, generator=generator, dtype=torch.float64)
-    mean, lo, hi = Scores(better).difference(Scores(base))
+    mean, lo, hi = of(better).difference(of(base))
     delta = better - base
     assert mean == pytest.approx(float(delta.mean()))
     assert hi - mean == pytest.approx(1.984217 * float(delta.std()) / 10, rel=1e-5)  # t for 99
@@ -72,7 +78,7 @@ def paired(better: int, worse: int, n: int, confidence: float = 0.95) -> tuple[f
     second = first.clone()
     first[:better] = 1
     second[better : better + worse] = 1
-    return Scores(first).difference(Scores(second), confidence)
+    return of(first).difference(of(second), confidence)
 
 
 @pytest.mark.parametrize("n", [12, 100, 10_000])
@@ -110,7 +116,7 @@ def test_more_confidence_asks_for_more() -> None:
     error = math.sqrt((0.07 - 0.01**2) / 10_000)
     assert (lo, hi) == pytest.approx((mean - 2.575829 * error, mean + 2.575829 * error), abs=3e-5)
     delta = torch.linspace(-1, 2, 100, dtype=torch.float64)
-    mean, lo, hi = Scores(delta).difference(Scores(torch.zeros_like(delta)), 0.99)
+    mean, lo, hi = of(delta).difference(of(torch.zeros_like(delta)), 0.99)
     assert hi - mean == pytest.approx(2.626405 * float(delta.std()) / 10, rel=1e-4)  # t for 99
 
 
@@ -130,13 +136,13 @@ def test_intervals_hold_what_they_promise(n: int, up: float, down: float) -> Non
 
 def test_words_say_the_uncertainty() -> None:
     assert (
-        worded(scores(*[1.0] * 8, 0.0, 0.0), "accuracy") == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
+        worded(scores(*[1.0] * 8, 0.0, 0.0, metric=METRICS["accuracy"])) == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
     )
-    assert worded(scores(-0.5, -0.7, -0.6), "loss") == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
+    assert worded(scores(-0.5, -0.7, -0.6, metric=METRICS["loss"])) == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
 
 
 def test_difference_needs_the_same_samples() -> None:
-    with pytest.raises(TaskError, match=r"expected scores of the same 2 samples, found 3 in the other"):
+    with pytest.raises(TaskError, match=r"expected score of the same 2 samples, found score of 3 in the other"):
         scores(1.0, 0.0).difference(scores(1.0, 0.0, 1.0))
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
-from stockpot.task import Data, Task
+from stockpot.task import Data, Metric, Task
 from stockpot.task.sealed import Sealed, open_report
 
 from .models import Encoder, Plain, blobs, linear, normalised
@@ -24,14 +24,18 @@ X, Y = blobs()
 ROWS = torch.arange(60)
 
 
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=2e-7, atol=0)
+
+
 def test_ten_lines() -> None:
     model = nn.Linear(4, 3)
     task = Task(model, fit=TensorDataset(X, Y), report=(X[:30], Y[:30]))
     scores = task.score()
     right = (model(X).argmax(1) == Y).double()
-    assert scores.values.equal(right)
-    assert scores.values.dtype == torch.float64
-    assert scores.mean == pytest.approx(float(right.mean()))
+    assert scores.table[:, 0].equal(right)
+    assert scores.table.dtype == torch.float64
+    assert scores.value == pytest.approx(float(right.mean()))
     assert scores.loss == pytest.approx(float(functional.cross_entropy(model(X), Y).detach()))
     assert scores.complete
     assert scores.n == 60
@@ -44,16 +48,19 @@ def test_default_loss_is_cross_entropy() -> None:
     model = linear()
     task = Task(model, (X, Y))
     batch = task.fit.batch(ROWS[:16])
-    assert task.loss(batch).equal(functional.cross_entropy(model(X[:16]), Y[:16]))
+    assert task.loss(batch).total.equal(functional.cross_entropy(model(X[:16]), Y[:16], reduction='sum'))
+    assert float(task.loss(batch).weight) == 16
     smoothed = functional.cross_entropy(model(X[:16]) * 2.5, Y[:16], label_smoothing=0.1)
-    assert task.loss(batch, label_smoothing=0.1, temperature=torch.tensor(2.5)).equal(smoothed)
+    close(task.loss(batch, label_smoothing=0.1, beta=torch.tensor(2.5)).mean, smoothed)
 
 
-def test_temperature_gets_a_gradient() -> None:
+def test_beta_gets_a_gradient() -> None:
     task = Task(linear(), (X, Y))
-    temperature = torch.tensor(1.0, requires_grad=True)
-    loss = task.loss((X, Y), temperature=temperature)
-    (gradient,) = torch.autograd.grad(loss, temperature)
+    assert task.can_scale_logits
+    beta = torch.tensor(1.0, requires_grad=True)
+    loss = task.loss((X, Y), beta=beta)
+    assert not loss.weight.requires_grad
+    (gradient,) = torch.autograd.grad(loss.mean, beta)
     assert float(gradient) != 0
 
 
@@ -71,9 +78,9 @@ def test_logits_are_found_in_any_output(wrap: Any, batch: Any) -> None:
     model = Plain(wrap)
     task = Task(model, batch)
     expected = functional.cross_entropy(model.net(X), Y)
-    assert task.loss(task.fit.batch(ROWS)).equal(expected)
+    close(task.loss(task.fit.batch(ROWS)).mean, expected)
     assert task.logits(batch).equal(model.net(X))
-    assert task.score().mean == pytest.approx(float((model.net(X).argmax(1) == Y).double().mean()))
+    assert task.score().value == pytest.approx(float((model.net(X).argmax(1) == Y).double().mean()))
 
 
 def test_the_models_own_loss_is_used_for_dicts() -> None:
@@ -81,10 +88,10 @@ def test_the_models_own_loss_is_used_for_dicts() -> None:
     batch = {"inputs": X, "labels": Y}
     task = Task(model, batch)
     plain = functional.cross_entropy(model.net(X), Y)
-    assert task.loss(batch).equal(3 * plain)
+    close(task.loss(batch).mean, 3 * plain)
     assert task.score().loss == pytest.approx(3 * float(plain.detach()))
-    # Smoothing and temperature need the logits, so then the loss is ours.
-    assert task.loss(batch, temperature=torch.tensor(1.0)).equal(plain)
+    # Smoothing and beta need the logits, so then the loss is ours.
+    close(task.loss(batch, beta=torch.tensor(1.0)).mean, plain)
 
 
 def test_nested_inputs_are_positional_or_keyword_arguments() -> None:
@@ -101,20 +108,21 @@ def test_nested_inputs_are_positional_or_keyword_arguments() -> None:
     expected = functional.cross_entropy(model.net(X - 1), Y)
     for inputs in ((X, torch.ones_like(X)), {"b": torch.ones_like(X), "a": X}):
         task = Task(model, (inputs, Y))
-        assert task.loss(task.fit.batch(ROWS)).equal(expected)
+        close(task.loss(task.fit.batch(ROWS)).mean, expected)
 
 
 def test_a_loss_of_ones_own() -> None:
     model = nn.Linear(4, 4)
     task = Task(
-        model, (X,), loss=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(), metric="loss"
+        model, (X,), loss=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1), metric="loss"
     )
     expected = (model(X) - X).square().mean()
-    assert task.loss(task.fit.batch(ROWS)).equal(expected)
+    close(task.loss(task.fit.batch(ROWS)).mean, expected)
     scores = task.score()
-    assert scores.mean == pytest.approx(-float(expected.detach()))
+    assert scores.value == pytest.approx(-float(expected.detach()))
+    assert not task.can_scale_logits
     assert scores.loss == pytest.approx(float(expected.detach()))
-    for options in ({"label_smoothing": 0.1}, {"temperature": torch.tensor(1.0)}):
+    for options in ({"label_smoothing": 0.1}, {"beta": torch.tensor(1.0)}):
         with pytest.raises(
             TaskError, match="expected the default loss, whose logits are known, found a loss of"
         ):
@@ -134,7 +142,7 @@ def test_the_loss_is_single_precision_or_better(
 ) -> None:
     for model, data in ((linear(), (X.to(dtype), Y)), (Encoder(), {"inputs": X.to(dtype), "labels": Y})):
         task = Task(model.to(dtype), data, autocast=autocast)
-        assert task.loss(task.fit.batch(ROWS)).dtype == expected
+        assert [part.dtype for part in task.loss(task.fit.batch(ROWS))] == [expected] * 2
 
 
 def test_autocast_reaches_the_model_and_a_loss_of_ones_own() -> None:
@@ -155,8 +163,8 @@ def test_labels_of_any_integer_type_and_class_probabilities() -> None:
     probabilities = functional.one_hot(Y, 3).float()
     for labels in (Y.int(), Y.to(torch.uint8), probabilities):
         task = Task(model, (X, labels))
-        assert float(task.loss((X, labels)).detach()) == pytest.approx(float(expected.detach()))
-        assert task.score().mean == Task(model, (X, Y)).score().mean
+        assert float(task.loss((X, labels)).mean.detach()) == pytest.approx(float(expected.detach()))
+        assert task.score().value == Task(model, (X, Y)).score().value
 
 
 # Metric and evaluation
@@ -164,45 +172,60 @@ def test_labels_of_any_integer_type_and_class_probabilities() -> None:
 
 def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
     model = linear()
-    scores = Task(model, (X, Y), metric="loss", batch_size=7).score()
-    expected = -functional.cross_entropy(model(X), Y, reduction="none").detach()
-    torch.testing.assert_close(scores.values, expected.double())
-    assert scores.loss == pytest.approx(-scores.mean)
-    assert scores.batches is None
+    expected = -functional.cross_entropy(model(X), Y, reduction="none").detach().double()
+    batch = {"inputs": X, "labels": Y}
+    for data, judged in (((X, Y), model), (batch, Encoder())):  # the latter computes one loss for a batch
+        judged.load_state_dict({f"net.{k}" if judged is not model else k: v for k, v in model.state_dict().items()})
+        task = Task(judged, data, metric="loss", batch_size=7)
+        assert task.metric.is_mean
+        scores = task.score()
+        torch.testing.assert_close(scores.table[:, 0], expected)
+        assert scores.loss == pytest.approx(-scores.value)
 
 
-def test_a_loss_known_per_batch_only_is_repeated_and_says_so() -> None:
-    model = Encoder()
-    scores = Task(model, {"inputs": X, "labels": Y}, metric="loss", batch_size=25).score()
-    parts = [functional.cross_entropy(model.net(x), y) for x, y in zip(X.split(25), Y.split(25), strict=True)]  # type: ignore[no-untyped-call]
-    assert scores.values[[0, 24, 25, 59]].tolist() == pytest.approx(
-        [-float(parts[i].detach()) for i in (0, 0, 1, 2)]
-    )
-    assert scores.batches == (25, 25, 10)
+def test_a_loss_of_a_whole_batch_is_no_metric() -> None:
+    """One number for a batch has neither an interval nor a value that is free of the batch size."""
+    for task in (
+        lambda: Task(linear(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]), metric="loss"),
+        lambda: Task(Encoder(weight=3.0), {"inputs": X, "labels": Y}, metric="loss"),
+    ):
+        with pytest.raises(TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch') as e:
+            task()
+        assert "Fix: return one loss per sample instead of their mean" in str(e.value)
 
 
-def test_a_metric_of_ones_own_per_sample_or_mean() -> None:
+def test_a_metric_of_ones_own() -> None:
     model = Encoder()
     batch = {"inputs": X, "labels": Y}
     each = Task(model, batch, metric=lambda out, b: -(out.logits[:, 0] - b["labels"]).abs(), batch_size=25)
     expected = -(model.net(X)[:, 0] - Y).abs().detach().double()
-    torch.testing.assert_close(each.score().values, expected)
-    assert each.metric_max is None
-    mean = Task(model, batch, metric=lambda out, b: float(out.logits.shape[0]), batch_size=25).score()
-    assert mean.values.tolist() == [25.0] * 50 + [10.0] * 10
-    assert mean.batches == (25, 25, 10)
+    torch.testing.assert_close(each.score().table[:, 0], expected)
+    assert (each.metric.name, each.metric.is_mean, each.metric.ceiling) == ("score", True, None)
+    spread = Metric("spread", lambda out, b: out.logits[:, :2], lambda table: float(table.std()))
+    scores = Task(model, batch, metric=spread, batch_size=25).score()
+    assert scores.value == pytest.approx(float(model.net(X)[:, :2].detach().std()))
+    low, high = scores.interval()
+    assert low < scores.value < high
 
 
-def test_a_metric_of_the_wrong_shape() -> None:
-    task = Task(linear(), (X, Y), metric=lambda out, b: out)
-    with pytest.raises(
-        TaskError, match=r"metric: expected one score per sample, shape \(60,\), .* \(60, 3\)"
-    ):
+@pytest.mark.parametrize(
+    ("metric", "found"),
+    [
+        (lambda out, b: out, r"shape \(60, 3\)"),
+        (lambda out, b: float(out.mean()), "one number for the whole batch"),
+        (lambda out, b: out[:9, 0], r"shape \(9, 1\)"),
+    ],
+)
+def test_a_metric_of_the_wrong_shape(metric: Any, found: str) -> None:
+    task = Task(linear(), (X, Y), metric=metric)
+    with pytest.raises(TaskError, match=rf"metric: expected one score per sample, .* found {found}") as e:
         task.score()
+    assert 'is a Metric: Metric("name", statistics=' in str(e.value)
 
 
 def test_without_a_known_loss_the_loss_is_nan() -> None:
-    task = Task(nn.Linear(4, 4), (X, X), metric=lambda out, b: -(out - b[1]).abs().mean(1))
+    task = Task(Plain(lambda logits: logits[:, 0]), (X, Y), metric=lambda out, b: -(out - b[1]).abs())
+    assert not task.can_scale_logits
     assert math.isnan(task.score().loss)
     assert math.isnan(Task(linear(), (X, Y)).score(with_loss=False).loss)
 
@@ -212,13 +235,13 @@ def test_the_metric_needs_logits_but_the_loss_is_the_users() -> None:
     task = Task(model, (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]) * 7)
     scores = task.score()
     assert scores.loss == pytest.approx(7 * float(functional.cross_entropy(model(X), Y).detach()))
-    assert scores.values.equal((model(X).argmax(1) == Y).double())
+    assert scores.table[:, 0].equal((model(X).argmax(1) == Y).double())
 
 
 def test_nan_is_never_right() -> None:
     model = nn.Linear(4, 3)
     nn.init.constant_(model.weight, math.nan)
-    assert Task(model, (X, torch.zeros(60, dtype=torch.long))).score().mean == 0
+    assert Task(model, (X, torch.zeros(60, dtype=torch.long))).score().value == 0
 
 
 def test_dense_labels_are_scored_by_their_share() -> None:
@@ -227,17 +250,17 @@ def test_dense_labels_are_scored_by_their_share() -> None:
     with torch.no_grad():
         model.bias.copy_(torch.tensor([1.0, 0.0]))  # type: ignore[union-attr]
     labels = torch.tensor([[[0, 0], [0, 1]], [[1, -100], [-100, 0]]])
-    assert Task(model, (torch.zeros(2, 1, 2, 2), labels)).score().values.tolist() == [0.75, 0.5]
+    assert Task(model, (torch.zeros(2, 1, 2, 2), labels)).score().table.tolist() == [[0.75], [0.5]]
 
 
 def test_evaluation_follows_the_indices_and_the_data() -> None:
     task = Task(linear(), (X, Y), metric="loss", batch_size=7)
-    everything = task.score().values
+    everything = task.score().table
     order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(task.score(indices=order).values, everything[order])
+    torch.testing.assert_close(task.score(indices=order).table, everything[order])
     part = task.fit.subset(order[:20])
-    torch.testing.assert_close(task.score(part).values, everything[order[:20]])
-    torch.testing.assert_close(task.score(part, indices=torch.tensor([3])).values, everything[order[3:4]])
+    torch.testing.assert_close(task.score(part).table, everything[order[:20]])
+    torch.testing.assert_close(task.score(part, indices=torch.tensor([3])).table, everything[order[3:4]])
 
 
 def test_evaluation_can_stop_after_any_batch() -> None:
@@ -252,9 +275,11 @@ def test_evaluation_can_stop_after_any_batch() -> None:
     assert not scores.complete
     assert scores.n == 32
     assert [done for _, done in seen] == [16, 32]
-    assert seen[-1][0] == float(scores.values.sum())
+    assert seen[-1][0] == float(scores.table.sum())
     assert task.score(stop=lambda total, done: False).complete
-    assert task.metric_max == 1.0
+    assert task.metric.ceiling == 1.0
+    with pytest.raises(TaskError, match="stop: expected a metric that is a mean over samples, found macro_f1"):
+        Task(linear(), (X, Y), metric="macro_f1").score(stop=stop)
 
 
 def test_scoring_is_in_evaluation_mode_and_leaves_modes_alone() -> None:
@@ -267,7 +292,7 @@ def test_scoring_is_in_evaluation_mode_and_leaves_modes_alone() -> None:
     assert [module.training for module in model.modules()] == [True, True, False, True, True, True]
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     with task.evaluating():
-        assert not task.loss((X, Y)).requires_grad
+        assert not task.loss((X, Y)).total.requires_grad
     with pytest.raises(KeyError), task.evaluating():
         raise KeyError
     assert model.training
@@ -276,25 +301,44 @@ def test_scoring_is_in_evaluation_mode_and_leaves_modes_alone() -> None:
 # Logits from elsewhere
 
 
-def test_scoring_given_logits() -> None:
-    logits = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
-    batch = (X[:2], torch.tensor([0, 2]))
-    task = Task(linear(), (X, Y))
-    assert task.scoring_logits(logits, batch).tolist() == [1.0, 0.0]
-    task = Task(linear(), (X, Y), metric="loss")
-    expected = -functional.cross_entropy(logits, batch[1], reduction="none")
-    assert task.scoring_logits(logits, batch).equal(expected)
-    task = Task(linear(), (X, Y), metric=lambda out, b: out[:, 0])
-    assert task.scoring_logits(logits, batch).tolist() == [5.0, 0.0]
-
-
-def test_scoring_given_logits_needs_a_metric_of_logits() -> None:
-    own = Task(linear(), (X, Y), metric="loss", loss=lambda m, b: m(b[0]).mean())
+def test_the_ensemble_needs_a_metric_of_logits() -> None:
+    own = Task(linear(), (X, Y), metric="loss", loss=lambda m, b: m(b[0]).mean(1))
     with pytest.raises(TaskError, match="found a loss of your own calls the model itself"):
-        own.scoring_logits(torch.zeros(60, 3), (X, Y))
+        own.ensemble_scores(range(1))
     task = Task(Encoder(), {"inputs": X, "labels": Y}, metric=lambda out, b: out.logits[:, 0])
     with pytest.raises(TaskError, match=r"does not take a tensor of logits \(AttributeError"):
-        task.scoring_logits(torch.zeros(60, 3), {"labels": Y})
+        task.ensemble_scores(range(1))
+    whole = Task(linear(), (X, Y), metric=lambda out, b: out.mean())
+    with pytest.raises(TaskError, match="one number for the whole batch"):
+        whole.ensemble_scores(range(1))
+
+
+def test_double_precision_is_for_the_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's MPS has no float64. A tensor counts as on the host once `.cpu()` was called on it."""
+    host: set[int] = set()
+    kept: list[Tensor] = []
+    double = Tensor.double
+
+    def cpu(self: Tensor) -> Tensor:
+        kept.append(self.clone())
+        host.add(id(kept[-1]))
+        return kept[-1]
+
+    def checked(self: Tensor) -> Tensor:
+        assert id(self) in host, "double precision on the device"
+        return double(self)
+
+    seen: list[torch.dtype] = []
+
+    def metric(out: Any, batch: Any) -> Tensor:
+        seen.append(out.dtype)
+        return (out.argmax(1) == batch[1]).float()
+
+    task = Task(linear(), (X, Y), metric=metric, batch_size=16)
+    monkeypatch.setattr(Tensor, "cpu", cpu)
+    monkeypatch.setattr(Tensor, "double", checked)
+    assert task.score(stop=lambda total, done: False).value == task.ensemble_scores(range(1)).value
+    assert set(seen) == {torch.float32}
 
 
 def test_a_model_without_logits() -> None:
@@ -320,9 +364,9 @@ def test_the_ensemble_is_the_mean_of_logits() -> None:
             model.load_state_dict(state)
             yield k
 
-    torch.testing.assert_close(task.ensemble_scores(members()).values, expected)
+    torch.testing.assert_close(task.ensemble_scores(members()).table, expected[:, None])
     ten = Data.of((X[:10], Y[:10]))
-    torch.testing.assert_close(task.ensemble_scores(members(), ten).values, expected[:10])
+    torch.testing.assert_close(task.ensemble_scores(members(), ten).table, expected[:10, None])
 
 
 # Report data

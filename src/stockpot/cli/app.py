@@ -7,16 +7,24 @@ from typing import Annotated
 import typer
 
 from stockpot._version import __version__
-from stockpot.cli.compare import compare
-from stockpot.cli.cook import cook
-from stockpot.cli.demo import demo
-from stockpot.cli.doctor import doctor
-from stockpot.cli.evaluate import evaluate
+from stockpot.cli.cooking import compare, cook, demo
+from stockpot.cli.evaluate import evaluate, rebuild, report
+from stockpot.cli.failures import guarded
 from stockpot.cli.finetune import finetune
 from stockpot.cli.inspect import inspect
-from stockpot.cli.rebuild import rebuild
-from stockpot.cli.report import report
-from stockpot.cli.schema import schema
+from stockpot.cli.options import Json
+from stockpot.cli.terminal import document, say
+
+# Extra -> the packages that make it work.
+_EXTRAS = {
+    "cli": ("typer", "rich", "pydantic", "PyYAML", "jinja2", "matplotlib"),
+    "demo": ("scikit-learn",),
+    "transformers": ("transformers", "tokenizers"),
+    "vision": ("timm", "torchvision", "pillow"),
+    "clip": ("open_clip_torch",),
+    "tables": ("pyarrow",),
+    "tensorboard": ("tensorboard",),
+}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +50,62 @@ def stockpot(
 
     New here? `stockpot demo` makes real soups on this machine in about a minute.
     """
+
+
+@guarded
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors that complete and check YAML.
+
+    Examples:
+
+    ```
+    stockpot schema > recipe.schema.json
+    # then, as the first line of a recipe:
+    # yaml-language-server: $schema=recipe.schema.json
+    ```
+    """
+    from stockpot.recipe import json_schema
+
+    document(json_schema())
+
+
+@guarded
+def doctor(as_json: Json = False) -> None:
+    """Describe the environment, for bug reports.
+
+    Examples:
+
+    ```
+    stockpot doctor
+    stockpot doctor --json > doctor.json
+    ```
+    """
+    import torch
+
+    from stockpot.report import words
+    from stockpot.run.environment import environment, installed
+
+    facts = environment("cuda" if torch.cuda.is_available() else None)
+    extras = {extra: {name: installed(name) for name in names} for extra, names in _EXTRAS.items()}
+    if as_json:
+        document({"stockpot": __version__, **facts, "extras": extras})
+        return
+    lines = {
+        "stockpot": __version__,
+        "python": facts["python"],
+        "torch": f"{facts['torch']}, {facts['threads']} threads",
+        "platform": facts["platform"],
+        "processor": f"{facts['cpu']}, {facts['cores']} cores",
+        "memory": words.size(facts["memory"]),
+        "device": facts["device"],
+    }
+    for name, text in lines.items():
+        say(f"{name:<13}{text}")
+    for extra, packages in extras.items():
+        missing = [name for name, version in packages.items() if version is None]
+        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+        hint = f"missing {', '.join(missing)}: pip install 'stockpot[{extra}]'" if missing else ""
+        say(f"{extra:<13}{'; '.join(part for part in (have, hint) if part)}")
 
 
 for _command in (demo, inspect, cook, compare, finetune, evaluate, rebuild, report, schema, doctor):

@@ -1,4 +1,4 @@
-"""`stockpot evaluate`: one soup or checkpoint on the recipe's data."""
+"""What looks at finished work: `stockpot evaluate`, `stockpot rebuild`, `stockpot report`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 
 from stockpot.cli.failures import guarded
 from stockpot.cli.options import Json, Overrides, RecipeFile, read_recipe
+from stockpot.cli.outcome import print_table
+from stockpot.cli.progress import drawing
+from stockpot.cli.terminal import document, say, shown
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
@@ -28,6 +31,23 @@ On = Annotated[
     Literal["report", "fit"] | None,
     typer.Option("--on", help="Which data. Default: the report data, if the recipe has some."),
 ]
+RunOrSoup = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory, or a saved soup.", show_default=False)
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="Which method's soup. Default: the recommended."),
+]
+Target = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where to write it. Default: its place in the run directory."),
+]
+Ingredients = Annotated[
+    list[Path],
+    typer.Option("--pool", metavar="PATH", help="Where the ingredients are now; they are known by content."),
+]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
 @guarded
@@ -51,8 +71,6 @@ def evaluate(
     stockpot evaluate checkpoints/model_3.pt recipe.yaml --on fit --json
     ```
     """
-    from stockpot.cli.drawing import drawing
-    from stockpot.cli.shell import document, say
     from stockpot.pool.finite import verify_finite
     from stockpot.recipe.build import build_task
     from stockpot.report.words import Metric
@@ -75,13 +93,12 @@ def evaluate(
     low, high = scores.interval()
     data = "report data" if where == "report" else "fitting data"
     say(
-        f"{metric.title} {metric.value(scores.mean)} on {data}"
+        f"{metric.title} {metric.value(scores.value)} on {data}"
         f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
     )
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
-    from stockpot.cli.shell import shown
     from stockpot.errors import RunError, describe
     from stockpot.pool import open_checkpoint
     from stockpot.run.soups import SOUP, recommended_soup
@@ -111,3 +128,62 @@ def _load(task: Task, checkpoint: Checkpoint) -> None:
     task.check_names(checkpoint.specs)
     # Not strict: names that the model ties to each other may be stored once.
     task.model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.specs}, strict=False)
+
+
+@guarded
+def rebuild(
+    run: RunOrSoup,
+    method: Method = None,
+    out: Target = None,
+    pool: Ingredients = [],  # noqa: B006  (typer copies it)
+    overwrite: Replace = False,
+    as_json: Json = False,
+) -> None:
+    """Write a soup again from its record and the ingredients.
+
+    Ingredients that have changed are refused. Where the soup is already there, its bytes are compared instead.
+
+    Examples:
+
+    ```
+    stockpot rebuild run
+    stockpot rebuild run --method hl+ --out soups/hl
+    stockpot rebuild run --pool /new/place/of/the/checkpoints
+    ```
+    """
+    from stockpot.run.soups import rebuild_soup
+
+    with drawing() as listen:
+        path, compared = rebuild_soup(
+            run, method=method, out=out, ingredients=pool or None, overwrite=overwrite, listen=listen
+        )
+    if as_json:
+        document({"soup": str(path), "compared": compared})
+    elif compared:
+        say(f"{shown(path)}: rebuilt and compared; every byte is the same")
+    else:
+        say(f"{shown(path)}: rebuilt")
+
+
+@guarded
+def report(run: Run, as_json: Json = False) -> None:
+    """Write the report of a run again, and print its table.
+
+    Examples:
+
+    ```
+    stockpot report run
+    stockpot report run --json
+    ```
+    """
+    from stockpot.report import summary_rows, write_report
+
+    path = write_report(run)
+    if as_json:
+        document({"report": str(path), "markdown": str(path.with_suffix(".md"))})
+        return
+    print_table(run)
+    if (kinds := {row.kind for row in summary_rows(run)}) and "report" not in kinds:
+        say("Scores on fitting data, which methods decide with: report data was not looked at.")
+        say()
+    say(f"Report: {shown(path)}  (and {path.with_suffix('.md').name})")

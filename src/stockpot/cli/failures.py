@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import typer
 
 from stockpot import signals
-from stockpot.cli.shell import harmless
+from stockpot.cli.terminal import harmless
 from stockpot.errors import StockpotError, WriteError
 
 F = TypeVar("F", bound=Callable[..., None])

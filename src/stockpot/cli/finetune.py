@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,9 @@ import typer
 
 from stockpot.cli.failures import resumable
 from stockpot.cli.options import Json, Overrides, RecipeFile, read_recipe
+from stockpot.cli.progress import drawing
+from stockpot.cli.terminal import document, say, shown, table
+from stockpot.report import words
 
 if TYPE_CHECKING:
     from stockpot.finetune import TrialRecord
@@ -38,9 +42,7 @@ def finetune(
     stockpot finetune recipe.yaml --set finetune.parallel=4 --set 'finetune.epochs=[5, 10]'
     ```
     """
-    from stockpot.cli.drawing import drawing
-    from stockpot.cli.shell import document, say, shown
-    from stockpot.run.finetuning import pool_directory, run_finetune
+    from stockpot.recipe.finetuning import pool_directory, run_finetune
 
     given = [*overrides, *([] if trials is None else [f"finetune.trials={trials}"])]
     wanted = read_recipe(recipe, given)
@@ -57,19 +59,16 @@ def finetune(
 
 
 def _show(records: list[TrialRecord], metric: str) -> None:
-    from stockpot.cli.shell import say, table
-    from stockpot.report import words
-
     def score(record: TrialRecord) -> str:
         found, shown = record.score, words.Metric(metric)
-        if record.failed or found is None or found["mean"] is None:
+        if record.failed or found is None or found["value"] is None:
             return "failed" if record.failed else "-"
         low, high = found.get("low"), found.get("high")
         if low is None or high is None or shown.scale != 100:
-            return shown.value(found["mean"])
-        return f"{shown.value(found['mean'])} ±{100 * (high - low) / 2:.1f}"
+            return shown.value(found["value"])
+        return f"{shown.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
-    scored = [(r.score["mean"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
+    scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
     best = -max(scored)[1] if scored else None
     headings = ("trial", "fit data", "lr", "decay", "epochs", "smoothing", "augment", "time")
     rows = [
@@ -94,7 +93,5 @@ def _show(records: list[TrialRecord], metric: str) -> None:
 
 
 def _json(record: TrialRecord) -> dict[str, object]:
-    import dataclasses
-
     value = dataclasses.asdict(record)
     return {**value, "path": None if record.path is None else str(record.path)}

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stockpot.cli.failures import guarded
-from stockpot.cli.options import Json, Overrides
+from stockpot.cli.options import Json, Overrides, read_recipe
+from stockpot.cli.pool_text import show
+from stockpot.cli.progress import drawing
+from stockpot.cli.terminal import document
+from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
+from stockpot.events import Listener, ignore
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from stockpot.layout import Layout
     from stockpot.pool import Pool
     from stockpot.recipe import Recipe
 
@@ -57,11 +69,6 @@ def inspect(
     stockpot inspect recipe.yaml --json
     ```
     """
-    from stockpot.cli.drawing import drawing
-    from stockpot.cli.inspected import show
-    from stockpot.cli.shell import document
-    from stockpot.errors import RunError, describe
-    from stockpot.run.survey import against_model, survey
     from stockpot.soup.files import parse_size
 
     prefixes = {}
@@ -91,7 +98,7 @@ def inspect(
         nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
         found = survey(opened, limit, listen, nonfinite=nonfinite)
         if recipe is not None:
-            against_model(found, opened, recipe)
+            _against_model(found, opened, recipe)
     if as_json:
         document(found)
     else:
@@ -101,10 +108,6 @@ def inspect(
 
 
 def _recipe(sources: list[str], overrides: list[str]) -> Recipe | None:
-    from pathlib import Path
-
-    from stockpot.cli.options import read_recipe
-
     if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
         return read_recipe(Path(sources[0]), overrides)
     if overrides:
@@ -122,3 +125,134 @@ def _open(sources: list[str], recipe: Recipe | None, options: dict[str, Any]) ->
         options["rename"] = options["rename"] or recipe.pool.rename
         options["mixed_dtypes"] = options["mixed_dtypes"] or recipe.pool.mixed_dtypes
     return Pool.open(sources, **options)
+
+
+def survey(
+    pool: Pool, budget: int | None = None, listen: Listener = ignore, *, nonfinite: str = "refuse"
+) -> dict[str, Any]:
+    """Everything worth knowing about a pool before it is cooked, as plain values.
+
+    `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
+    """
+    from stockpot.layout import Layout
+    from stockpot.run.ingredients import count_parameters, trial_settings
+
+    problems: list[str] = []
+    try:
+        if nonfinite == "drop":
+            pool = pool.drop_nonfinite(listen)
+        elif nonfinite == "refuse":
+            pool.verify_finite(listen)
+    except PoolError as error:
+        problems.append(str(error))
+    facts = pool.facts(listen)
+    found: dict[str, Any] = {
+        "ingredients": [
+            {
+                "name": name,
+                "path": str(checkpoint.path),
+                "format": checkpoint.format,
+                "key": checkpoint.key,
+                "bytes": checkpoint.nbytes,
+                "digest": digest,
+                "to_mean": None,
+                "norm": None,
+                "trial": trial_settings(checkpoint.path),
+            }
+            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True)
+        ],
+        "parameters": count_parameters(pool, facts),
+        "tensors": len(pool.specs),
+        "dtypes": dict(
+            Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values()).most_common()
+        ),
+        "frozen": sorted(facts.frozen),
+        "tied": [list(names) for names in facts.tied],
+        "dropped": list(pool.dropped),
+        "duplicates": [[pool.names[k] for k in group] for group in facts.duplicates],
+        "distances": None,
+        "outlier": None,
+        "strangers": [],
+        "problems": problems,
+        "forecast": None,
+    }
+    try:
+        layout = Layout.of(pool, "model", facts=facts)
+    except LayoutError as error:
+        problems.append(str(error))
+        return found
+    found["kept"] = dict(Counter(layout.kept.values()))
+    measured = facts.distances
+    found["distances"] = [[_finite(d) for d in row] for row in measured.pairs.tolist()]
+    lengths = zip(measured.to_mean.tolist(), measured.norms.tolist(), strict=True)
+    for entry, (distance, norm) in zip(found["ingredients"], lengths, strict=True):
+        entry["to_mean"], entry["norm"] = _finite(distance), _finite(norm)
+    outlier = measured.outlier()
+    found["outlier"] = None if outlier is None else pool.names[outlier]
+    found["strangers"] = [pool.names[k] for k in measured.strangers()]
+    found["forecast"] = _forecast(pool, layout, budget)
+    return found
+
+
+def _finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _against_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
+    """Whether the pool's tensors are those of the recipe's model, into `found`."""
+    from stockpot.task.checks import differences
+
+    model = _architecture(recipe)
+    differing = differences(model, pool.specs)
+    found["model"] = {
+        "name": type(model).__name__,
+        "fits": not differing,
+        "not_in_model": list(differing.lacks),
+        "not_in_pool": list(differing.extra),
+        "shapes": list(differing.shapes),
+        "rename": differing.rename,
+    }
+    if differing:
+        found["problems"].append(
+            describe(
+                f"the pool and the recipe's model ({type(model).__name__})",
+                expected=f"the same {len(pool.specs)} tensors",
+                found=";\n  ".join(differing.sentences()),
+                fix=differing.fix(),
+            )
+        )
+
+
+def _architecture(recipe: Recipe) -> nn.Module:
+    """The model, without memory for its weights where its library can do without."""
+    import torch
+
+    from stockpot.recipe.build import build_model
+
+    if recipe.model.kind != "python":
+        try:
+            with torch.device("meta"):
+                return build_model(recipe).model
+        except StockpotError:
+            raise
+        except Exception:  # a constructor that looks at its own weights
+            pass
+    return build_model(recipe).model
+
+
+def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
+    from stockpot.soups.forecast import NOT_INCLUDED, Size, forecasts, largest_block
+
+    size = Size.of(pool, layout)
+    blockwise = ("mehl", "mehl+", "crossfit")
+    return {
+        "budget": budget,
+        "device": "cuda" if size.gpu else "cpu",
+        "mixed_parameters": size.parameters,
+        "not_included": NOT_INCLUDED,
+        "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
+        "largest_block": None
+        if budget is None
+        else {name: largest_block(size, name, budget) for name in blockwise},
+    }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import DataError, describe
-from stockpot.task.order import generator
+from stockpot.task.data import generator
 
 Split = Literal["train", "fit", "report"]
 SIZES: dict[Split, int] = {"train": 250, "fit": 650, "report": 897}

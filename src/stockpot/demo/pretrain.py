@@ -14,7 +14,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.finetune import Augmentation, Plan, Trial
 from stockpot.finetune.training import train
 from stockpot.task import Data, Task
-from stockpot.task.order import generator
+from stockpot.task.data import generator
 
 CLUSTERS = 30
 ROUNDS = 20

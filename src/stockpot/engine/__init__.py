@@ -1,10 +1,10 @@
-from stockpot.engine import ahead, parallel
-from stockpot.engine.budget import Plan
-from stockpot.engine.descent import Descent
-from stockpot.engine.directions import Directions
-from stockpot.engine.engine import Engine
-from stockpot.engine.live import Live
-from stockpot.engine.memory import PeakMemory
-from stockpot.engine.plan import FlatPlan
+"""The live model, the loaded directions, and how steps are taken and planned."""
 
-__all__ = ["Descent", "Directions", "Engine", "FlatPlan", "Live", "PeakMemory", "Plan", "ahead", "parallel"]
+from stockpot.engine.directions import Directions
+from stockpot.engine.engine import Engine, Options
+from stockpot.engine.flat import FlatPlan
+from stockpot.engine.live import Live
+from stockpot.engine.plan import Plan
+from stockpot.engine.resources import PeakMemory
+
+__all__ = ["Directions", "Engine", "FlatPlan", "Live", "Options", "PeakMemory", "Plan"]

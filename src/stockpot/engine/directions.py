@@ -1,70 +1,93 @@
-"""The loaded block: directions theta_k - centre of b ingredients, resident on the device."""
+"""The loaded block: directions d_k = theta_k - theta_bar of b models, and the two operations learning needs of them.
+
+`project` and `mix` are adjoint: <mix(a), g> = <a, project(g)>. The two functions at the top are their meaning, in plain
+PyTorch and the paper's notation; the class has them for rows that are exact (fp32, fp64) or rounded (bf16, int8), and
+uses the kernels of engine/kernels.py where the rows lie on a CUDA device.
+"""
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from stockpot.engine.plan import FlatPlan
-from stockpot.engine.tiles import Tiles
+from stockpot.engine.flat import TILE, FlatPlan, Tiles
+
+Bounds = Sequence[tuple[int, int]]  # per group: where its tensors start and stop in the flat vector
+
+
+def project(directions: Tensor, gradient: Tensor, bounds: Bounds) -> Tensor:
+    """grad alpha[k, j] = sum over tensors l in group j of <g[l], d_k[l]> (paper, eq. 6).
+
+    directions: (b, P), gradient: (P,) -> (b, G)
+    """
+    out = torch.empty(directions.shape[0], len(bounds), dtype=gradient.dtype, device=gradient.device)
+    for j, (start, stop) in enumerate(bounds):
+        out[:, j] = directions[:, start:stop].to(gradient.dtype) @ gradient[start:stop]
+    return out
+
+
+def mix(directions: Tensor, alpha: Tensor, bounds: Bounds) -> Tensor:
+    """sum_k alpha[k, group(l)] d_k[l], flat (paper, Algorithm 1, line 9 without theta_fix).
+
+    directions: (b, P), alpha: (b, G) -> (P,)
+    """
+    out = torch.empty(directions.shape[1], dtype=alpha.dtype, device=alpha.device)
+    for j, (start, stop) in enumerate(bounds):
+        out[start:stop] = alpha[:, j] @ directions[:, start:stop].to(alpha.dtype)
+    return out
 
 
 class Directions:
-    """b rows of length P and the two operations learning needs of them.
-
-    Rows are fp32 (fp64), or rounded to bf16, or to int8 with one scale per model and tile. `scale` (b, G) multiplies
-    row k in group j; it is None except when directions are scaled to unit norm. On a CUDA device the operations are
-    the kernels of engine/kernels.py; elsewhere they are plain PyTorch.
-    """
+    """b rows of length P on the device; int8 rows have one scale per model and tile."""
 
     def __init__(
         self,
-        rows: Tensor,
+        rows: Tensor,  # (b, P)
         plan: FlatPlan,
         *,
-        unit_norm: bool = False,
         tiles: Tiles | None = None,
         tile_scale: Tensor | None = None,  # (tiles, b) fp32, for int8
     ) -> None:
-        self.rows = rows  # (b, P)
+        self.rows = rows
         self.plan = plan
         self.tiles = tiles
         self.tile_scale = tile_scale
         self.fast = rows.is_cuda and tiles is not None and rows.dtype != torch.float64
-        self.scale: Tensor | None = self._inverse_norms() if unit_norm else None  # (b, G)
 
     def project(self, gradient: Tensor) -> Tensor:
-        """(P,) -> (b, G); see engine/reference.py."""
+        """(P,) -> (b, G)"""
         if self.fast:
             from stockpot.engine import kernels
 
             assert self.tiles is not None
-            out = kernels.project(self.rows, gradient, self.tiles, self.tile_scale)
-        else:
-            dtype = gradient.dtype
-            out = torch.empty(self.rows.shape[0], self.plan.groups, dtype=dtype, device=gradient.device)
-            for j, (start, stop) in enumerate(self.plan.bounds):
-                torch.mv(self._decoded(j, dtype), gradient[start:stop], out=out[:, j])
-        return out if self.scale is None else out.mul_(self.scale)
+            return kernels.project(self.rows, gradient, self.tiles, self.tile_scale)
+        dtype = gradient.dtype
+        out = torch.empty(self.rows.shape[0], self.plan.groups, dtype=dtype, device=gradient.device)
+        for j, (start, stop) in enumerate(self.plan.bounds):
+            torch.mv(self.part(start, stop, dtype), gradient[start:stop], out=out[:, j])
+        return out
 
-    def mix(self, fixed: Tensor, coefficients: Tensor, out: Tensor) -> None:
-        """out = fixed + sum_k coefficients[k, group] * direction_k. fixed, out: (P,); coefficients: (b, G)."""
-        weights = coefficients if self.scale is None else coefficients * self.scale
+    def mix(self, fixed: Tensor, alpha: Tensor, out: Tensor) -> None:
+        """out = fixed + sum_k alpha[k, group] * d_k. fixed, out: (P,); alpha: (b, G)."""
         if self.fast:
             from stockpot.engine import kernels
 
             assert self.tiles is not None
-            kernels.mix(self.rows, fixed, weights.float().contiguous(), out, self.tiles, self.tile_scale)
+            kernels.mix(self.rows, fixed, alpha.float().contiguous(), out, self.tiles, self.tile_scale)
             return
         for j, (start, stop) in enumerate(self.plan.bounds):
-            rows = self._decoded(j, fixed.dtype)
+            rows = self.part(start, stop, fixed.dtype)
             if out.dtype == fixed.dtype:
-                torch.addmv(fixed[start:stop], rows.T, weights[:, j], out=out[start:stop])
+                torch.addmv(fixed[start:stop], rows.T, alpha[:, j], out=out[start:stop])
             else:
-                out[start:stop] = torch.addmv(fixed[start:stop], rows.T, weights[:, j])
+                out[start:stop] = torch.addmv(fixed[start:stop], rows.T, alpha[:, j])
 
     def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """A stretch of whole tensors in the dtype of the sum; a view when nothing was rounded. (b, n)"""
+        """Whole tensors between two places, in the dtype of the sum; a view when nothing was rounded. (b, n)"""
         rows = self.rows[:, start:stop].to(dtype)
         if self.tile_scale is None or self.tiles is None:
             return rows
@@ -73,17 +96,29 @@ class Directions:
         factors = self.tile_scale[first:last].repeat_interleave(self.tiles.length[first:last].long(), dim=0)
         return rows * factors[: stop - start].T.to(dtype)
 
-    def _decoded(self, j: int, dtype: torch.dtype) -> Tensor:
-        """Group j's directions. (b, n)"""
-        return self.part(*self.plan.bounds[j], dtype)
 
-    def _inverse_norms(self) -> Tensor:
-        dtype = (
-            torch.promote_types(self.rows.dtype, torch.float32)
-            if self.rows.is_floating_point()
-            else torch.float32
-        )
-        norms = torch.stack([self._decoded(j, dtype).norm(dim=1) for j in range(self.plan.groups)], dim=1)
-        # A direction of length zero (an ingredient equal to the centre there) stays zero.
-        tiny = torch.finfo(norms.dtype).tiny
-        return torch.where(norms > 0, 1.0 / norms.clamp_min(tiny), torch.zeros_like(norms))
+def encode_plain(row: Tensor, out: Tensor, scale: Tensor | None, plan: FlatPlan, tiles: Tiles | None) -> None:
+    """Round a direction: the meaning of kernels.encode, and its fallback.
+
+    row: (P,) exact -> out: (P,) rounded; for int8 also scale: (tiles,), each tile's largest value over 127.
+    """
+    if out.dtype != torch.int8:
+        out.copy_(row)
+        return
+    assert scale is not None
+    assert tiles is not None
+    starts = tiles.start.tolist()
+    ends = [slot.start for slot in plan.slots[1:]] + [plan.size]
+    for slot, stop in zip(plan.slots, ends, strict=True):
+        start = slot.start
+        if start == stop:
+            continue
+        first = bisect.bisect_left(starts, start)
+        last = first + -(-(stop - start) // TILE)
+        table = pad(row[start:stop], (0, (last - first) * TILE - (stop - start))).view(last - first, TILE)
+        factors = table.abs().amax(dim=1) / 127.0  # (tiles of the tensor,)
+        # Below the smallest normal number the factor itself is rounded, and 127 steps of it are not enough.
+        factors = torch.where(factors >= torch.finfo(torch.float32).tiny, factors, torch.zeros_like(factors))
+        scale[first:last] = factors
+        whole = torch.where(factors[:, None] > 0, table / factors[:, None], torch.zeros_like(table))
+        out[start:stop] = torch.floor(whole + 0.5).view(-1)[: stop - start].to(torch.int8)

@@ -1,133 +1,144 @@
-"""What learning runs on: the memory plan, the loader that follows it, and the way a step is taken."""
+"""What Algorithm 1 runs on: a live model, the loaded block, and the gradient of the coefficients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stockpot.engine import ahead, budget, parallel
-from stockpot.engine.descent import Choices, Descent
+from stockpot.engine import distributed, plan, resources
+from stockpot.engine.device_batches import DeviceBatches
 from stockpot.engine.directions import Directions
-from stockpot.engine.feed import Feed
-from stockpot.engine.graph import GraphDescent
+from stockpot.engine.inner_loop import Batch, CapturedLoop, InnerLoop, TakeStep, Variables
 from stockpot.engine.live import Live
 from stockpot.engine.loader import Loader, StreamingLoader
-from stockpot.engine.low_memory import recomputing
+from stockpot.engine.low_memory import Projector, recomputing
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
 
+FP16_SCALE = 4096.0  # on the loss under fp16 autocast, whose small gradients would be zero otherwise
 
-class EngineChoices(Choices, Protocol):
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def directions(self) -> str: ...
-    @property
-    def memory(self) -> int | None: ...
-    @property
-    def low_memory(self) -> bool: ...
-    @property
-    def compile(self) -> bool: ...
-    @property
-    def graphs(self) -> bool: ...
+
+@dataclass(frozen=True)
+class Options:
+    """How learning runs; the fields of the same names in soups/settings.py say what they mean."""
+
+    batch_size: int = 128
+    accumulate: int = 1
+    directions: str = "auto"
+    memory: int | None = None
+    low_memory: bool = False
+    compile: bool = False
+    graphs: bool = True
 
 
 class Engine:
-    """Made once per learning run; `close` it afterwards."""
+    """Made for one learning run; `close` it afterwards."""
 
     def __init__(
         self,
         live: Live,
-        choices: EngineChoices,
+        options: Options,
         data: Data,
         *,
         block_size: int,
         fixed_block: bool = True,
-        tracks: int = 1,
+        theta_bar: Tensor | None = None,  # (P,) where it is known from an earlier run on the same pool
         listen: Listener = ignore,
     ) -> None:
         self.live = live
-        self.choices = choices
+        self.options = options
         self.listen = listen
         self._stack = ExitStack()
         self._cuda = live.device.type == "cuda"
-        self._feeds: dict[tuple[int, int], Feed] = {}
-        self._descent: Descent | None = None
-        self._eager = not choices.graphs or not self._cuda or parallel.active()
-        self._path_said = ""
-        ahead.finish()
-        self.plan = self._choose(data, block_size, fixed_block, tracks)
-        self.loader = self._loader()
-        if choices.compile:
-            self._stack.enter_context(live.task.compiled())  # after the trial passes: they have other shapes
-        if self.plan.low_memory:
-            self._stack.enter_context(recomputing(live.task.model))
-        listen(
-            Event(
-                "plan", {"text": str(self.plan), "forecast": self.plan.total, "parts": dict(self.plan.parts)}
-            )
+        self._feeds: dict[tuple[int, int], DeviceBatches] = {}
+        self._loop: InnerLoop | None = None
+        self._loop_key: tuple[object, ...] = ()
+        self._projector: Projector | None = None
+        self._eager = (
+            not options.graphs
+            or not self._cuda
+            or distributed.active()
+            or live.task.autocast == torch.float16  # a step may have to be tried again
         )
+        self._told = False
+        self._block: tuple[int, ...] = ()
+        self._next: tuple[int, ...] = ()
+        self._directions: Directions | None = None
+        try:
+            self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
+            self.loader = self._loader()
+            if options.compile:
+                # After the trial passes: they have other shapes.
+                self._stack.enter_context(live.task.compiled())
+            if self.plan.low_memory:
+                self._stack.enter_context(recomputing(live.task.model))
+            parts = dict(self.plan.parts)
+            listen(Event("plan", {"text": str(self.plan), "forecast": self.plan.total, "parts": parts}))
+            self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
+            self.fixed = torch.empty(live.plan.size, dtype=live.dtype, device=live.device)  # (P,) theta_fix
+        except BaseException:  # such as memory that ran out: the model must not keep what was put around it
+            self.close()
+            raise
 
-    def _choose(self, data: Data, block_size: int, fixed_block: bool, tracks: int) -> budget.Plan:
-        live, c = self.live, self.choices
+    # The memory plan ----------------------------------------------------------------------------------
+
+    def _choose(self, data: Data, block_size: int, fixed_block: bool) -> plan.Plan:
+        live, o = self.live, self.options
         width = live.flat.element_size()
-        if c.directions != "auto":
-            dtypes = [budget.DTYPES[c.directions]]
+        if o.directions != "auto":
+            dtypes = [plan.DTYPES[o.directions]]
+        elif self._cuda and live.dtype == torch.float32:
+            dtypes = [torch.bfloat16, torch.int8]
         else:
-            dtypes = (
-                [torch.bfloat16, torch.int8] if self._cuda and live.dtype == torch.float32 else [live.dtype]
-            )
+            dtypes = [live.dtype]
         step, sample, kept = self._measure(data) if self._cuda else (2 * width * live.plan.size, 0.0, 0)
-        resident = self._resident_bytes(data)
-        need = budget.Need(
+        need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
             model_width=width,
-            held_models=1
-            if self._cuda
-            else 3 + tracks,  # on CUDA the mean and the idle folds wait on the host
-            batch=min(c.batch_size, len(data)),
+            held_models=1 if self._cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
+            batch=min(o.batch_size, len(data)),
             step=step,
             sample=sample,
-            data=resident,
+            data=self._resident_bytes(data),
             kept=kept,
         )
-        limit = c.memory if c.memory is not None else budget.free_memory(live.device)
-        if limit is not None and c.memory is None:
-            limit = int(0.92 * limit) + torch.cuda.memory_allocated(live.device)
-        if limit is None and not fixed_block:
-            limit = budget.host_share()
-        return budget.choose(
+        limit = o.memory
+        if limit is None and (free := resources.free_memory(live.device)) is not None:
+            limit = int(0.92 * free) + torch.cuda.memory_allocated(live.device)
+        if limit is None and not fixed_block and (host := resources.host_memory()) is not None:
+            limit = host // 2  # what is free changes from run to run, results should not
+        return plan.choose(
             need,
             wanted_block=block_size,
             fixed_block=fixed_block,
             dtypes=dtypes,
-            accumulate=c.accumulate,
-            max_accumulate=max(1, min(c.batch_size, len(data)) // 8),
-            low_memory=c.low_memory,
+            accumulate=o.accumulate,
+            max_accumulate=max(o.accumulate, 1, min(o.batch_size, len(data)) // 8),
+            low_memory=o.low_memory,
             budget=limit,
         )
 
     def _resident_bytes(self, data: Data) -> int:
         """Data is kept on the device when it takes little of what is free there."""
-        free = budget.free_memory(self.live.device)
-        if free is None or data.columns is None or self.choices.memory is not None:
+        free = resources.free_memory(self.live.device)
+        if free is None or data.columns is None or self.options.memory is not None:
             return 0
         return data.nbytes if data.nbytes < free // 8 else 0
 
     def _measure(self, data: Data) -> tuple[int, float, int]:
         """Peak bytes of a forward and backward pass, as a constant and per sample, and bytes of what is not mixed.
 
-        Measured on parts of a batch, so that it cannot run out of memory itself.
+        Parts of a batch are measured, so that this cannot run out of memory itself.
         """
         live, task = self.live, self.live.task
-        model = task.model
-        total = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()])
-        kept = max(0, total - live.flat.numel() * live.flat.element_size())
-        size = min(self.choices.batch_size, len(data))
+        held = [*task.model.parameters(), *task.model.buffers()]
+        kept = max(0, sum(t.nbytes for t in held) - live.flat.nbytes)
+        size = min(self.options.batch_size, len(data))
         peaks = []
         sizes = sorted({max(1, size // 8), max(1, size // 4)})
         for n in sizes:
@@ -137,7 +148,7 @@ class Engine:
                 torch.cuda.reset_peak_memory_stats(live.device)
                 before = torch.cuda.memory_allocated(live.device)
                 with task.learning():
-                    task.loss(batch).backward()  # type: ignore[no-untyped-call]
+                    task.loss(batch).mean.backward()
                 live.clear_gradient()
                 peak = torch.cuda.max_memory_allocated(live.device) - before
             peaks.append(peak)
@@ -153,78 +164,169 @@ class Engine:
             return Loader(self.live, self.plan.dtype)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
 
-    def descent(
-        self,
-        directions: Directions,
-        fixed: Tensor,
-        raw: Tensor,
-        temperature: float | None,
-        steps: int,
-        data: Data,
-    ) -> Descent:
-        """Ready to take steps on this block; captured graphs are used again where they fit."""
-        live, c, plan = self.live, self.choices, self.plan
+    # The block and the soup ---------------------------------------------------------------------------
+
+    def load(self, block: Sequence[int]) -> Directions:
+        """The block's directions theta_k - theta_bar; those that are loaded already are used again."""
+        if self._directions is None or self._block != tuple(block):
+            if not isinstance(self._loop, CapturedLoop):
+                self._drop_loop()
+            self._directions = None  # free the old block before loading the next one
+            self._directions = self.loader.load(list(block), self.theta_bar)
+            self._block = tuple(block)
+        return self._directions
+
+    def prefetch(self, block: Sequence[int]) -> None:
+        """Begin to read the block that comes next while this one learns; asked again, nothing happens."""
+        if self._next != tuple(block):
+            self._next = tuple(block)
+            self.loader.prefetch(list(block), self.theta_bar)
+
+    def theta_fix(self, alpha: Tensor, block: Sequence[int]) -> Tensor:
+        """theta_bar + sum over the models that are not in the block of alpha_k d_k, from the files. (P,)"""
+        rest = alpha.clone()
+        rest[list(block)] = 0.0
+        self.fixed.copy_(self.theta_bar)
+        return self.loader.add(self.fixed, rest, self.theta_bar)
+
+    def mix(self, theta_fix: Tensor, c: Tensor) -> None:
+        """Make the model theta_fix + sum_k c_k d_k over the loaded block. c: (b, G)"""
+        assert self._directions is not None
+        with torch.no_grad():
+            if self._directions.fast and not self.live.copied:
+                self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
+            else:
+                self._directions.mix(theta_fix, c, out=self.live.theta)
+                self.live.push()
+
+    # The gradient -------------------------------------------------------------------------------------
+
+    def gradient(
+        self, D: Directions, batch: Batch, beta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The mean loss of the model on a batch, its gradient by the block's coefficients (b, G), and by beta.
+
+        One backward pass through the mixed model and one projection (eq. 6). Losses are sums with weights, so a
+        batch in any number of pieces, on any number of ranks, gives the same.
+        """
+        scales = (FP16_SCALE, 1.0) if self.live.task.autocast == torch.float16 else (1.0,)
+        for scale in scales:
+            found = self._gradient(D, batch, beta, scale)
+            if len(scales) == 1 or bool(found[1].isfinite().all()):
+                break
+        return found
+
+    def _gradient(
+        self, D: Directions, batch: Batch, beta: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        live, dtype = self.live, self.live.dtype
+        live.clear_gradient()
+        if self._projector is not None:
+            self._projector.begin()
+        factor = None if beta is None else beta.detach().clone().requires_grad_()
+        sums = torch.zeros(2, dtype=dtype, device=live.device)  # of losses and of their weights
+        for piece in batch.pieces:
+            loss = live.task.loss(piece, beta=factor)
+            # Divided by the number of samples first: a sum over many might not fit a narrow dtype.
+            (loss.total * (scale / batch.size)).backward()  # type: ignore[no-untyped-call]
+            sums += torch.stack([loss.total.detach(), loss.weight]).to(dtype)
+        with torch.no_grad():
+            if self._projector is not None:
+                slope = self._projector.finish().to(dtype)
+            else:
+                slope = D.project(live.collect_gradient()).to(dtype)  # (b, G)
+            slope_beta = None
+            if factor is not None:
+                slope_beta = torch.zeros_like(factor) if factor.grad is None else factor.grad
+            distributed.add_up([slope, sums, *([] if slope_beta is None else [slope_beta])])
+            unscale = batch.size / (scale * sums[1])
+            return (
+                sums[0] / sums[1],
+                slope * unscale,
+                None if slope_beta is None else slope_beta * unscale,
+            )
+
+    def loss_on(self, data: Data, beta: float | None) -> float:
+        """The mean loss of the model as it is, on all samples of the data, in pieces of equal size."""
+        live = self.live
+        factor = None if beta is None else torch.tensor(beta, dtype=live.dtype, device=live.device)
+        # In double precision, which Apple's devices do not have.
+        sums = torch.zeros(2, dtype=torch.float64, device=live.device if self._cuda else "cpu")
+        with torch.no_grad():
+            # A last batch of two samples would spoil batch statistics.
+            for piece in torch.arange(len(data)).tensor_split(-(-len(data) // live.task.batch_size)):
+                mine = distributed.share(piece)
+                if len(mine):
+                    loss = live.task.loss(live.task.to_device(data.batch(mine)), beta=factor)
+                    sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
+        distributed.add_up([sums])
+        return float(sums[0] / sums[1])
+
+    # The way steps are taken --------------------------------------------------------------------------
+
+    def inner_loop(self, step: TakeStep, x: Tensor, data: Data, key: tuple[object, ...]) -> InnerLoop:
+        """Ready to take steps at x on the loaded block; a captured graph is used again where it fits.
+
+        `key` names everything that `step` depends on besides the block and theta_fix.
+        """
+        assert self._directions is not None
+        D, live = self._directions, self.live
+        x = x.to(live.device, live.dtype)
         if not self._eager and data.columns is not None:
             feed = self._feed(data)
-            old = self._descent
-            if isinstance(old, GraphDescent) and old.can_restart(live, directions, fixed, raw, steps, feed):
-                old.restart(raw, temperature)
-                return old
-            self._drop()
+            whole = (*key, x.shape, D.rows.data_ptr(), D.rows.shape, id(feed))
+            if isinstance(self._loop, CapturedLoop) and self._loop_key == whole:
+                self._loop.variables.load(Variables.fresh(x).save())
+                self._loop.data = data
+                return self._loop
+            self._drop_loop()
             try:
-                self._descent = GraphDescent(
-                    live, directions, fixed, raw, temperature, c, steps, feed, low_memory=plan.low_memory
-                )
-                self._say("CUDA graph")
-                return self._descent
+                self._start_projector(D)
+                self._loop = CapturedLoop(live, step, Variables.fresh(x.clone()), feed)
+                self._loop.data, self._loop_key = data, whole
+                self._tell("CUDA graph")
+                return self._loop
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a model that cannot be captured: its own code may raise anything
                 self._eager = True
-                self._say(f"eager, because the step cannot be captured: {str(error).splitlines()[0][:160]}")
-        self._drop()
-        self._descent = Descent(
-            live,
-            directions,
-            fixed,
-            raw,
-            temperature,
-            c,
-            steps,
-            accumulate=plan.accumulate,
-            low_memory=plan.low_memory,
-        )
-        self._say("eager")
-        return self._descent
+                self._tell(f"eager, because the step cannot be captured: {str(error).splitlines()[0][:160]}")
+        self._drop_loop()
+        self._start_projector(D)
+        self._loop = InnerLoop(live, step, Variables.fresh(x.clone()), data, self.plan.accumulate)
+        self._tell("eager")
+        return self._loop
 
-    def _feed(self, data: Data) -> Feed:
+    def _start_projector(self, D: Directions) -> None:
+        if self.plan.low_memory:
+            self._projector = Projector(self.live, D)
+
+    def _feed(self, data: Data) -> DeviceBatches:
         """One for all folds of the same samples: they are on the device once, and one graph serves them."""
-        size = min(self.choices.batch_size, len(data))
+        size = min(self.options.batch_size, len(data))
         key = (id(data.columns), size)
         if key not in self._feeds:
             resident = self.plan.parts["data"] > 0
-            self._feeds[key] = Feed(data, self.live.device, size, self.plan.accumulate, resident)
+            self._feeds[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, resident)
         return self._feeds[key]
 
-    def release(self) -> None:
-        """Let go of the block just learned, before the next one is loaded; a captured graph is used again."""
-        if not isinstance(self._descent, GraphDescent):
-            self._drop()
+    def _drop_loop(self) -> None:
+        if self._projector is not None:
+            self._projector.close()  # takes its hooks off the model
+            self._projector = None
+        self._loop = None
 
-    def _drop(self) -> None:
-        if self._descent is not None:
-            self._descent.close()
-            self._descent = None
-
-    def _say(self, path: str) -> None:
-        if not self._path_said:
-            self._path_said = path
+    def _tell(self, path: str) -> None:
+        if not self._told:
+            self._told = True
             self.listen(Event("engine", {"path": path}))
 
     def close(self) -> None:
-        self._drop()
+        self._drop_loop()
+        self._directions = None
         for feed in self._feeds.values():
             feed.close()
         self._feeds.clear()
-        self.loader.close()
+        if hasattr(self, "loader"):
+            self.loader.close()
         self._stack.close()

@@ -1,4 +1,4 @@
-"""The two operations of engine/reference.py, and the encoding of directions, as Triton kernels.
+"""The two operations of engine/directions.py, and the encoding of directions, as Triton kernels.
 
 All are bound by memory: each element of the directions is read once. Sums are deterministic: a tile's partial sum is
 written to its own place and a second kernel adds those of a group in a fixed order. Offsets `k * P` are 64-bit: they
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stockpot.engine.tiles import TILE, Tiles
+from stockpot.engine.flat import TILE, Tiles
 
 Shape = tuple[int, int]  # rows of D loaded together, warps
 # Measured on an H200 (benchmarks/kernels.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
@@ -102,8 +102,10 @@ def _encode_tiles(
         x -= tl.load(CENTRE + start + columns, mask=inside, other=0.0)
     if SCALED:
         largest = tl.max(tl.abs(x), axis=0)
+        # Below the smallest normal number the scale itself is rounded; such a tile counts as zero.
         scale = largest / 127.0
-        x = tl.where(largest > 0, x / scale, 0.0)
+        scale = tl.where(scale >= 1.1754943508222875e-38, scale, 0.0)
+        x = tl.where(scale > 0, x / scale, 0.0)
         x = tl.floor(x + 0.5)
         tl.store(SCALE + tile * b + k, scale)
     tl.store(ROW + start + columns, x.to(ROW.dtype.element_ty), mask=inside)

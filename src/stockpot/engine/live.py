@@ -11,8 +11,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from stockpot.engine.plan import FlatPlan
-from stockpot.engine.tiles import ALIGN, Tiles
+from stockpot.engine.flat import ALIGN, FlatPlan, Tiles
 from stockpot.errors import TaskError, describe
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
@@ -48,6 +47,25 @@ class Live:
         self._grad: Tensor | None = None
         self.bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
         self.copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
+
+    @property
+    def places(self) -> object:
+        """Where each tensor lies in the flat vector: equal for two layouts whose vectors can be exchanged."""
+        return [(slot.names, slot.start) for slot in self.plan.slots]
+
+    def check_bound(self) -> None:
+        """Refuse a model whose forward pass gives a parameter other memory: mixing would no longer reach it."""
+        for tensor, start, _ in self.bound:
+            if tensor.dtype == self.flat.dtype and tensor.data_ptr() != self.flat[start:].data_ptr():
+                name = next(name for name, one in self._tensors.items() if one is tensor)
+                raise TaskError(
+                    describe(
+                        f"model tensor {name}",
+                        expected="the memory it had before the forward pass",
+                        found="other memory: the model assigns to .data while it runs, as max-norm constraints do",
+                        fix="change the values in place (weight.data.copy_(...), renorm_), or do it outside the model",
+                    )
+                )
 
     @property
     def theta(self) -> Tensor:

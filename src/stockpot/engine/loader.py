@@ -1,7 +1,7 @@
 """From memory-mapped checkpoints to the block of directions on the device.
 
 `Loader` reads straight into the block. `StreamingLoader`, for CUDA, moves the files through two pinned buffers piece by
-piece, subtracts the centre and rounds on the device, and can prepare the next block in host memory (as it will lie on
+piece, subtracts theta_bar and rounds on the device, and can prepare the next block in host memory (as it will lie on
 the device, so int8 takes a quarter of the files) while the current one is learned.
 """
 
@@ -13,10 +13,9 @@ import time
 import torch
 from torch import Tensor
 
-from stockpot.engine.directions import Directions
+from stockpot.engine.directions import Directions, encode_plain
+from stockpot.engine.flat import Tiles
 from stockpot.engine.live import Live
-from stockpot.engine.rounding import encode_plain
-from stockpot.engine.tiles import Tiles
 from stockpot.events import Listener, ignore, progress
 
 PIECE = 1 << 21  # parameters moved at once: 8 MiB as fp32
@@ -34,10 +33,11 @@ class Loader:
             self._tiles = Tiles.of(live.plan, live.device)
 
     def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        """theta-bar of some or all ingredients. (P,)"""
+        """theta_bar of some or all ingredients. (P,)"""
         return self.live.mean(over, listen)
 
-    def load(self, block: list[int], centre: Tensor | None, *, unit_norm: bool = False) -> Directions:
+    def load(self, block: list[int], theta_bar: Tensor) -> Directions:
+        """d_k = theta_k - theta_bar of the block's models, on the device."""
         began = time.perf_counter()
         live = self.live
         rows = torch.empty(len(block), live.plan.size, dtype=self.dtype, device=live.device)  # (b, P)
@@ -45,19 +45,29 @@ class Loader:
         if self.dtype == torch.int8:
             assert self._tiles is not None
             scale = torch.empty(self._tiles.count, len(block), device=live.device)
-        plain = self.dtype == live.dtype
-        row = None if plain else torch.empty(live.plan.size, dtype=live.dtype, device=live.device)
+        exact = self.dtype == live.dtype
+        row = None if exact else torch.empty(live.plan.size, dtype=live.dtype, device=live.device)
         for i, k in enumerate(block):
             target = rows[i] if row is None else row
-            live.read(k, out=target)
-            if centre is not None:
-                target.sub_(centre)
+            live.read(k, out=target).sub_(theta_bar)
             if row is not None:
                 encode_plain(row, rows[i], None if scale is None else scale[:, i], live.plan, self._tiles)
         self.waited += time.perf_counter() - began
-        return Directions(rows, live.plan, unit_norm=unit_norm, tiles=self._tiles, tile_scale=scale)
+        return Directions(rows, live.plan, tiles=self._tiles, tile_scale=scale)
 
-    def prefetch(self, block: list[int], centre: Tensor | None) -> None:
+    def add(self, theta: Tensor, alpha: Tensor, theta_bar: Tensor) -> Tensor:
+        """theta + sum_k alpha_k (theta_k - theta_bar), in place, from the files; models without a share are not read.
+
+        theta, theta_bar: (P,); alpha: (K, G)
+        """
+        lengths = torch.tensor([stop - start for start, stop in self.live.plan.bounds])
+        row = torch.empty_like(theta)
+        for k in alpha.ne(0).any(dim=1).nonzero().flatten().tolist():
+            self.live.read(k, out=row).sub_(theta_bar)
+            theta.addcmul_(row, alpha[k].repeat_interleave(lengths).to(theta))
+        return theta
+
+    def prefetch(self, block: list[int], theta_bar: Tensor) -> None:
         """Begin to prepare the block that is asked for next, where that helps."""
 
     def close(self) -> None:
@@ -110,7 +120,7 @@ class StreamingLoader(Loader):
                 progress(listen, "averaging the ingredients", hi, self.live.plan.size, "parameters")
         return out
 
-    def load(self, block: list[int], centre: Tensor | None, *, unit_norm: bool = False) -> Directions:
+    def load(self, block: list[int], theta_bar: Tensor) -> Directions:
         began = time.perf_counter()
         assert self._tiles is not None
         rows = self._rows[: len(block)]
@@ -132,19 +142,35 @@ class StreamingLoader(Loader):
                 scale.copy_(self._host_scale[: scale.numel()].view_as(scale), non_blocking=True)
         else:
             self.close()
-            self._encode(block, centre, rows, scale)
+            self._encode(block, theta_bar, rows, scale)
         torch.cuda.synchronize(self.live.device)
         self.waited += time.perf_counter() - began
-        return Directions(rows, self.live.plan, unit_norm=unit_norm, tiles=self._tiles, tile_scale=scale)
+        return Directions(rows, self.live.plan, tiles=self._tiles, tile_scale=scale)
 
-    def prefetch(self, block: list[int], centre: Tensor | None) -> None:
+    def add(self, theta: Tensor, alpha: Tensor, theta_bar: Tensor) -> Tensor:
+        assert self._tiles is not None
+        models = alpha.ne(0).any(dim=1).nonzero().flatten().tolist()
+        shares = alpha.to(self.live.device, torch.float32)  # (K, G)
+        torch.cuda.synchronize(self.live.device)
+        with torch.cuda.stream(self._stream):
+            for lo, hi, first, count in self._pieces if models else []:
+                tiles = slice(first, first + count)
+                group = self._tiles.group[tiles].repeat_interleave(self._tiles.length[tiles])  # (hi - lo,)
+                middle = self._centre_piece[: hi - lo]
+                middle.copy_(theta_bar[lo:hi], non_blocking=True)
+                for k in models:
+                    theta[lo:hi].addcmul_(self._upload(k, lo, hi) - middle, shares[k][group])
+            self._stream.synchronize()
+        return theta
+
+    def prefetch(self, block: list[int], theta_bar: Tensor) -> None:
         self.close()
         if self._host_rows is None:
             self._host_rows = torch.empty(self._rows.shape, dtype=self.dtype, pin_memory=True)
             if self._scale is not None:
                 self._host_scale = torch.empty(self._scale.shape, pin_memory=True)
         thread = threading.Thread(
-            target=self._prepare, args=(block, centre), name="stockpot-prefetch", daemon=True
+            target=self._prepare, args=(block, theta_bar), name="stockpot-prefetch", daemon=True
         )
         self._waiting = (block, thread)
         thread.start()
@@ -154,17 +180,17 @@ class StreamingLoader(Loader):
             self._waiting[1].join()
             self._waiting = None
 
-    def _prepare(self, block: list[int], centre: Tensor | None) -> None:
+    def _prepare(self, block: list[int], theta_bar: Tensor) -> None:
         assert self._host_rows is not None
         assert self._tiles is not None
         scale = self._host_scale
         try:
             columns = None if scale is None else scale[: self._tiles.count * len(block)].view(-1, len(block))
-            self._encode(block, centre, self._host_rows[: len(block)], columns)
+            self._encode(block, theta_bar, self._host_rows[: len(block)], columns)
         except BaseException as error:  # reaches the learner when it asks for the block
             self._failed = error
 
-    def _encode(self, block: list[int], centre: Tensor | None, rows: Tensor, scale: Tensor | None) -> None:
+    def _encode(self, block: list[int], theta_bar: Tensor, rows: Tensor, scale: Tensor | None) -> None:
         """Fill rows (b, P) and scale (tiles, b), on the device or in pinned host memory."""
         from stockpot.engine import kernels
 
@@ -173,10 +199,8 @@ class StreamingLoader(Loader):
         fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
         with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces:
-                middle = None
-                if centre is not None:
-                    middle = self._centre_piece[: hi - lo]
-                    middle.copy_(centre[lo:hi], non_blocking=True)
+                middle = self._centre_piece[: hi - lo]
+                middle.copy_(theta_bar[lo:hi], non_blocking=True)
                 for i, k in enumerate(block):
                     target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
                     kernels.encode(

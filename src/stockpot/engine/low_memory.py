@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stockpot.engine.directions import Directions
+from stockpot.engine.flat import TILE
 from stockpot.engine.live import Live
 
 
@@ -45,7 +46,6 @@ class Projector:
         directions, tiles = self.directions, self.live.tiles
         if directions.fast and tiles is not None:
             from stockpot.engine import kernels
-            from stockpot.engine.tiles import TILE
 
             count = -(-(stop - start) // TILE)
             kernels.project_part(
@@ -70,7 +70,7 @@ class Projector:
             out = kernels.add_parts(self._partial, tiles)
         else:
             out = self._partial.clone()
-        return out if directions.scale is None else out * directions.scale
+        return out
 
     def close(self) -> None:
         for handle in self._handles:

@@ -1,72 +1,141 @@
-"""Where each mixed tensor lies in one flat vector: pure arithmetic, no tensor is touched."""
+"""The memory plan: how learning fits a device, decided before it starts and said in one line.
+
+What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
+directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, its gradient flat w P, and what one forward and
+backward pass needs on top, which a trial run measures. A batch in pieces needs w P more: the gradients of earlier
+pieces wait while the next one's activations are at their largest. Nothing else grows with the model.
+"""
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
-from stockpot.layout import Layout
+import torch
+
+from stockpot.engine.flat import TILE
+
+NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+MARGIN = 1.08  # what a forecast may be off without breaking the budget
+_PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
 
 
-class Shaped(Protocol):
+@dataclass(frozen=True)
+class Plan:
+    """What is loaded at once and how; `parts` are the bytes it is expected to take."""
+
+    block_size: int  # b
+    dtype: torch.dtype  # of the directions
+    accumulate: int
+    low_memory: bool
+    streamed: bool  # more than one block
+    parts: Mapping[str, int]
+    budget: int | None
+    reason: str
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        size = f"{self.total / 2**30:.2f} GiB"
+        of = "" if self.budget is None else f" of {self.budget / 2**30:.2f} GiB"
+        blocks = "blocks streamed from disk" if self.streamed else "all models resident"
+        extra = f", batch in {self.accumulate} pieces" if self.accumulate > 1 else ""
+        extra += ", low-memory mode" if self.low_memory else ""
+        return f"{self.block_size} models at a time as {NAMES[self.dtype]}, {blocks}{extra}: {size}{of} ({self.reason})"
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One tensor's place; `names` has more than one entry for tied tensors."""
+class Need:
+    """What the model and the task ask for, before any choice."""
 
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    group: int
+    models: int  # K
+    parameters: int  # P
+    model_width: int  # bytes of a parameter in the model
+    held_models: int  # vectors of P in fp32 beside the directions: the fixed part, and one per extra fold
+    batch: int  # samples of a step
+    step: int  # bytes a forward and backward pass takes on top of the weights whatever its batch, gradients included
+    sample: float  # bytes it takes for each sample
+    data: int = 0  # bytes of data kept on the device
+    kept: int = 0  # bytes of weights and buffers that are not mixed
 
 
-@dataclass(frozen=True)
-class FlatPlan:
-    """All mixed tensors in one vector of length P, those of one coefficient group side by side.
+def parts(
+    need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool
+) -> dict[str, int]:
+    P = need.parameters
+    width = torch.tensor([], dtype=dtype).element_size()
+    activations = int(need.sample * -(-need.batch // accumulate))
+    gradients = P * need.model_width
+    waiting = gradients if accumulate > 1 else 0
+    out = {
+        "directions": block_size * P * width,
+        "soup": need.held_models * P * 4,
+        "model": P * need.model_width + need.kept,
+        "gradients": 0 if low_memory else gradients + waiting,
+        "step": max(0, need.step - gradients) + activations // 3 if low_memory else need.step + activations,
+        "data": need.data,
+        "buffers": min(_PIECES, 16 * P),
+    }
+    if dtype == torch.int8:
+        out["directions"] += 4 * block_size * -(-P // TILE)
+    return out
 
-    With `align` > 1 every tensor starts at a multiple of it and so does the end, for wide loads on a GPU; the gaps
-    are zero in everything that is laid out this way.
+
+def choose(
+    need: Need,
+    *,
+    wanted_block: int,
+    fixed_block: bool,
+    dtypes: list[torch.dtype],
+    accumulate: int,
+    max_accumulate: int,
+    low_memory: bool,
+    budget: int | None,
+) -> Plan:
+    """The first arrangement that fits the budget, giving up as little as possible.
+
+    First precision (rounded directions do not change results measurably), then the batch in as few pieces as will do,
+    then the block size unless the user fixed it, then low-memory mode. The last resort is returned even if it does
+    not fit.
     """
 
-    slots: tuple[Slot, ...]
-    bounds: tuple[tuple[int, int], ...]  # per group: where its tensors start and stop, gaps included
-    size: int  # P
+    def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
+        whole = parts(need, b, dtype, pieces, low)
+        return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason)
 
-    @classmethod
-    def of(cls, layout: Layout, specs: Mapping[str, Shaped], align: int = 1) -> FlatPlan:
-        first_of = {name: names[0] for names in layout.tied for name in names}
-        members: dict[str, list[str]] = {}
-        for name in layout.group_of:
-            members.setdefault(first_of.get(name, name), []).append(name)
-        by_group: dict[int, list[list[str]]] = {}
-        for names in members.values():
-            by_group.setdefault(layout.group_of[names[0]], []).append(names)
-        slots: list[Slot] = []
-        bounds: list[tuple[int, int]] = []
-        position = 0
-        for group in range(len(layout)):
-            begin = position
-            for names in by_group[group]:
-                shape = tuple(specs[names[0]].shape)
-                stop = position + math.prod(shape)
-                slots.append(Slot(tuple(names), shape, position, stop, group))
-                position = -(-stop // align) * align
-            bounds.append((begin, position))
-        return cls(tuple(slots), tuple(bounds), position)
+    asked = budget
 
-    @property
-    def groups(self) -> int:
-        return len(self.bounds)
-
-    def overlapping(self, lo: int, hi: int) -> tuple[Slot, ...]:
-        """The tensors that have a part between two places."""
-        first = bisect.bisect_right(self.slots, lo, key=lambda slot: slot.stop)
-        last = bisect.bisect_left(self.slots, hi, key=lambda slot: slot.start)
-        return self.slots[first:last]
+    best = plan(wanted_block, dtypes[0], accumulate, low_memory, "fits")
+    if budget is None:
+        return replace(best, reason="no limit known")
+    budget = int(budget / MARGIN)
+    if best.total <= budget:
+        return best
+    for dtype in dtypes[1:]:
+        best = plan(wanted_block, dtype, accumulate, low_memory, f"{NAMES[dtypes[0]]} would not fit")
+        if best.total <= budget:
+            return best
+    dtype = dtypes[-1]
+    cuts = [accumulate]
+    while need.sample and cuts[-1] * 2 <= max_accumulate:  # without activations to save, pieces save nothing
+        cuts.append(cuts[-1] * 2)
+    blocks = [wanted_block]
+    while not fixed_block and blocks[-1] > 1:
+        blocks.append(blocks[-1] // 2)
+    for b in blocks:
+        reason = (
+            "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
+        )
+        for pieces in cuts:
+            best = plan(b, dtype, pieces, low_memory, reason)
+            if best.total <= budget:
+                return best
+    best = plan(blocks[-1], dtype, cuts[-1], True, "gradients would not fit at once")
+    return (
+        best
+        if best.total <= budget
+        else replace(best, reason="may not fit: the smallest arrangement there is")
+    )

@@ -20,7 +20,7 @@ from stockpot.finetune.saved import Saved
 from stockpot.finetune.weights import read_file, write_file
 from stockpot.pool.content import raw_bytes
 from stockpot.task import Data
-from stockpot.task.tree import leaves
+from stockpot.task.batches import leaves
 
 FORMAT = 1
 SAMPLED = 256  # samples that stand for the whole data in its fingerprint

@@ -8,7 +8,7 @@ from stockpot.finetune.head import find_head
 from stockpot.finetune.plan import Probe
 from stockpot.finetune.training import DivergedError, train
 from stockpot.finetune.workshop import Workshop
-from stockpot.task.statistics import modes_restored
+from stockpot.task.normalisation import modes_restored
 
 
 def run_probe(workshop: Workshop, probe: Probe, listen: Listener) -> None:

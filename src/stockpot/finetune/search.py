@@ -23,7 +23,8 @@ from stockpot.finetune.trial import run_trial
 from stockpot.finetune.weights import load_weights, weights_of
 from stockpot.finetune.workshop import Workshop
 from stockpot.task import Data
-from stockpot.task.judge import Loss, Metric
+from stockpot.task.loss import LossFunction
+from stockpot.task.metrics import Metric, MetricFunction
 
 
 def finetune(
@@ -33,8 +34,8 @@ def finetune(
     out: str | Path,
     plan: Plan,
     *,
-    loss: Loss | None = None,
-    metric: str | Metric = "accuracy",
+    loss: LossFunction | None = None,
+    metric: str | Metric | MetricFunction = "accuracy",
     device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
     batch_size: int = 256,

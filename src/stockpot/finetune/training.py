@@ -101,7 +101,7 @@ def _step(
         smoothing = settings.label_smoothing
         batch, mixed = augment(batch, settings.augmentation, plan.augmentation, seed=settings.seed, step=step)
     if mixed is None:
-        loss = task.loss(batch, label_smoothing=smoothing)
+        loss = task.loss(batch, label_smoothing=smoothing).mean
     else:
         loss = mixed_loss(task, batch, *mixed, smoothing)
     optimiser.step(loss)

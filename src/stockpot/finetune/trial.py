@@ -13,7 +13,7 @@ from stockpot.finetune.training import DivergedError, train
 from stockpot.finetune.weights import load_weights, weights_of, write_directory, write_file
 from stockpot.finetune.workshop import Workshop
 from stockpot.task import Scores
-from stockpot.task.statistics import modes_restored
+from stockpot.task.normalisation import modes_restored
 
 
 def run_trial(workshop: Workshop, number: int, listen: Listener) -> TrialRecord:

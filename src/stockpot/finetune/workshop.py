@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from stockpot.finetune.folder import Folder
 from stockpot.finetune.plan import Plan
 from stockpot.task import Data, Task
-from stockpot.task.judge import Loss, Metric
+from stockpot.task.loss import LossFunction
+from stockpot.task.metrics import Metric, MetricFunction
 
 
 @dataclass
@@ -24,8 +25,8 @@ class Workshop:
     fit: Data | None
     plan: Plan
     out: Path
-    loss: Loss | None
-    metric: str | Metric
+    loss: LossFunction | None
+    metric: str | Metric | MetricFunction
     device: str | torch.device | None
     autocast: torch.dtype | None
     batch_size: int  # of evaluation

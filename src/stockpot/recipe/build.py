@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stockpot.errors import DataError, RecipeError, TaskError, describe
+from stockpot.errors import DataError, RecipeError, RunError, TaskError, describe
 from stockpot.events import Listener, ignore
-from stockpot.recipe.schema import Recipe, Split
-from stockpot.recipe.schema.base import PythonCode
+from stockpot.recipe.schema import Recipe
+from stockpot.recipe.values import PythonCode, Split
 from stockpot.soups.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,17 +61,60 @@ def _is_empty(folder: Path) -> bool:
 
 
 def build_settings(recipe: Recipe, method: str | None = None) -> Settings:
-    """Settings of the recipe's method, or of one of `method.methods` beside it."""
-    extra: dict[str, Any] = {"seed": recipe.output.seed}
-    if isinstance(recipe.method.granularity, PythonCode):
-        extra["granularity"] = _code(recipe, recipe.method.granularity)
-    return recipe.method.settings(method, **extra)
+    """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
+    load = functools.partial(_code, recipe)
+    return recipe.method.settings(method, load, seed=recipe.output.seed)
 
 
-def layout_options(recipe: Recipe) -> dict[str, Any]:
-    """Keyword arguments for `Layout.of` besides the granularity."""
-    section = recipe.method
-    return {"include": section.include, "exclude": section.exclude, "donor": section.donor}
+def cook_arguments(recipe: Recipe, title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
+    """What `stockpot.cook.cook` is called with besides pool and task."""
+    section, load = recipe.method, functools.partial(_code, recipe)
+    build_settings(recipe)  # refused before anything is read
+    own = section.own(load).get(section.name, {})
+    return {"method": section.name, **_shared(recipe, "cook", title, command), **own}
+
+
+def compare_arguments(
+    recipe: Recipe, title: str = "", command: Sequence[str] = (), kind: str = "compare"
+) -> dict[str, Any]:
+    """What `stockpot.cook.compare` is called with besides pool and task."""
+    section, load = recipe.method, functools.partial(_code, recipe)
+    return {"methods": section.methods, "each": section.own(load), **_shared(recipe, kind, title, command)}
+
+
+def _shared(recipe: Recipe, kind: str, title: str, command: Sequence[str]) -> dict[str, Any]:
+    from stockpot.run.directory import RecipeFacts
+
+    section, run = recipe.method, recipe.path(recipe.output.dir)
+    if run.resolve() == recipe.folder.resolve():
+        raise RunError(
+            describe(
+                f"output.dir {recipe.output.dir!r}",
+                expected="a directory of its own",
+                found="the recipe's folder",
+                fix="choose another directory, such as output.dir: runs/first",
+            )
+        )
+    facts = RecipeFacts(
+        title=title,
+        kind=kind,
+        command=tuple(command),
+        digest=recipe.digest(),
+        resolved=recipe.resolved(),
+        code=code_digests(recipe),
+        max_shard=recipe.output.max_shard_size,
+    )
+    return {
+        "run": run,
+        "overwrite": recipe.output.overwrite,
+        "preset": section.preset,
+        "include": section.include,
+        "exclude": section.exclude,
+        "donor": section.donor,
+        "recipe": facts,
+        "seed": recipe.output.seed,
+        **section.common(functools.partial(_code, recipe)),
+    }
 
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
@@ -195,7 +240,10 @@ def code_digests(recipe: Recipe) -> dict[str, str]:
     """Of the files beside the recipe whose functions it names."""
     from stockpot.adapters.code import code_digest
 
-    named = (recipe.data.loss, recipe.data.metric, recipe.method.granularity)
+    grouping = [
+        section.stated().get("granularity") for section in (recipe.method, *recipe.method.each.values())
+    ]
+    named = (recipe.data.loss, recipe.data.metric, *grouping)
     references = [recipe.model.python, recipe.data.python]
     references += [one.python for one in named if isinstance(one, PythonCode)]
     found = (code_digest(one, recipe.folder) for one in references if one is not None)

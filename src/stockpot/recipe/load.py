@@ -1,20 +1,25 @@
-"""From a file and `--set` overrides to a checked recipe."""
+"""From a file and `--set` overrides to a checked recipe.
+
+YAML is read as people expect it: no duplicate keys, `no` is a word, `1e-3` is a number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from stockpot.errors import RecipeError
-from stockpot.recipe.problems import problems
+from stockpot.recipe.problems import Lines, problems
 from stockpot.recipe.schema import Recipe
-from stockpot.recipe.yaml_text import parse
 from stockpot.small_files import read_text
 
 _MOST = 2**20  # bytes; a recipe has fifteen lines
+_MOST_VALUES = 100_000
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -30,37 +35,43 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"{file}: not a text file, so not a recipe") from error
     except (OSError, ValueError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from error
-    content = parse(text, str(file))
+    content, lines = _parse(text, str(file))
     if not isinstance(content, dict):
         found = "nothing" if content is None else type(content).__name__
         raise RecipeError(f"{file}: expected sections such as pool, model and data, found {found}")
-    return make_recipe(content, file.parent, overrides, str(file))
+    return make_recipe(content, file.parent, overrides, str(file), lines)
 
 
 def make_recipe(
-    content: Mapping[str, Any], folder: str | Path, overrides: Iterable[str] = (), where: str = "recipe"
+    content: Mapping[str, Any],
+    folder: str | Path,
+    overrides: Iterable[str] = (),
+    where: str = "recipe",
+    lines: Lines | None = None,
 ) -> Recipe:
-    """A recipe from plain values, as if it were written in a file in `folder`."""
-    merged = dict(content)
+    """A recipe from plain values, as if it were written in a file in `folder`; `lines` of it are named in errors."""
+    merged, known = dict(content), dict(lines or {})
     for override in overrides:
-        merged = _override(merged, override)
+        keys, value = _read_override(override)
+        merged = _put(merged, keys, value, override)
+        known = {path: line for path, line in known.items() if path[: len(keys)] != tuple(keys)}
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
-        lines = problems(error)
-        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        raise RecipeError(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in lines)) from error
+        found = problems(error, known)
+        count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        raise RecipeError(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in found)) from error
     home = Path(folder).resolve()
     recipe._folder = home if recipe.base is None else (home / Path(recipe.base).expanduser()).resolve()
     return recipe
 
 
-def _override(content: dict[str, Any], override: str) -> dict[str, Any]:
+def _read_override(override: str) -> tuple[list[str], Any]:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise RecipeError(f"--set {override}: expected key=value, such as method.lr=0.02")
-    return _put(content, keys, parse(text, f"--set {override}"), override)
+    return keys, parse(text, f"--set {override}")
 
 
 def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> dict[str, Any]:
@@ -73,3 +84,115 @@ def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) ->
     if not isinstance(inner, dict):
         raise RecipeError(f"--set {override}: {head} is {inner!r}, which has no keys below it")
     return {**content, head: _put(inner, rest, value, override)}
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the scalars of YAML 1.2: PyYAML's own 1.1 reads `no` as false and `1e-3` as text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is not a word; put it in quotes", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag not in (*_REPLACED, "tag:yaml.org,2002:timestamp")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern, _first in (
+    (_REPLACED[0], r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    (_REPLACED[2], r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        _REPLACED[1],
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+):
+    # add_implicit_resolver tries patterns in this order, so a whole number is never read as a float.
+    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 16) if text.startswith("0x") else int(text)  # 010 is ten
+
+
+_Loader.add_constructor(_REPLACED[2], _whole)
+
+
+def parse(text: str, where: str) -> Any:
+    """Plain values only; a syntax error says line and column."""
+    return _parse(text, where)[0]
+
+
+def _parse(text: str, where: str) -> tuple[Any, Lines]:
+    try:
+        return _values(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        said = " ".join(part for part in (error.context, error.problem) if part)
+        raise RecipeError(f"{where}: not valid YAML\n  {place}{said}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
+
+
+def _values(text: str) -> tuple[Any, Lines]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        _check_size(node, {})
+        return loader.construct_document(node), dict(_lines(node, ()))
+    finally:
+        loader.dispose()
+
+
+def _lines(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """On which line each value's key stands, for messages; `_check_size` has seen that this ends."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, str(key.value)), key.start_mark.line + 1
+            yield from _lines(value, (*path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield (*path, str(index)), value.start_mark.line + 1
+            yield from _lines(value, (*path, str(index)))
+
+
+def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node has when every alias is written out.
+
+    A few lines of aliases to aliases can mean billions, and an alias may contain itself.
+    """
+    if id(node) in sizes:
+        if sizes[id(node)] == 0:
+            raise ValueError("an alias stands for something that contains it")
+        return sizes[id(node)]
+    sizes[id(node)] = 0  # under way
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        inside = list(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+    size = 1 + sum(_check_size(part, sizes) for part in inside)
+    if size > _MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
+    sizes[id(node)] = size
+    return size

@@ -1,4 +1,4 @@
-"""Pydantic's findings in our words: each with its path, all of them at once."""
+"""Pydantic's findings in our words: each with its path and its line, all of them at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from stockpot.recipe.schema import Recipe
-from stockpot.recipe.schema.base import nearest
+from stockpot.recipe.values import nearest
+
+Lines = Mapping[tuple[str, ...], int]  # path of a value -> line of the file
 
 _NOUNS = {
     "int": "a whole number",
@@ -31,11 +33,19 @@ _LIMITS = {
 }
 
 
-def problems(error: ValidationError) -> list[str]:
+def problems(error: ValidationError, known: Lines) -> list[str]:
     """One line per problem, in the order of the recipe."""
     errors: list[dict[str, Any]] = [dict(found) for found in error.errors(include_url=False)]
-    lines = [_line(found) for found in errors if not _echoes(found, errors)]
-    return list(dict.fromkeys(lines))
+    said = [_said(found) + _where(found, known) for found in errors if not _echoes(found, errors)]
+    return list(dict.fromkeys(said))
+
+
+def _where(found: Mapping[str, Any], known: Lines) -> str:
+    """The line of the value, or of what it would stand in; nothing where the recipe is not a file."""
+    path = tuple(_walk(found["loc"])[0])
+    lines = (known.get(path[:length]) for length in range(len(path), 0, -1))
+    line = next((line for line in lines if line is not None), None)
+    return "" if line is None else f" (line {line})"
 
 
 def _echoes(found: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
@@ -45,7 +55,7 @@ def _echoes(found: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bo
     return found["type"] == "too_short" and inside
 
 
-def _line(found: dict[str, Any]) -> str:
+def _said(found: dict[str, Any]) -> str:
     location, section = _walk(found["loc"])
     path = ".".join(location)
     kind, said, value = found["type"], found["msg"], found.get("input")
@@ -87,8 +97,15 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None
     path: list[str] = []
     section: type[BaseModel] | None = Recipe
     inside: type[BaseModel] | None = Recipe
+    named = False  # whether the step before was a mapping from names to sections
     for step in loc:
         inside = section
+        if named and step != "[key]":
+            path.append(str(step))
+            named = False
+            continue
+        if step == "[key]":
+            continue
         if (
             section is not None
             and isinstance(step, str)
@@ -104,16 +121,17 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None
             continue
         path.append(str(step))
         field = section.model_fields.get(str(step)) if section is not None else None
-        section = _model_in(field.annotation) if field is not None else None
+        section = model_in(field.annotation) if field is not None else None
+        named = field is not None and typing.get_origin(field.annotation) is dict and section is not None
     return path, (section if section is not None else inside)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
         for part in typing.get_args(annotation):
-            found = _model_in(part)
+            found = model_in(part)
             if found is not None:
                 return found
     return None
@@ -127,7 +145,7 @@ def _suggest(key: str, section: type[BaseModel] | None) -> str:
     if section is not None and (usual := _USUAL.get(key)) in known:
         return f"did you mean {usual}?"
     for name, field in sorted(Recipe.model_fields.items(), key=lambda item: item[0] != "output"):
-        other = _model_in(field.annotation)
+        other = model_in(field.annotation)
         if other is not None and key in other.model_fields:
             return f"did you mean {name}.{key}?"
     return f"known here: {', '.join(known)}"

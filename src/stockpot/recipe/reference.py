@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stockpot.recipe.problems import _model_in
-from stockpot.recipe.schema import Recipe, Space, Split
-from stockpot.recipe.yaml_text import parse
+from stockpot.recipe.load import parse
+from stockpot.recipe.method import MethodSettings
+from stockpot.recipe.problems import model_in
+from stockpot.recipe.schema import Recipe
+from stockpot.recipe.values import PythonCode, Space, Split
 
 EXAMPLE = """\
 pool:
@@ -57,12 +59,12 @@ def recipe_reference() -> str:
     """The whole reference as Markdown."""
     parts = [_HEADER.format(example=EXAMPLE), _table("Top level", Recipe, "")]
     for name, field in Recipe.model_fields.items():
-        section = _model_in(field.annotation)
+        section = model_in(field.annotation)
         if section is not None:
             parts.append(_table(f"`{name}`", section, name))
             for inner, inner_field in section.model_fields.items():
-                below = _model_in(inner_field.annotation)
-                if below is not None and below not in (Split, Space) and below.__name__ != "PythonCode":
+                below = model_in(inner_field.annotation)
+                if below not in (None, Split, Space, PythonCode, MethodSettings):
                     parts.append(_table(f"`{name}.{inner}`", below, f"{name}.{inner}"))
     parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split, ""))
     parts.append(_table("A search space: `finetune.lr` and others", Space, ""))
@@ -101,9 +103,9 @@ def _default(field: FieldInfo, prefix: str, name: str) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
-    if _model_in(field.annotation) in (Split,):
+    if model_in(field.annotation) in (Split,):
         return "split"
-    if _model_in(field.annotation) is Space:
+    if model_in(field.annotation) is Space:
         return "search space"
     return _words(field.annotation)
 

@@ -1,19 +1,17 @@
-"""Cross-fitting: learn once per fold, early-stopped on the fold left out, and average the coefficients.
+"""Cross-fitting: learn once per fold, stop on the fold left out, average the mixing weights, and guard the result.
 
-Where folds set out is found in methods/starts.py; what they learn from there is cross-fitted, and averaged in
-methods/averaging.py.
-
-Every sample is held out by one fold, which also gives a score for the guard (methods/guard.py): if the best individual,
-the uniform or the greedy soup does better on held-out data than chance explains, that one is returned instead. What is
-scored there is a fold's own soup: a little too well, because the fold also said when to stop (and, with `greedy`, had
-a say in where learning began), and lower than the average of all folds deserves. What a soup is worth, the report data
-says.
+Every fold sets out from its own greedy soup, chosen without the samples it leaves out. Since every sample is left out by
+one fold, the folds' own soups have a score on all of them. It is a little too good, because the same samples said when to
+stop, and lower than the average of all folds deserves. The guard holds it against what is simpler: the uniform soup,
+the best individual and the greedy soup, each chosen without the samples it is scored on. If one of them is better beyond
+chance, that one is returned instead. What a soup is worth, the report data says.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,134 +19,189 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
-from stockpot.soups import averaging, guard, starts
-from stockpot.soups.kitchen import Kitchen
-from stockpot.soups.learn import Learner
-from stockpot.soups.remarks import thin_classes
+from stockpot.soups.greedy import greedy
+from stockpot.soups.learn import Fold, Learner, average, finite
+from stockpot.soups.problem import Decision, Problem, StateStore
+from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
-from stockpot.soups.state import StateStore
-from stockpot.soups.track import Track
 from stockpot.task import Scores
 from stockpot.task.scores import worded
 
+Split = tuple[Tensor, Tensor]  # places of the samples inside and outside a fold
+Members = tuple[int, ...]  # the ingredients of a greedy soup
 
-@dataclass(frozen=True)
-class Learned:
-    W: Tensor  # (K, G)
-    temperature: float | None
-    held_out: Scores | None
-    winner: str  # "learned", or the baseline that the guard preferred
-    history: tuple[object, ...]
-    notes: tuple[str, ...]
+# Samples from which running statistics are estimated for a candidate of a fold's own start. All of them, for every
+# candidate of every fold, would take most of the time that a network with BatchNorm learns. No soup that is returned is
+# chosen like that.
+CALIBRATION = 1024
+SHOWN = 5  # classes named in one note
 
 
-def learn(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
-    """W by the learner: on all fitting data, or cross-fitted when settings.folds > 1."""
-    if settings.folds == 1:
-        return _at_once(kitchen, live, settings, store)
-    data = kitchen.task.fit
-    folds = data.folds(settings.folds, settings.seed)
-    begins = starts.find(kitchen, live, settings, [inside for inside, _ in folds], store)
-    tracks = [
-        Track(f, data.subset(inside), data.subset(outside), begins[f])
-        for f, (inside, outside) in enumerate(folds)
+def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
+    """The default: cross-fitted from greedy soups, and guarded."""
+    if settings.folds == 1:  # asked for: then there is nothing to be judged and guarded by
+        from stockpot.soups.learn import learned_soup
+
+        return learned_soup(problem, method, settings, store)
+    layout = problem.layout(settings.granularity)
+    with problem.live(layout) as live:
+        splits = problem.task.fit.folds(settings.folds, settings.seed)
+        starts = _starts(problem, live, settings, splits, store)
+        found = _learned(problem, live, method, settings, splits, starts, store)
+        return _guarded(problem, live, settings, found, splits, starts)
+
+
+def cross_fitted(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
+    """Any learned method once per fold, from the mean of all models, averaged."""
+    layout = problem.layout(settings.granularity)
+    with problem.live(layout) as live:
+        splits = problem.task.fit.folds(settings.folds, settings.seed)
+        return _learned(problem, live, method, settings, splits, [None] * len(splits), store)
+
+
+def _starts(
+    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], store: StateStore | None
+) -> list[Members]:
+    """Each fold's own greedy soup, or as an earlier process found them."""
+    saved = None if store is None else store.load()
+    if saved is not None:
+        return [tuple(start) for start in saved[1]["starts"]]
+    return [
+        greedy(
+            problem, live, indices=inside, ties=settings.ties, calibration=CALIBRATION,
+            label=f"greedy soup, fold {f + 1} of {len(splits)}",
+        ).chosen
+        for f, (inside, _) in enumerate(splits)
+    ]  # fmt: skip
+
+
+def _learned(
+    problem: Problem,
+    live: Live,
+    method: Method,
+    settings: Settings,
+    splits: Sequence[Split],
+    starts: Sequence[Members | None],
+    store: StateStore | None,
+) -> Decision:
+    data = problem.task.fit
+    folds = [
+        Fold(f, data.subset(inside), data.subset(outside), starts[f])
+        for f, (inside, outside) in enumerate(splits)
     ]
-    learner = Learner(live, settings, tracks, listen=kitchen.listen, store=store)
-    learner.run()
-    places = averaging.by_start(tracks)
-    held_out = _held_out(kitchen, live, tracks, folds, with_loss=len(places) > 1)
-    averaged = averaging.plain(tracks)
-    if len(places) > 1:
-        averaged = averaging.checked(kitchen, live, places, [one.loss for one in held_out])
-    history = [
-        *learner.history,
-        *([] if averaged.record is None else [{"kind": "average", **averaged.record}]),
-    ]
-    remarks = (*learner.setback_notes(), *thin_classes(data.labels, settings.folds))
-    found = Learned(
-        averaged.W,
-        averaged.temperature,
-        Scores(_in_place([one.values for one in held_out], folds)),
-        "learned",
-        tuple(history),
-        remarks if averaged.note is None else (averaged.note, *remarks),
+    learner = Learner(problem, live, method, settings, folds, store)
+    parts: dict[int, Scores] = {}
+
+    def score(fold: Fold) -> None:
+        """A fold's own soup on the samples it did not fit on."""
+        W, _ = average([fold], method.simplex)
+        parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
+
+    learner.run(score)
+    W, beta = average(folds, method.simplex)
+    held_out = together([parts[f] for f in range(len(folds))], [outside for _, outside in splits])
+    return Decision(
+        W,
+        live.layout,
+        beta,
+        held_out=held_out,
+        history=learner.history(),
+        models_used=int((W != 0).any(dim=1).sum()),
+        notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
-    if not settings.guard:
-        return found
-    if kitchen.individual()[0].batches is not None:
-        note = "no guard: the metric gives one score per batch; let it return one per sample, to tell gains from chance"
-        return dataclasses.replace(found, notes=(note, *found.notes))
-    return _guarded(kitchen, live, settings, found, begins, folds, remarks)
 
 
-def _at_once(kitchen: Kitchen, live: Live, settings: Settings, store: StateStore | None) -> Learned:
-    """On all fitting data, with nothing left out."""
-    (begin,) = starts.find(kitchen, live, settings, [None], store)
-    track = Track(0, kitchen.task.fit, start=begin)
-    learner = Learner(live, settings, [track], listen=kitchen.listen, store=store)
-    learner.run()
-    return Learned(
-        track.W, track.temperature, None, "learned", tuple(learner.history), learner.setback_notes()
-    )
+def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
+    """Scores of parts of the samples as one, in the order of the whole."""
+    table = torch.empty(sum(one.n for one in parts), parts[0].table.shape[1], dtype=torch.float64)
+    for one, place in zip(parts, places, strict=True):
+        table[place] = one.table
+    return replace(parts[0], table=table)
+
+
+# The guard -----------------------------------------------------------------------------------------------
 
 
 def _guarded(
-    kitchen: Kitchen,
+    problem: Problem,
     live: Live,
     settings: Settings,
-    found: Learned,
-    begins: list[starts.Start],
-    folds: guard.Folds,
-    remarks: tuple[str, ...],
-) -> Learned:
-    """What was found, or what is simpler and better beyond chance; `remarks` hold for either."""
+    found: Decision,
+    splits: Sequence[Split],
+    starts: Sequence[Members],
+) -> Decision:
+    """What was found, or what is simpler and better beyond chance."""
     assert found.held_out is not None
-    members = begins[0] if settings.start == "greedy" else None
-    if settings.start == "own-greedy":
-        own = [begin for begin in begins if begin is not None]
-        decision = guard.decide_by_own(kitchen, live, found.held_out, own, folds)
-    else:
-        members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
-        decision = guard.decide(kitchen, live, settings, found.held_out, members, folds)
-    kitchen.listen(Event("guard", decision.record))
-    history = (*found.history, {"kind": "guard", **decision.record})
-    winner, known = decision.winner, decision.known
+    known = {"learned": found.held_out, **_simple(problem, live, splits, starts)}
+    record = judged(known)
+    problem.listen(Event("guard", record))
+    history = (*found.history, {"kind": "guard", **record})
+    winner = str(record["winner"])
     if winner == "learned":
-        return dataclasses.replace(found, history=history)
-    metric = kitchen.task.metric if isinstance(kitchen.task.metric, str) else "score"
+        return replace(found, history=history)
     note = (
-        f"the guard returned {winner}, on held-out data {worded(known[winner], metric)}, instead of the learned soup,"
-        f" {worded(known['learned'], metric)}: more than chance explains"
+        f"the guard returned {winner}, on held-out data {worded(known[winner])}, instead of the learned soup,"
+        f" {worded(known['learned'])}: more than chance explains"
     )
-    if winner == "greedy":
-        members = members or starts.greedy_members(kitchen, live, settings, None, "greedy soup")
-    W = _baseline(kitchen, live, winner, members or ())
-    return Learned(W, None, known[winner], winner, history, (note, *remarks))
+    K, G = len(problem.pool), len(live.layout)
+    if winner == "uniform":
+        W = weights.uniform(K, G)
+    elif winner == "best":
+        W = weights.chosen(K, G, [problem.best_on()])
+    else:
+        W = greedy(problem, live, ties=settings.ties).W
+    used = int((W != 0).any(dim=1).sum())
+    notes = (note, *found.notes)
+    return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
 
 
-def _held_out(
-    kitchen: Kitchen, live: Live, tracks: list[Track], folds: guard.Folds, *, with_loss: bool
-) -> list[Scores]:
-    """Each fold's own soup on the samples it did not fit on."""
-    found = []
-    for track, (_, outside) in zip(tracks, folds, strict=True):
-        live.theta.copy_(track.theta)
-        found.append(kitchen.score_live(live, track.W, indices=outside, with_loss=with_loss))
-    return found
+def _simple(
+    problem: Problem, live: Live, splits: Sequence[Split], starts: Sequence[Members]
+) -> dict[str, Scores]:
+    """What is simpler, each sample scored by something that was chosen without it."""
+    K, G = len(problem.pool), len(live.layout)
+    own = problem.individual()
+    places = [outside for _, outside in splits]
+    best = [own[problem.best_on(inside)].rows(outside) for inside, outside in splits]
+    mean = problem.theta_bar(live)
+    live.theta.copy_(live.mean(listen=problem.listen) if mean is None else mean)
+    uniform = problem.score_live(live, weights.uniform(K, G), with_loss=False)
+    greedy_parts = []
+    for members, outside in zip(starts, places, strict=True):
+        live.theta.copy_(live.mean(list(members)))
+        W = weights.chosen(K, G, members)
+        greedy_parts.append(problem.score_live(live, W, indices=outside, with_loss=False))
+    return {"best": together(best, places), "uniform": uniform, "greedy": together(greedy_parts, places)}
 
 
-def _in_place(parts: list[Tensor], folds: guard.Folds) -> Tensor:
-    """The samples' scores in the order of the fitting data. (N,)"""
-    values = torch.empty(sum(len(part) for part in parts), dtype=torch.float64)
-    for part, (_, outside) in zip(parts, folds, strict=True):
-        values[outside] = part
-    return values
+def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
+    """Who wins between `learned` and the others, all scored on the same samples, and by how much.
+
+    Each of the others is another chance to be ahead by luck, so they share the 5 % (Bonferroni).
+    """
+    confidence = 1 - 0.05 / (len(known) - 1)
+    over = {
+        name: scores.difference(known["learned"], confidence)
+        for name, scores in known.items()
+        if name != "learned"
+    }
+    better = [name for name, (_, low, _) in over.items() if low > 0]  # beyond chance
+    return {
+        "held_out": {name: finite(one.value) for name, one in known.items()},
+        "intervals": {name: [finite(end) for end in one.interval()] for name, one in known.items()},
+        "over_learned": {name: [finite(x) for x in found] for name, found in over.items()},
+        "winner": max(better, key=lambda name: known[name].value, default="learned"),
+    }
 
 
-def _baseline(kitchen: Kitchen, live: Live, name: str, members: tuple[int, ...]) -> Tensor:
-    K, G = len(kitchen.pool), len(live.layout)
-    if name == "uniform":
-        return weights.uniform(K, G)
-    if name == "best":
-        return weights.chosen(K, G, [kitchen.first(kitchen.individual_values().mean(dim=1).tolist())])
-    return weights.chosen(K, G, members)
+def _thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:
+    """Classes that some fold is judged without, however they are spread."""
+    if labels is None:
+        return ()
+    classes, counts = torch.unique(labels[labels >= 0], return_counts=True)
+    thin = [str(label) for label in classes[counts < folds].tolist()]
+    if not thin:
+        return ()
+    more = f" and {len(thin) - SHOWN} more" if len(thin) > SHOWN else ""
+    which = f"class {thin[0]} has" if len(thin) == 1 else f"classes {', '.join(thin[:SHOWN])}{more} have"
+    return (f"{which} fewer than {folds} samples: some of the {folds} folds are judged without",)

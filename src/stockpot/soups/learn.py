@@ -1,253 +1,434 @@
-"""The learner behind all learned soups: block coordinate descent on mixing coefficients (paper, Algorithm 1).
+"""Whoever drives Algorithm 1: folds, early stopping, saving and going on, signals, and memory that runs out.
 
-One or several *tracks* learn side by side, each on its own part of the fitting data (one for the plain methods, one per
-fold for cross-fitting); a loaded block serves all of them before it is dropped.
+The algorithm is soups/mehl.py. A *fold* is one set of coefficients and the data it learns from: one fold with all
+fitting data for the plain methods, several for cross-fitting, which a loaded block serves one after the other.
 
-For a visit of block B by a track:  theta_fix = theta - sum_{k in B} c_k d_k;  J optimiser steps on the block's
-coefficients;  theta = theta_fix + sum_{k in B} c_k d_k.  W follows exactly, by the same linear map:
-adding c_k d_k with d_k = s_k (theta_k - centre) adds c_k s_k (e_k - W_centre) to W.
+A fold with data left out is judged by its loss there, every J/30 steps, and keeps the coefficients that were best. What
+is judged is the mean of the coefficients since the last judgement: less noisy than where the last step ended. Where the
+loss fell, the pace rises; where it did not, the fold goes back to its best at half the pace, and gives up at a
+sixteenth. docs/search.md has the evidence.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any, cast
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stockpot.engine import Directions, Engine, Live
-from stockpot.engine.budget import NAMES
-from stockpot.engine.parametrisation import coefficients
-from stockpot.errors import LearningError, describe
-from stockpot.events import Event, Listener, ignore
-from stockpot.soup import weights
-from stockpot.soups import setbacks
-from stockpot.soups.blocks import blocks_for
-from stockpot.soups.settings import Settings
-from stockpot.soups.state import NoStore, StateStore
-from stockpot.soups.track import Track, steps_for
-from stockpot.soups.visit import Visit
-from stockpot.soups.visits import Visits
+from stockpot.engine import Engine, Live, Options
+from stockpot.engine.inner_loop import Step
+from stockpot.engine.plan import NAMES
+from stockpot.errors import LearningError, RunError, describe
+from stockpot.events import Event
+from stockpot.soup import weights as mixing
+from stockpot.soups.mehl import BURST, State, mehl_soup, schedule, weights
+from stockpot.soups.problem import Decision, Problem, StateStore
+from stockpot.soups.registry import Method
+from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
+from stockpot.signals import Stop, held
+from stockpot.task import Data
+
+EVALUATIONS = 30  # judgements per block
+SLOWEST, FASTEST = 0.5**4, 2.0**10  # of the rate: a fold gives up at the first, and goes no faster than the second
+FASTER, SLOWER = 1.5, 0.5
+KINDS = ("step", "held_out", "skipped")  # of entries in the history
+
+
+def learned_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
+    """Mixing weights learned on all fitting data, or cross-fitted from the mean where folds are asked for."""
+    if settings.folds > 1:
+        from stockpot.soups.crossfit import cross_fitted
+
+        return cross_fitted(problem, method, settings, store)
+    layout = problem.layout(settings.granularity)
+    with problem.live(layout) as live:
+        learner = Learner(problem, live, method, settings, [Fold(0, problem.task.fit)], store)
+        learner.run()
+    fold = learner.folds[0]
+    W = weights(fold.state.alpha, method.simplex)
+    return Decision(
+        W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes()
+    )
+
+
+@dataclass
+class Fold:
+    """One set of coefficients, the data it learns from, and how it does on the data left out."""
+
+    number: int
+    data: Data
+    held_out: Data | None = None
+    start: tuple[int, ...] | None = None  # it begins at the mean of these ingredients; None: of all
+    state: State = field(init=False)
+    best: Tensor | None = None  # (b, G) of the block under way
+    best_beta: float | None = None
+    best_loss: float = math.inf
+    skipped: int = 0  # steps in this block
+    skipped_before: int = 0  # steps in earlier blocks
 
 
 class Learner:
+    """Learns every fold; afterwards `fold.state.alpha` is the result."""
+
     def __init__(
         self,
+        problem: Problem,
         live: Live,
+        method: Method,
         settings: Settings,
-        tracks: list[Track],
-        *,
-        listen: Listener = ignore,
+        folds: list[Fold],
         store: StateStore | None = None,
     ) -> None:
-        self.live = live
-        self.settings = settings
-        self.tracks = tracks
-        self.listen = listen
-        models = len(live.pool)
-        self.simplex = settings.parametrisation == "simplex"
-        digests = live.pool.digests(listen)
+        self.problem, self.live, self.method, self.settings = problem, live, method, settings
+        self.folds, self.listen, self._store = folds, problem.listen, store
+        K, G = len(problem.pool), len(live.layout)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
-        ranked = sorted(range(models), key=lambda k: digests[k])
-        blocks = [sorted(ranked[i] for i in block) for block in blocks_for(settings, models)]
-        starts = [track.start for track in tracks]
-        self.visits = Visits(blocks, settings, store or NoStore(), starts)
-        self._limit = models  # models loaded at a time; lower after running out of memory
-        self._planned: int | None = None  # block size of the plan under way, once there is one
-        self._prefetched: set[int] = set()
+        ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])
+        drawn = schedule(
+            K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed
+        )
+        self.blocks = [sorted(ranked[i] for i in block) for block in drawn]
+        self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
+        self._limit = K  # models loaded at a time; lower after running out of memory
+        self._entries: list[tuple[int, int, int, int, float, float]] = []  # kind, block, fold, step, loss, rate
+        self._saved_at = time.monotonic()
+        self._stop = Stop()
+        beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
+        for fold in folds:
+            alpha = torch.zeros(K, G, dtype=live.dtype)
+            if fold.start is not None:
+                alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
+            fold.state = State(alpha, beta)
 
-    @property
-    def blocks(self) -> list[list[int]]:
-        """Which models are loaded together, in the order they are."""
-        return self.visits.blocks
-
-    @property
-    def history(self) -> list[Mapping[str, Any]]:
-        return self.visits.history
-
-    def setback_notes(self) -> tuple[str, ...]:
-        """What a reader of the result must know about steps that could not be taken."""
-        steps = len(self.blocks) * sum(steps_for(self.settings, len(track.data)) for track in self.tracks)
-        return setbacks.notes([track.setbacks for track in self.tracks], steps)
-
-    def run(self) -> None:
-        """Learn every track; afterwards `track.W`, `track.theta` and `track.raw` hold the result."""
-        self.visits.restore()
+    def run(self, with_each: Callable[[Fold], None] | None = None) -> None:
+        """`with_each` is called for every fold in the end, when its soup is in the model."""
+        # A block that could not be finished begins again from here, for all folds.
+        self._at_block = copy.deepcopy([fold.state for fold in self.folds])
+        self._restore()
         while True:
             try:
-                return self._attempt()
+                return self._attempt(with_each)
             except torch.OutOfMemoryError as error:
-                self._step_down(error)
+                self._take_less(error)
 
-    def _attempt(self) -> None:
-        s, self._planned = self.visits.arranged, None
+    def _attempt(self, with_each: Callable[[Fold], None] | None) -> None:
+        self._engine: Engine | None = None
         self.live.drop_theta()
-        size = min(self._limit, max(map(len, self.blocks)))
-        fixed = not isinstance(self.settings.block_size, str)
-        self.engine = Engine(
-            self.live, s, self.tracks[0].data,
-            block_size=size, fixed_block=fixed, tracks=len(self.tracks), listen=self.listen,
+        engine = self._engine = Engine(
+            self.live, self._options, self.folds[0].data,
+            block_size=min(self._limit, max(map(len, self.blocks))),
+            fixed_block=self.method.simplex or not isinstance(self.settings.block_size, str),
+            theta_bar=self.problem.theta_bar(self.live),
+            listen=self.listen,
         )  # fmt: skip
-        plan = self.engine.plan
-        self._planned = plan.block_size
-        self.visits.arranged = dataclasses.replace(
-            s, directions=cast(Any, NAMES[plan.dtype]), accumulate=plan.accumulate, low_memory=plan.low_memory
-        )
-        self.visits.cut(plan.block_size, self.tracks)
+        devices = [self.live.device] if self.live.device.type == "cuda" else []
         try:
-            self._start()
-            done = self.visits.finished(self.tracks)
-            for t, block in enumerate(self.blocks):
-                # A finished block that is too large by now is replayed in parts.
-                size = len(block) if t >= done else max(1, min(len(block), plan.block_size))
-                for at in range(0, len(block), size):
-                    self._visits_of(t, block[at : at + size], at)
+            self._check_mean(engine)
+            plan = engine.plan
+            self._options = replace(
+                self._options,
+                directions=NAMES[plan.dtype], accumulate=plan.accumulate, low_memory=plan.low_memory,
+            )  # fmt: skip
+            self._cut(plan.block_size)
+            with torch.random.fork_rng(devices=devices), self.live.task.learning(), held() as self._stop:
+                while (t := min(fold.state.t for fold in self.folds)) < len(self.blocks):
+                    for fold in self.folds:
+                        if fold.state.t == t:
+                            self._learn_block(engine, fold, t)
+                    self._at_block = copy.deepcopy([fold.state for fold in self.folds])
+            for fold in self.folds if with_each is not None else ():
+                engine.load(self.blocks[-1])
+                engine.theta_fix(fold.state.alpha, self.blocks[-1])
+                self._mix(engine, fold.state.alpha[self.blocks[-1]])
+                with_each(fold)
         finally:
-            self.engine.close()
+            engine.close()
 
-    def _visits_of(self, t: int, block: list[int], at: int) -> None:
-        """Every track on one block, or on the part of it that begins at place `at`."""
-        directions = None
-        for track in self.tracks:
-            if directions is None or self.settings.centre == "soup":
-                directions = None  # free the old block before loading the next one
-                self.engine.release()
-                directions = self._load(block, track, t)
-            self._visit(t, block, directions, track, at)
+    def _learn_block(self, engine: Engine, fold: Fold, t: int) -> None:
+        """Algorithm 1 for one fold and one block."""
+        block, s, settings = self.blocks[t], fold.state, self.settings
+        J = steps_for(settings, len(fold.data))
+        every = BURST if fold.held_out is None else max(1, J // EVALUATIONS)
+        seed = settings.seed * 1009 + fold.number
+        if not s.j:
+            names = [self.problem.pool.names[k] for k in block]
+            self.listen(Event("block", {"block": t, "of": len(self.blocks), "models": names}))
+            s.pace, fold.skipped = 1.0, 0
+            fold.best, fold.best_beta = s.alpha[block].clone(), s.beta
+            if fold.held_out is not None and not math.isfinite(fold.best_loss):
+                engine.load(block)
+                engine.theta_fix(s.alpha, block)
+                fold.best_loss = self._judged(engine, fold, t, fold.best, s.beta)
+        for _ in mehl_soup(
+            engine, self.blocks[: t + 1], fold.data,
+            lambda i: fold.data.order(seed, i, settings.batch_size),
+            J=J, eta=settings.lr, weight_decay=settings.weight_decay, simplex=self.method.simplex, every=every,
+            seed=lambda i: _seed(self.live.device, seed * 1_000_000_007 + i),
+            state=s,
+        ):  # fmt: skip
+            self._tell_steps(fold, t, J)
+            if fold.held_out is not None and (s.j % every == 0 or s.j == J):
+                self._judge(engine, fold, t, J)
+            if t + 1 < len(self.blocks):
+                engine.prefetch(self.blocks[t + 1])
+            if fold.skipped > J / 2:
+                raise self._stopped(fold, t, J)
+            if self._due():
+                self._save()
+        if fold.held_out is not None:
+            assert fold.best is not None
+            s.go_to(block, fold.best, fold.best_beta)
+        fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
+        self._save()
 
-    # Less memory: the finished blocks are replayed from their coefficients, the rest is learned differently.
+    # Judging on the fold left out ---------------------------------------------------------------------
 
-    def _step_down(self, error: BaseException) -> None:
-        now = self.visits.arranged
-        # Memory may have run out before there was a plan; what was tried then is the limit itself.
-        size = min(self._limit, max(map(len, self.blocks)), self._planned or self._limit)
-        if size > 1 and self.settings.centre == "mean" and not self.simplex:  # a softmax couples all models
+    def _judge(self, engine: Engine, fold: Fold, t: int, J: int) -> None:
+        s, block = fold.state, self.blocks[t]
+        alpha, beta = s.mean_since(block)
+        loss = self._judged(engine, fold, t, alpha, beta)
+        if loss < fold.best_loss:
+            fold.best, fold.best_beta, fold.best_loss = alpha, beta, loss
+            s.pace = min(FASTEST, s.pace * FASTER)
+        else:
+            assert fold.best is not None
+            s.pace *= SLOWER
+            if s.pace <= SLOWEST:
+                s.j = J
+            s.go_to(block, fold.best, fold.best_beta)
+
+    def _judged(self, engine: Engine, fold: Fold, t: int, alpha: Tensor, beta: float | None) -> float:
+        """The mean loss, the one that is learned with, of these coefficients (b, G) on the samples left out."""
+        assert fold.held_out is not None
+        self._mix(engine, alpha)
+        loss = engine.loss_on(fold.held_out, beta)
+        self._enter("held_out", t, fold.number, fold.state.j, loss)
+        told = {"block": t, "fold": fold.number, "step": fold.state.j, "loss": finite(loss)}
+        self.listen(Event("held_out", told))
+        return loss
+
+    def _mix(self, engine: Engine, alpha: Tensor) -> None:
+        """Make the model the soup of these coefficients (b, G) of the loaded block."""
+        c = alpha.softmax(dim=0) if self.method.simplex else alpha
+        engine.mix(engine.fixed, c.to(engine.fixed))
+
+    # What happened ------------------------------------------------------------------------------------
+
+    def _tell_steps(self, fold: Fold, t: int, J: int) -> None:
+        s = fold.state
+        first = s.j - len(s.steps)
+        for j, step in enumerate(s.steps, start=first):
+            rate = s.pace * self.settings.lr * (1 + math.cos(math.pi * j / J)) / 2
+            place = {"block": t, "fold": fold.number, "step": j, "of": J}
+            if step.skipped:
+                fold.skipped += 1
+                self._enter("skipped", t, fold.number, j, step.loss)
+                self.listen(Event("skipped", {**place, "found": _found(step)}))
+            else:
+                self._enter("step", t, fold.number, j, step.loss, rate)
+                self.listen(Event("step", {**place, "loss": step.loss, "lr": rate}))
+
+    def _enter(self, kind: str, t: int, fold: int, j: int, loss: float, rate: float = math.nan) -> None:
+        self._entries.append((KINDS.index(kind), t, fold, j, loss, rate))
+
+    def history(self) -> tuple[dict[str, Any], ...]:
+        """Every step and judgement, in order."""
+        return tuple(
+            {"kind": KINDS[kind], "block": t, "fold": fold, "step": j, "loss": finite(loss), "lr": finite(rate)}
+            for kind, t, fold, j, loss, rate in self._entries
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result must know."""
+        found = []
+        skipped = sum(fold.skipped_before for fold in self.folds)
+        if skipped:
+            steps = sum(len(self.blocks) * steps_for(self.settings, len(fold.data)) for fold in self.folds)
+            found.append(f"{skipped} of {steps} steps were skipped: their loss or gradient was not finite")
+        if self.settings.beta and self.folds[0].state.beta is None:
+            found.append("beta was not learned: the task's loss is its own, so there are no logits to scale")
+        return tuple(found)
+
+    # Less memory --------------------------------------------------------------------------------------
+
+    def _take_less(self, error: BaseException) -> None:
+        """Blocks of half the size, then rounder directions, then low-memory mode; each only ever goes down."""
+        planned = self._limit if self._engine is None else min(self._limit, self._engine.plan.block_size)
+        size = min(planned, max(map(len, self.blocks)))
+        o = self._options
+        if size > 1 and not self.method.simplex:
             self._limit = -(-size // 2)
-            self.visits.cut(self._limit, self.tracks)
             change = f"{self._limit} models at a time instead of {size}"
-        elif now.directions in ("auto", "fp32", "bf16") and self.live.device.type == "cuda":
-            self.visits.arranged = dataclasses.replace(now, directions="int8")
+        elif o.directions in ("auto", "fp32", "bf16") and self.live.device.type == "cuda":
+            self._options = replace(o, directions="int8")
             change = "models kept as int8"
-        elif not now.low_memory:
-            self.visits.arranged = dataclasses.replace(now, low_memory=True)
+        elif not o.low_memory:
+            self._options = replace(o, low_memory=True)
             change = "gradients and activations in low-memory mode"
         else:
             raise error
-        self._tell("memory", text=f"out of memory; going on with {change}")
+        for fold, state in zip(self.folds, copy.deepcopy(self._at_block), strict=True):
+            fold.state, fold.skipped = state, 0
+            if not state.t:
+                fold.best_loss = math.inf
+        self._cut(self._limit)
+        self.listen(Event("memory", {"text": f"out of memory; going on with {change}"}))
         if self.live.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    # The centre of the directions and its own mixing weights.
+    def _cut(self, size: int) -> None:
+        """Blocks of at most `size` models from the first one on that some fold has not begun."""
+        if self.method.simplex:
+            return  # a softmax over all models cannot be cut
+        t = min(fold.state.t for fold in self.folds)
+        rest = [block[i : i + size] for block in self.blocks[t:] for i in range(0, len(block), size)]
+        if rest != self.blocks[t:]:
+            for fold, state in zip(self.folds, copy.deepcopy(self._at_block), strict=True):
+                fold.state = state
+            self.blocks = self.blocks[:t] + rest
 
-    def _start(self) -> None:
-        live, s = self.live, self.settings
-        K, G = len(live.pool), len(live.layout)
-        first = self.blocks[0] if s.centre == "soup" else None
-        mean = self.engine.loader.mean(first, self.listen)  # on the host when the device is CUDA
-        if not bool(torch.stack(torch.aminmax(mean)).isfinite().all()):
-            live.pool.verify_finite(self.listen)  # names the files to blame
-            raise _overflowing_mean()
-        self._mean = mean if s.centre == "mean" and s.decentralise else None
-        self._W_mean = weights.uniform(K, G) if first is None else weights.chosen(K, G, first)
-        # Of several tracks only one is at work; the others' soups wait where the mean is.
-        self._active = mean.to(live.device, copy=True)  # (P,)
-        for track in self.tracks:
-            track.raw = torch.full((K, G), 0.0 if s.decentralise else 1.0 / K, dtype=live.dtype)
-            track.theta = mean.clone() if len(self.tracks) > 1 else self._active
-            track.W = self._W_mean.clone()
-            if track.start is not None:
-                track.W = weights.chosen(K, G, track.start)
-                track.raw.copy_(track.W - self._W_mean)
-                track.theta.copy_(self.engine.loader.mean(list(track.start), self.listen))
-            track.temperature = 1.0 if s.temperature else None
-            track.held_out_loss, track.setbacks = float("inf"), setbacks.Setbacks()
+    def _check_mean(self, engine: Engine) -> None:
+        """theta_bar is computed once per pool and must be finite."""
+        if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
+            self.live.pool.verify_finite(self.listen)  # names the files to blame
+            raise LearningError(
+                describe(
+                    "mean of the ingredients",
+                    expected="finite weights",
+                    found="sums that overflow, although every ingredient is finite",
+                    fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
+                )
+            )
+        self.problem.remember_theta_bar(self.live, engine.theta_bar)
 
-    def _load(self, block: list[int], track: Track, t: int) -> Directions:
-        s, pool = self.settings, self.live.pool
-        centre = self._mean if s.centre == "mean" else track.theta
-        self.listen(
-            Event("block", {"block": t, "of": len(self.blocks), "models": [pool.names[k] for k in block]})
+    # Saving and going on ------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        interval = math.inf if self._store is None else self._store.interval
+        return self._stop.asked or time.monotonic() - self._saved_at > interval
+
+    def _save(self) -> None:
+        if self._store is not None:
+            tensors = {"history": torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)}
+            for fold, first in zip(self.folds, self._at_block, strict=True):
+                n, s = fold.number, fold.state
+                tensors |= {f"{n}.alpha": s.alpha, f"{n}.at_block": first.alpha}
+                tensors |= {f"{n}.variables.{name}": value for name, value in s.variables.items()}
+                if fold.best is not None:
+                    tensors[f"{n}.best"] = fold.best
+            self._store.save({name: tensor.clone() for name, tensor in tensors.items()}, self._values())
+        self._saved_at = time.monotonic()
+        self._stop.obey()
+
+    def _values(self) -> dict[str, Any]:
+        o = self._options
+        return {
+            "settings": as_json(self.settings),
+            "blocks": self.blocks,
+            "options": [o.directions, o.accumulate, o.low_memory],
+            "starts": [None if fold.start is None else list(fold.start) for fold in self.folds],
+            "folds": [
+                {
+                    "t": fold.state.t,
+                    "j": fold.state.j,
+                    "beta": fold.state.beta,
+                    "pace": fold.state.pace,
+                    "best_beta": fold.best_beta,
+                    "best_loss": finite(fold.best_loss),
+                    "skipped": [fold.skipped, fold.skipped_before],
+                    "at_block": [first.t, first.beta],
+                }
+                for fold, first in zip(self.folds, self._at_block, strict=True)
+            ],
+        }
+
+    def _restore(self) -> None:
+        saved = None if self._store is None else self._store.load()
+        if saved is None:
+            return
+        tensors, values = saved
+        check_same_settings(values.get("settings"), as_json(self.settings))
+        self._entries = [
+            (int(kind), int(t), int(fold), int(j), loss, rate)
+            for kind, t, fold, j, loss, rate in tensors["history"].tolist()
+        ]
+        self.blocks = values["blocks"]
+        directions, accumulate, low_memory = values["options"]
+        self._options = replace(
+            self._options, directions=directions, accumulate=accumulate, low_memory=low_memory
         )
-        return self.engine.loader.load(block, centre if s.decentralise else None, unit_norm=s.unit_norm)
+        for fold, kept in zip(self.folds, values["folds"], strict=True):
+            n = f"{fold.number}."
+            prefix = f"{n}variables."
+            variables = {x.removeprefix(prefix): v for x, v in tensors.items() if x.startswith(prefix)}
+            fold.state = State(
+                tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], variables, kept["pace"]
+            )
+            fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
+            fold.best_loss = math.inf if kept["best_loss"] is None else kept["best_loss"]
+            fold.skipped, fold.skipped_before = kept["skipped"]
+            self._at_block[fold.number] = State(tensors[f"{n}at_block"], kept["at_block"][1], kept["at_block"][0])
 
-    def _prefetch(self, t: int) -> None:
-        """The next block while this one learns, when it does not depend on the outcome."""
-        if self.settings.centre == "mean" and t + 1 < len(self.blocks) and t not in self._prefetched:
-            self._prefetched.add(t)
-            self.engine.loader.prefetch(self.blocks[t + 1], self._mean)
-
-    # One block on one track.
-
-    def _visit(self, t: int, block: list[int], directions: Directions, track: Track, at: int) -> None:
-        live, s = self.live, self.settings
-        if s.reset:
-            track.raw[block] = 0.0
-        before = track.raw[block].clone()  # (b, G)
-        old = coefficients(before.to(live.device), self.simplex)
-        theta = self._active
-        if theta is not track.theta:
-            theta.copy_(track.theta)
-        if bool((old != 0).any()):
-            directions.mix(theta, -old, out=theta)  # theta_fix, in place
-        key = f"{t}.{track.number}"
-        if key in self.visits.done:
-            after = self.visits.recall(key, track)[at : at + len(block)]
-        else:
-            with self.visits.holding():
-                after = self._learn(t, block, directions, track, before)
-                self.visits.add(key, after, track)
-        new = coefficients(after.to(live.device), self.simplex)
-        directions.mix(theta, new, out=theta)
-        if theta is not track.theta:
-            track.theta.copy_(theta)
-        track.raw[block] = after
-        track.W = self._followed(track.W, block, directions, (new - old).double().cpu())
-
-    def _followed(self, W: Tensor, block: list[int], directions: Directions, change: Tensor) -> Tensor:
-        """W after the block's coefficients changed by `change` (b, G)."""
-        if directions.scale is not None:
-            change = change * directions.scale.double().cpu()
-        after = W.clone()
-        if self.settings.decentralise:
-            centre = W if self.settings.centre == "soup" else self._W_mean
-            after -= centre * change.sum(dim=0, keepdim=True)
-        after[block] += change
-        return after
-
-    def _learn(self, t: int, block: list[int], directions: Directions, track: Track, raw: Tensor) -> Tensor:
-        """The coefficients (b, G) a track ends its visit with."""
-        steps = steps_for(self.settings, len(track.data))
-        descent = self.engine.descent(directions, self._active, raw, track.temperature, steps, track.data)
-        self._prefetch(t)
-        visit = Visit(
-            t, track, descent, raw, steps,
-            live=self.live, settings=self.settings, visits=self.visits, tell=self._tell,
-        )  # fmt: skip
-        try:
-            found = visit.run()
-        except LearningError as error:
-            # The visit is undone to the best coefficients it had, so that what was learned is not lost.
-            change = coefficients(error.best, self.simplex) - coefficients(track.raw[block], self.simplex)
-            error.best = self._followed(track.W, block, directions, change.double().cpu())
-            raise
-        track.temperature = found.temperature
-        if track.held_out is not None:
-            track.held_out_loss = found.loss
-        return found.raw
-
-    def _tell(self, kind: str, **data: Any) -> None:
-        self.history.append({"kind": kind, **data})
-        self.listen(Event(kind, data))
+    def _stopped(self, fold: Fold, t: int, J: int) -> LearningError:
+        which = f", fold {fold.number + 1}" if fold.held_out is not None else ""
+        return LearningError(
+            describe(
+                f"learning at block {t + 1} of {len(self.blocks)}, step {fold.state.j}{which}",
+                expected="steps whose loss and gradient are finite",
+                found=f"{fold.skipped} of {J} skipped",
+                fix="lower lr, look for what the loss cannot take (the logarithm of zero, a division by zero), or"
+                " use fp32 instead of fp16 autocast; the best soup so far is in the error's .best",
+            ),
+            best=weights(fold.state.alpha, self.method.simplex),
+        )
 
 
-def _overflowing_mean() -> LearningError:
-    return LearningError(
+def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """What was learned one way is not continued in another, as after an update that changed a default."""
+    if saved == now:
+        return
+    keys = [key for key in now if (saved or {}).get(key) != now[key]]
+    found = ", ".join(f"{key} {(saved or {}).get(key)!r}, now {now[key]!r}" for key in keys) or "others"
+    raise RunError(
         describe(
-            "mean of the ingredients",
-            expected="finite weights",
-            found="sums that overflow, although every ingredient is finite",
-            fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
+            "the saved state of an unfinished method",
+            expected="the settings that are to be used now",
+            found=found,
+            fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
         )
     )
+
+
+def finite(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else None
+
+
+def _found(step: Step) -> str:
+    return "a gradient that is not finite" if math.isfinite(step.loss) else f"loss {step.loss}"
+
+
+def _used(W: Tensor) -> int:
+    return int((W != 0).any(dim=1).sum())
+
+
+def _seed(device: torch.device, value: int) -> None:
+    """For losses that draw numbers: they depend on the step, not on what ran before."""
+    # Not torch.manual_seed: where CUDA is not in use yet, it formats and keeps a stack trace at every call.
+    torch.default_generator.manual_seed(value % 2**63)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(value % 2**63)
+
+
+def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
+    """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
+    W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
+    betas = [fold.state.beta for fold in folds if fold.state.beta is not None]
+    return W, sum(betas) / len(betas) if betas else None

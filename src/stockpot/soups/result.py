@@ -1,9 +1,9 @@
-"""What a method gives back."""
+"""What cooking gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stockpot.soup import Soup
@@ -20,8 +20,8 @@ class Result:
     settings: Settings
     soup: Soup | None  # None for the ensemble, which is no soup
     fit: Scores | None  # on the data the soup was made with
-    # Each sample scored by coefficients that were not fitted on it (crossfit). A little too good: when to stop was
-    # chosen on the same samples.
+    # Each sample scored by coefficients that were not fitted on it (folds). A little too good: when to stop was chosen
+    # on the same samples.
     held_out: Scores | None = None
     report: Scores | None = None  # on the report data, touched once
     history: tuple[Mapping[str, Any], ...] = ()  # decisions, steps and evaluations, in order
@@ -29,8 +29,7 @@ class Result:
     seconds: float = 0.0
     peak_host: int = 0  # bytes, without file-backed pages
     peak_device: int = 0  # bytes
-    notes: tuple[str, ...] = field(default=())
-    metric: str = "accuracy"  # or "loss" (negated), or "score" for a metric of the task's own
+    notes: tuple[str, ...] = ()
 
     @property
     def score(self) -> Scores:
@@ -41,8 +40,6 @@ class Result:
 
     def __str__(self) -> str:
         where = "report" if self.report else "held-out" if self.held_out else "fitting"
-        lines = [
-            f"{self.method}: {worded(self.score, self.metric)} on {where} data,"
-            f" {self.models_used} model{'s' if self.models_used != 1 else ''}, {self.seconds:.1f} s"
-        ]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+        models = f"{self.models_used} model{'s' if self.models_used != 1 else ''}"
+        line = f"{self.method}: {worded(self.score)} on {where} data, {models}, {self.seconds:.1f} s"
+        return "\n".join([line, *(f"  {note}" for note in self.notes)])

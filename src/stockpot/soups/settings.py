@@ -1,122 +1,190 @@
-"""Every choice a method leaves open, and the presets that make them.
+"""Every choice a learned soup leaves open, declared once.
 
-The six learned soups of the paper are one learner with three switches (`parametrisation`, `granularity`,
-`block_size`); a method name sets the switches, a preset sets the rest, the caller overrides either.
-This file knows nothing of tensors, so that recipes and `--help` can read it without loading torch.
+A field's annotation says what it means and which values make sense. Python, recipes, `--help`, the schema and the
+reference page read this declaration. The file knows nothing of tensors, so that none of them loads torch for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import difflib
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stockpot.errors import MethodError, describe
-from stockpot.soups.setting_checks import (
-    StartName,
-    check,
-    directions_from_the_mean,
-    unknown,
-)
+
+PAPER_BLOCK = 18  # the paper's b for ViT-B/32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field of `Settings` means and may be."""
+
+    help: str
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    unit: str = ""  # "bytes": sizes such as 8GiB are understood in recipes
+
 
 Granularity = Literal["model", "block", "module", "tensor"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the learner does; the paper's symbols are in brackets."""
+    """How coefficients are learned; the paper's symbols are in brackets."""
 
-    parametrisation: Literal["hyperplane", "simplex"] = "hyperplane"
-    granularity: Granularity | Callable[[str], str] = "tensor"
-    # [b] models loaded at a time; auto: at most 18; fit: as many as there is memory for; None: all K
-    block_size: int | Literal["auto", "fit"] | None = "auto"
-    passes: int = 1  # times every model is visited: T = passes * ceil(K / b)
-    blocks: int | None = None  # [T] outer iterations; overrides `passes`
-    steps: int | None = 1000  # [J] inner iterations per block; None: use `epochs`
-    epochs: float | None = None  # inner iterations as epochs of the fitting data
-    batch_size: int = 128
-    accumulate: int = 1  # micro-batches a batch is cut into
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    momentum: float = 0.0  # of sgd
-    lr: float = 0.01  # [eta]
-    schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: float = 0.0  # share of the inner iterations with linear warm-up
-    weight_decay: float = 0.1
-    clip: float | None = None  # global norm of the coefficient gradient
-    label_smoothing: float = 0.0
-    temperature: bool = False  # learn a factor on the logits (Learned-Soup)
-    decentralise: bool = True  # directions theta_k - mean (paper, appendix D); False: theta_k, free weights
-    centre: Literal["mean", "soup"] = "mean"  # `soup`: mean of the first block, then the current soup
-    unit_norm: bool = False  # scale each direction to norm one per coefficient group
-    reset: bool = False  # coefficients start at zero on every visit
-    start: StartName = "mean"  # where learning sets out
-    folds: int = 1  # > 1: learn once per fold, early-stopped on the fold left out, and average
-    evaluations: int = 10  # held-out evaluations per block when folds > 1
-    retreat: bool = (
-        False  # where held-out loss does not fall: back to the best coefficients, at half the rate
-    )
-    advance: float = 1.0  # with `retreat`: factor on the rate where held-out loss did fall
-    smooth: bool = False  # judge, and keep, the mean of the coefficients since the last held-out evaluation
-    guard: bool = False  # fall back to best / uniform / greedy where held-out data says so beyond chance
-    directions: Literal["auto", "fp64", "fp32", "bf16", "int8"] = (
-        "auto"  # how loaded models are kept; auto: exact on a CPU
-    )
-    memory: int | None = None  # bytes of the device that learning may take; None: what is free
-    low_memory: bool = False  # project and free gradients one by one, recompute activations
-    compile: bool = False  # torch.compile the model while learning: pays for long runs on a GPU
-    graphs: bool = True  # capture the inner step as a CUDA graph where the model allows
-    greedy_ties: bool = False  # greedy adds an ingredient that leaves the score equal
-    seed: int = 0
+    granularity: Annotated[
+        Granularity | Callable[[str], str],
+        Setting("One coefficient per model, block, module or tensor; or a function from tensor name to group."),
+    ] = "tensor"
+    block_size: Annotated[
+        int | Literal["auto", "fit"] | None,
+        Setting(
+            "Models loaded at a time [b]. auto: at most 18; fit: as many as memory allows; none: all.", at_least=1
+        ),
+    ] = "auto"
+    passes: Annotated[int, Setting("How often every model is loaded: T = passes * ceil(K / b).", at_least=1)] = 1
+    blocks: Annotated[
+        int | None, Setting("Blocks in all [T], instead of whole passes.", at_least=1)
+    ] = None
+    steps: Annotated[
+        int | None, Setting("Steps per block [J]. none: as many as `epochs` says.", at_least=1, at_most=10**9)
+    ] = 1000
+    epochs: Annotated[
+        float | None, Setting("Steps per block, as epochs of the fitting data.", above=0, at_most=1e9)
+    ] = None
+    batch_size: Annotated[int, Setting("Samples per step.", at_least=1)] = 128
+    accumulate: Annotated[
+        int, Setting("Pieces that a batch is cut into, to save memory; the result is the same.", at_least=1)
+    ] = 1
+    lr: Annotated[float, Setting("Learning rate of the coefficients [eta].", at_least=0, at_most=1e30)] = 0.01
+    weight_decay: Annotated[
+        float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)
+    ] = 0.1
+    beta: Annotated[
+        bool, Setting("Also learn a factor on the logits [beta], as Learned-Soup's published code does.")
+    ] = False
+    folds: Annotated[
+        int, Setting("More than 1: learn once per fold, stop on the fold left out, average.", at_least=1)
+    ] = 1
+    ties: Annotated[bool, Setting("Greedy also adds a model that leaves the score equal.")] = False
+    directions: Annotated[
+        Literal["auto", "fp64", "fp32", "bf16", "int8"],
+        Setting("How loaded models are kept while learning; the result is always exact."),
+    ] = "auto"
+    memory: Annotated[
+        int | None,
+        Setting("Bytes of the device that learning may take. none: what is free.", at_least=1, unit="bytes"),
+    ] = None
+    low_memory: Annotated[
+        bool, Setting("Free gradients one by one and recompute activations: slower, least memory.")
+    ] = False
+    compile: Annotated[
+        bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")
+    ] = False
+    graphs: Annotated[bool, Setting("Capture the step as a CUDA graph where the model allows.")] = True
+    seed: Annotated[int, Setting("Order of data and models.", at_least=0)] = 0
 
     def __post_init__(self) -> None:
-        check(self)
+        for name in (field.name for field in dataclasses.fields(self)):
+            _check(name, getattr(self, name))
+        _need(
+            (self.steps is None) != (self.epochs is None),
+            "steps",
+            "exactly one of steps and epochs",
+            self.steps,
+            "set the other one to None",
+        )
+        _need(
+            self.accumulate <= self.batch_size,
+            "accumulate",
+            f"between 1 and batch_size ({self.batch_size})",
+            self.accumulate,
+            "lower accumulate",
+        )
 
 
-# What a method name fixes: the three switches of DESIGN.md, and for `crossfit` how it learns and what guards it.
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "best": {},
-    "uniform": {},
-    "greedy": {},
-    "ensemble": {},
-    "learned": {"parametrisation": "simplex", "granularity": "model", "block_size": None},
-    "learned+": {"parametrisation": "simplex", "granularity": "tensor", "block_size": None},
-    "hl": {"granularity": "model", "block_size": None},
-    "hl+": {"granularity": "tensor", "block_size": None},
-    "mehl": {"granularity": "model"},
-    "mehl+": {"granularity": "tensor"},
-    "crossfit": {
-        "granularity": "tensor",
-        "block_size": "fit",
-        "steps": 300,
-        "lr": 0.02,
-        "start": "own-greedy",
-        "folds": 4,
-        "evaluations": 30,
-        "retreat": True,
-        "advance": 1.5,
-        "smooth": True,
-        "guard": True,
-    },
-}
-LEARNED = frozenset(METHODS) - {"best", "uniform", "greedy", "ensemble"}
-
-# The paper's appendix B: lr 0.01 and weight decay 0.1 on the hyperplane, 0.05 and 0 on the simplex.
-_PAPER_SIMPLEX = {"lr": 0.05, "weight_decay": 0.0}
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "paper": {},
-    "authors": {
-        "centre": "soup",
-        "unit_norm": True,
-        "reset": True,
-        "warmup": 0.2,
-        "clip": 1.0,
-        "weight_decay": 0.0,
-    },
-}
+@cache
+def declared() -> dict[str, tuple[Any, Setting]]:
+    """Every field's type and what its declaration says of it."""
+    found = {}
+    for name, hint in get_type_hints(Settings, include_extras=True).items():
+        kind, setting = get_args(hint)
+        found[name] = (kind, setting)
+    return found
 
 
-PAPER_BLOCK = 18  # the paper's b for ViT-B/32
+def _check(name: str, value: object) -> None:
+    """Refuse a value that has another type than declared, or lies outside its bounds."""
+    kind, setting = declared()[name]
+    options = get_args(kind) if get_origin(kind) in (Union, type(int | str)) else (kind,)
+    words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+    if isinstance(value, str):
+        if value not in words:
+            raise MethodError(unknown(name, value, words) if words else _wrong_type(name, options, value))
+        return
+    if callable(value) and any(get_origin(option) is not None and not words_of(option) for option in options):
+        return
+    if value is None or isinstance(value, bool):
+        if type(value) not in options:
+            raise MethodError(_wrong_type(name, options, value))
+        return
+    if not isinstance(value, (int, float)) or (isinstance(value, float) and float not in options):
+        raise MethodError(_wrong_type(name, options, value))
+    low = setting.at_least is None or value >= setting.at_least
+    low &= setting.above is None or value > setting.above
+    high = setting.at_most is None or value <= setting.at_most
+    _need(low and high and math.isfinite(value), name, bounds(setting), value, "use the default, or a value within")
+
+
+def words_of(option: Any) -> tuple[str, ...]:
+    """The words of a Literal; none for other types."""
+    return get_args(option) if get_origin(option) is Literal else ()
+
+
+def bounds(setting: Setting) -> str:
+    """Which numbers a setting may be, in words."""
+    parts = []
+    if setting.at_least is not None:
+        parts.append(f"at least {setting.at_least:g}")
+    if setting.above is not None:
+        parts.append(f"more than {setting.above:g}")
+    if setting.at_most is not None:
+        parts.append(f"at most {setting.at_most:g}")
+    return " and ".join(parts) or "a finite number"
+
+
+def _wrong_type(name: str, options: Iterable[Any], value: object) -> str:
+    known = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
+    expected = [known.get(option) or ", ".join(map(repr, words_of(option))) or "a function" for option in options]
+    return describe(f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these")
+
+
+def _need(ok: bool, name: str, expected: str, found: object, fix: str) -> None:
+    if not ok:
+        raise MethodError(describe(f"setting {name}", expected=expected, found=repr(found), fix=fix))
+
+
+def unknown(what: str, given: object, known: Iterable[str]) -> str:
+    """The message for a word that nobody knows, with the nearest one that somebody does."""
+    words = sorted(map(str, known))
+    close = difflib.get_close_matches(str(given), words, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "pick one of them"
+    return describe(
+        f"{what} {given!r}", expected=f"one of {', '.join(words)}", found=f"an unknown {what}", fix=hint
+    ).replace("?.", "?")
+
+
+def as_json(settings: Settings) -> dict[str, Any]:
+    """The settings as records hold them; a function of the user's own is called custom."""
+    value = dataclasses.asdict(settings)
+    if callable(value["granularity"]):
+        value["granularity"] = "custom"
+    return value
 
 
 def block_size_for(settings: Settings, models: int) -> int:
@@ -125,46 +193,19 @@ def block_size_for(settings: Settings, models: int) -> int:
         return models
     if settings.block_size == "auto":
         return min(PAPER_BLOCK, models)
-    if settings.block_size > models:
-        raise MethodError(
-            describe(
-                "setting block_size",
-                expected=f"at most K = {models}, the number of ingredients",
-                found=str(settings.block_size),
-                fix="lower block_size, or use None (null in a recipe) to load all models at once",
-            )
-        )
+    _need(
+        settings.block_size <= models,
+        "block_size",
+        f"at most K = {models}, the number of ingredients",
+        settings.block_size,
+        "lower block_size, or use None (null in a recipe) to load all models at once",
+    )
     return settings.block_size
 
 
-def settings_for(method: str, preset: str | None = None, **overrides: Any) -> Settings:
-    """Resolve a method name, a preset and the caller's own values, in that order of precedence (last wins)."""
-    if method not in METHODS:
-        raise MethodError(unknown("method", method, METHODS))
-    if preset is not None and preset not in PRESETS:
-        raise MethodError(unknown("preset", preset, PRESETS))
-    known = {f.name for f in dataclasses.fields(Settings)}
-    for name in overrides:
-        if name not in known:
-            raise MethodError(unknown("setting", name, known))
-    switches = METHODS[method]
-    if preset == "authors" and switches.get("parametrisation") == "simplex":
-        raise MethodError(
-            describe(
-                f"preset 'authors' with method {method!r}",
-                expected="a hyperplane method (hl, hl+, mehl, mehl+, crossfit)",
-                found="a softmax method",
-                fix="use preset 'paper' for learned and learned+",
-            )
-        )
-    chosen: dict[str, Any] = dict(switches)
-    if switches.get("parametrisation") == "simplex":
-        chosen.update(_PAPER_SIMPLEX)
-    chosen.update(PRESETS[preset or "paper"])
-    if overrides.get("epochs") is not None:
-        chosen["steps"] = None  # the one asked for replaces the default of the other
-    chosen.update(overrides)
-    if not directions_from_the_mean(chosen):
-        # A method's own choice gives way to what the caller or the preset asks for.
-        chosen["start"] = overrides.get("start", "mean")
-    return Settings(**chosen)
+def steps_for(settings: Settings, samples: int) -> int:
+    """J, given or as epochs of the data."""
+    if settings.steps is not None:
+        return settings.steps
+    assert settings.epochs is not None
+    return max(1, round(settings.epochs * samples / min(settings.batch_size, samples)))

@@ -1,7 +1,9 @@
 """The user's model, loss, metric and data."""
 
 from stockpot.task.data import Data
+from stockpot.task.loss import Loss
+from stockpot.task.metrics import METRICS, Metric
 from stockpot.task.scores import Scores
 from stockpot.task.task import Task
 
-__all__ = ["Data", "Scores", "Task"]
+__all__ = ["METRICS", "Data", "Loss", "Metric", "Scores", "Task"]

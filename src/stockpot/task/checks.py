@@ -1,35 +1,201 @@
-"""What can be known to be wrong before any long work starts."""
+"""What can be known to be wrong before any long work starts: arguments, numbers, labels, the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError, describe
-from stockpot.task.classify import IGNORED
-from stockpot.task.renaming import in_yaml, left_over, suggest_rename
+from stockpot.task.batches import find_labels, leaves
+from stockpot.task.data import Data
+from stockpot.task.loss import IGNORED, OWN, Loss, are_probabilities
+from stockpot.task.metrics import METRICS, Metric
 
-SHOWN = 8  # names listed in one message
+STATISTICS = ("recalibrate", "average", "copy")
+CLASSES = ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")  # metrics of class labels
+AUTOCAST = (None, torch.bfloat16, torch.float16)
+_PIECE = 1024  # samples looked at together
 
 
-class HasShape(Protocol):
-    @property
-    def shape(self) -> Any: ...
+def check_arguments(
+    model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any
+) -> None:
+    if not isinstance(model, nn.Module):
+        raise _wrong(
+            "model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance"
+        )
+    if loss is not None and not callable(loss):
+        raise _wrong("loss", "a function loss(model, batch)", repr(loss), "leave it out for the default loss")
+    named = isinstance(metric, str) and metric in METRICS
+    if not callable(metric) and not isinstance(metric, Metric) and not named:
+        raise _wrong(
+            "metric",
+            f"{', '.join(map(repr, METRICS))}, a Metric, or a function metric(outputs, batch)",
+            repr(metric),
+            "use one of these names, or a function whose higher values are better",
+        )
+    if autocast not in AUTOCAST:
+        raise _wrong(
+            "autocast",
+            "torch.bfloat16, torch.float16 or None",
+            repr(autocast),
+            "use torch.bfloat16, or leave it out",
+        )
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise _wrong("batch_size", "a whole number of at least 1", repr(batch_size), "use 256")
+    if statistics not in STATISTICS:
+        raise _wrong(
+            "statistics",
+            ", ".join(map(repr, STATISTICS[:-1])) + f" or {STATISTICS[-1]!r}",
+            repr(statistics),
+            "use 'recalibrate' unless the fitting data is unlike the training data",
+        )
 
 
-def check_labels(labels: Tensor, classes: int, name: str) -> None:
-    """Of single samples, on the host: an accelerator would die of a bad label without saying which.
+def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
+    """Move the model where it is wanted, or find out where it is."""
+    if device is None:
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    try:
+        wanted = torch.device(device)
+        # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
+        found = torch.empty(0, device=wanted).device
+        model.to(found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise _wrong(
+            "device",
+            "a device of this machine with room for the model",
+            f"{device!s} ({str(error).splitlines()[0]})",
+            "use device='cpu', or another that torch can see",
+        ) from error
+    return found
 
-    What torch ignores in a loss is refused too: a sample without a label has no score, and none is not zero.
+
+def _wrong(subject: str, expected: str, found: str, fix: str) -> TaskError:
+    return TaskError(describe(subject, expected=expected, found=found, fix=fix))
+
+
+# Data ------------------------------------------------------------------------------------------------
+
+
+def check_finite(data: Data, *, labels: bool) -> None:
+    """Refuse NaN and infinity, naming the first sample. Minus infinity is let through: additive masks are made of it.
+
+    Without `labels` those may hold anything: a loss of the user's own may take NaN for "not known".
+    """
+    bad: list[int] = []
+    where, value = "", 0.0
+    for start, path, rows in _parts(data, labels):
+        wrong = torch.isnan(rows) | (rows == torch.inf)
+        found = wrong.reshape(len(rows), -1).any(dim=1).nonzero().flatten() + start
+        if not bad and len(found):
+            where, value = path, float(rows[wrong][0])
+        bad += found.tolist()
+    if bad:
+        samples = sorted(set(bad))
+        raise DataError(
+            describe(
+                f"{data.name}{where and f', batch{where}'}",
+                expected="finite numbers",
+                found=f"{value} in sample {samples[0]} ({len(samples)} of {len(data)} samples have such)",
+                fix="repair these samples or leave them out; a division by zero in preprocessing is a usual cause",
+            )
+        )
+
+
+def _parts(data: Data, labels: bool) -> Iterator[tuple[int, str, Tensor]]:
+    """Stretches of real numbers: the first sample, the place in the batch, one row for each sample."""
+    columns = data.columns
+    for start in range(0, len(data), _PIECE):
+        indices = torch.arange(start, min(start + _PIECE, len(data)))
+        if columns is None:
+            for index in indices.tolist():
+                for path, leaf in _reals(data.sample(index), labels):
+                    yield index, path, leaf[None]
+        else:
+            rows = data.rows(indices)
+            for path, column in _reals(columns, labels):
+                yield start, path, column[rows]
+
+
+def _reals(tree: Any, labels: bool) -> Iterator[tuple[str, Tensor]]:
+    skipped = None if labels else find_labels(tree)
+    for path, leaf in leaves(tree):
+        if skipped is not None and leaf is skipped:
+            continue
+        if isinstance(leaf, (float, np.ndarray, np.floating)):
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "f":
+                continue
+            leaf = torch.as_tensor(leaf)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            yield path, leaf
+
+
+def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bool, own: bool) -> None:
+    """Labels that the default loss or a built-in metric would take for something else, or that no class has.
+
+    Looked at on the host and in all of the data: an accelerator would die of a bad label without saying which.
+    `loss`: the loss is not the user's. `own`: the model computes it.
+    """
+    targets = data.targets
+    if targets is None or logits is None:
+        return
+    judged = metric.name in CLASSES and metric.name in METRICS
+    if targets.is_floating_point():
+        if (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]:
+            _check_probabilities(targets, data.name)
+    elif judged or loss:
+        _check_classes(targets, logits, data.name, own)
+    if metric.name in ("roc_auc", "pearson", "spearman") and metric == METRICS[metric.name]:
+        _check_variety(targets, metric.name, data.name)
+
+
+def _check_probabilities(targets: Tensor, name: str) -> None:
+    if are_probabilities(targets):
+        return
+    hot = bool(((targets == 0) | (targets == 1)).all())
+    raise DataError(
+        describe(
+            f"labels of {name}",
+            expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
+            found="rows of 0 and 1 with none or several ones (multi-hot)"
+            if hot
+            else "rows of numbers that do not sum to 1",
+            fix=OWN,
+        )
+    )
+
+
+def _check_classes(targets: Tensor, logits: Tensor, name: str, own: bool) -> None:
+    single = logits.ndim == 2 and targets.ndim == 1
+    tokens = logits.ndim == 3 and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:2]
+    dense = logits.ndim in (4, 5) and targets.shape[1:] == logits.shape[2:]
+    if own and single and logits.shape[1] == 1:
+        return  # a regression with whole numbers, whose loss the model brings
+    if single:
+        check_labels(targets, logits.shape[1], name)
+    elif tokens or dense:
+        check_labels(targets, logits.shape[2 if tokens else 1], name, ignored=True)
+
+
+def check_labels(labels: Tensor, classes: int, name: str, *, ignored: bool = False) -> None:
+    """Every label must be a class. With `ignored`, for several labels per sample, -100 means none.
+
+    Otherwise what torch ignores in a loss is refused too: a sample without a label has no score, and none is not zero.
     """
     bad = (labels < 0) | (labels >= classes)
+    if ignored:
+        bad &= labels != IGNORED
     if not bad.any():
         return
-    index = int(bad.nonzero()[0])
+    first = tuple(bad.nonzero()[0].tolist())
+    index = first[0] if len(first) == 1 else first
     fix = "number the classes from 0, or build the model with the right number of classes"
     if int(labels.min()) == 1 and int(labels.max()) == classes:
         fix = "these labels count from 1; subtract 1"
@@ -39,29 +205,32 @@ def check_labels(labels: Tensor, classes: int, name: str) -> None:
         describe(
             f"labels of {name}",
             expected=f"0 to {classes - 1} (the model has {classes} classes)",
-            found=f"{int(labels[index])} at index {index} "
-            f"({int(bad.sum())} of {labels.numel()} are out of range)",
+            found=f"{int(labels[first])} at index {index} ({int(bad.sum())} of {labels.numel()} are out of range)",
             fix=fix,
         )
     )
 
 
-def check_scalar(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim != 0:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TaskError(
+def _check_variety(targets: Tensor, metric: str, name: str) -> None:
+    columns = targets.reshape(len(targets), -1)
+    constant = bool((columns == columns[0]).all(0).any())
+    others = metric == "roc_auc" and not bool(((targets == 0) | (targets == 1)).all())
+    if constant or others:
+        raise DataError(
             describe(
-                "loss",
-                expected="a scalar tensor, the mean over the batch",
-                found=found,
-                fix="return loss.mean() from loss(model, batch)",
+                f'labels of {name} for metric="{metric}"',
+                expected="labels 0 and 1, both of them" if metric == "roc_auc" else "targets that differ",
+                found="others" if others else f"only {columns[0].tolist()}",
+                fix="use another metric, or data in which the answers differ",
             )
         )
-    return loss
 
 
-def check_start(model: nn.Module, losses: list[Callable[[], Any]]) -> None:
-    """The loss must be a finite scalar with a gradient; later ones are tried if the first has none."""
+# The loss --------------------------------------------------------------------------------------------
+
+
+def check_start(model: nn.Module, losses: list[Callable[[], Loss]]) -> None:
+    """The loss must be a finite number with a gradient; later ones are tried if the first has none."""
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     flags = [p.requires_grad for p in parameters]
     try:
@@ -77,8 +246,8 @@ def check_start(model: nn.Module, losses: list[Callable[[], Any]]) -> None:
         raise _ignores_model("every parameter's gradient is None or exactly zero")
 
 
-def _has_gradient(compute: Callable[[], Any], parameters: list[nn.Parameter]) -> bool:
-    loss = check_scalar(compute())
+def _has_gradient(compute: Callable[[], Loss], parameters: list[nn.Parameter]) -> bool:
+    loss = compute().mean
     value = float(loss.detach())
     if not torch.isfinite(loss.detach()):
         raise TaskError(
@@ -104,84 +273,3 @@ def _ignores_model(found: str) -> TaskError:
             fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
         )
     )
-
-
-@dataclass(frozen=True)
-class Differences:
-    """How a model and a pool differ, apart from tied names and counters. Empty when they fit."""
-
-    lacks: tuple[str, ...]  # in the pool, not in the model
-    extra: tuple[str, ...]  # in the model, not in the pool
-    shapes: tuple[str, ...]  # in both with other shapes, said in words
-    rename: dict[str, str] | None  # prefixes, old to new, that would help
-    left_over: int = 0  # tensors of the pool that would still have no place then
-
-    def __bool__(self) -> bool:
-        return bool(self.lacks or self.extra or self.shapes)
-
-    def sentences(self) -> list[str]:
-        found = []
-        if self.lacks:
-            found.append(f"the model lacks {len(self.lacks)}: {_some(self.lacks)}")
-        if self.extra:
-            found.append(f"the model has {len(self.extra)} more: {_some(self.extra)}")
-        if self.shapes:
-            found.append(f"{len(self.shapes)} with other shapes: {_some(self.shapes, '; ')}")
-        return found
-
-    def fix(self) -> str:
-        if self.rename is not None:
-            prefixes = in_yaml(self.rename)
-            rest = f"; {self.left_over} would still not fit" if self.left_over else ""
-            return f"open the pool with rename={prefixes} (in a recipe, pool.rename: {prefixes}){rest}"
-        if self.shapes and not self.lacks and not self.extra:
-            return "build the model with the sizes it was fine-tuned with (number of classes, vocabulary)"
-        return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
-
-
-def check_names(model: nn.Module, specs: Mapping[str, HasShape]) -> None:
-    """The model must take exactly the pool's tensors, apart from tied names and counters."""
-    found = differences(model, specs)
-    if found:
-        raise TaskError(
-            describe(
-                f"model {type(model).__name__}",
-                expected=f"the pool's {len(specs)} tensors",
-                found=";\n  ".join(found.sentences()),
-                fix=found.fix(),
-            )
-        )
-
-
-def differences(model: nn.Module, specs: Mapping[str, HasShape]) -> Differences:
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    holds = state | dict(model.named_buffers(remove_duplicate=False))  # also buffers that are never saved
-    lacks = tuple(name for name in specs if name not in holds)
-    given = {_place(state[name]) for name in specs if name in state}
-    extra = tuple(
-        name
-        for name, value in state.items()
-        if name not in specs
-        and not name.endswith("num_batches_tracked")
-        and (value.numel() == 0 or _place(value) not in given)
-    )
-    shapes = tuple(
-        f"{name}: model {tuple(holds[name].shape)}, pool {tuple(spec.shape)}"
-        for name, spec in specs.items()
-        if name in holds and tuple(holds[name].shape) != tuple(spec.shape)
-    )
-    pool = {name: tuple(spec.shape) for name, spec in specs.items()}
-    places = {name: tuple(value.shape) for name, value in holds.items()}
-    rename = suggest_rename(pool, places) if lacks and extra else None
-    return Differences(lacks, extra, shapes, rename, 0 if rename is None else left_over(pool, places, rename))
-
-
-def _place(value: Tensor) -> tuple[Any, ...]:
-    # Tensors without memory all have address 0.
-    where = value.untyped_storage()._cdata if value.is_meta else value.data_ptr()
-    return value.device, where, value.storage_offset(), tuple(value.shape), value.stride()
-
-
-def _some(items: Sequence[str], separator: str = ", ") -> str:
-    more = f"{separator}and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return separator.join(items[:SHOWN]) + more

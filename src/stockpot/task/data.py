@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,13 +12,11 @@ from torch import Tensor
 
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, ignore
-from stockpot.task import folds as _folds
-from stockpot.task.budget import Budget
-from stockpot.task.order import order
-from stockpot.task.reading import read
+from stockpot.task.reading import Budget, read
 from stockpot.task.store import Columns, Samples
 
 MEMORY_LIMIT = 8 * 2**30
+_PIECE = 1024  # samples hashed at a time
 
 
 class Data:
@@ -84,6 +85,12 @@ class Data:
             self._labels_sought = True
         return self._labels
 
+    @property
+    def targets(self) -> Tensor | None:
+        """The labels as they are, of any type and shape (n, ...), when they form one tensor."""
+        found = self._store.targets()
+        return found if found is None or self._rows is None else found[self._rows]
+
     def subset(self, indices: Tensor) -> Data:
         """A view of some samples; no data is copied."""
         indices = torch.as_tensor(indices, dtype=torch.long)
@@ -100,8 +107,88 @@ class Data:
 
     def order(self, seed: int, step: int, batch_size: int) -> Tensor:
         """Indices of training batch number `step`: every sample once per epoch, restartable anywhere."""
-        return order(len(self), seed, step, batch_size)
+        return _order(len(self), seed, step, batch_size)
 
     def folds(self, n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         """`n` pairs (fit, held out); every sample is held out once, stratified by class labels."""
-        return _folds.folds(len(self), n, seed, self.labels, self.name)
+        return _folds(len(self), n, seed, self.labels, self.name)
+
+
+# Order: a pure function of seed and step, so that a run can restart anywhere ---------------------------
+
+
+def generator(*stream: int | str) -> torch.Generator:
+    """An independent random stream named by its arguments alone."""
+    # Hashed, not added: seed 1 epoch 2 must not be the same stream as seed 2 epoch 1.
+    digest = hashlib.sha256(repr(stream).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+# Cross-fitting walks through several subsets in turn, each with its own current epoch.
+@lru_cache(maxsize=16)
+def _permutation(n: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(n, generator=generator("epoch", seed, epoch))  # (n,)
+
+
+def _order(n: int, seed: int, step: int, batch_size: int) -> Tensor:
+    """Piece number `step` of the endless concatenation of one permutation of range(n) per epoch."""
+    size = min(batch_size, n)
+    start, stop = step * size, (step + 1) * size
+    pieces = []
+    for epoch in range(start // n, (stop - 1) // n + 1):
+        first = epoch * n
+        pieces.append(_permutation(n, seed, epoch)[max(start - first, 0) : stop - first])
+    return torch.cat(pieces)  # (size,)
+
+
+def _folds(size: int, n: int, seed: int, labels: Tensor | None, name: str) -> list[tuple[Tensor, Tensor]]:
+    """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly."""
+    if n < 2:
+        raise DataError(
+            describe(
+                f"folds of {name}",
+                expected="at least 2 folds",
+                found=str(n),
+                fix="ask for 2 or more folds, or use a method that does not cross-fit",
+            )
+        )
+    if size < 2 * n:
+        raise DataError(
+            describe(
+                f"folds of {name}",
+                expected=f"at least {2 * n} samples for {n} folds",
+                found=str(size),
+                fix="give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy",
+            )
+        )
+    shuffled = torch.randperm(size, generator=generator("folds", seed))
+    if labels is not None:
+        # Stable: shuffled within each class. Dealing this out card by card then keeps both
+        # the fold sizes and each class's share of every fold within one sample of even.
+        shuffled = shuffled[torch.argsort(labels[shuffled], stable=True)]
+    fold = torch.empty(size, dtype=torch.long)
+    fold[shuffled] = torch.arange(size) % n
+    return [((fold != k).nonzero().flatten(), (fold == k).nonzero().flatten()) for k in range(n)]
+
+
+def fingerprint(data: Data) -> str:
+    """Tells one set of samples from another, so that a run is not continued with other ones."""
+    total = hashlib.sha256()
+    for start in range(0, len(data), _PIECE):
+        _add(total, data.batch(torch.arange(start, min(start + _PIECE, len(data)))))
+    return total.hexdigest()
+
+
+def _add(total: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        total.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    elif isinstance(value, Mapping):
+        for key in value:
+            total.update(str(key).encode())
+            _add(total, value[key])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(total, item)
+    else:
+        total.update(repr(value).encode())

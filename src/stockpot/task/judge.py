@@ -1,8 +1,8 @@
-"""How one batch is judged: the model's outputs, its loss, and the metric's scores."""
+"""How one batch is judged: the model's outputs, its loss, and the metric's statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,12 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError, describe
-from stockpot.task.checks import check_scalar
-from stockpot.task.classify import accuracy, cross_entropy, is_pair, sample_losses
-from stockpot.task.outputs import at_least_single, call, find_labels, find_logits, find_loss, need_logits
-
-Loss = Callable[[nn.Module, Any], Tensor]
-Metric = Callable[[Any, Any], Any]
+from stockpot.task.batches import (
+    at_least_single,
+    batch_rows,
+    call,
+    find_labels,
+    find_logits,
+    find_loss,
+    need_logits,
+)
+from stockpot.task.loss import (
+    Form,
+    Loss,
+    LossFunction,
+    SampleLosses,
+    cross_entropy,
+    is_causal,
+    is_pair,
+    next_tokens,
+    own_form,
+    own_loss,
+    same_tokens,
+    sample_losses,
+    users_loss,
+    users_sample_losses,
+)
+from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, Metric, check_statistics, loss_statistics
 
 
 class Judge:
@@ -24,16 +44,18 @@ class Judge:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss | None,
-        metric: str | Metric,
+        loss: LossFunction | None,
+        metric: Metric,
         device: torch.device,
         autocast: torch.dtype | None,
     ) -> None:
         self.model = model
-        self.own_loss = loss
+        self.users_loss = loss
         self.metric = metric
         self.device = device
         self.autocast = autocast
+        self.form: Form | None = None  # what the model's own loss is for each sample, where that is known
+        self.has_own_loss = False  # whether the model computes one
 
     def _cast(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -46,55 +68,118 @@ class Judge:
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
-        if self.own_loss is None:
+        if self.users_loss is None:
             self.call(batch)
         else:
-            with self._cast():
-                self.own_loss(self.model, batch)
+            self._call_users_loss(batch)
 
-    def loss(self, batch: Any, *, label_smoothing: float = 0.0, temperature: Tensor | None = None) -> Tensor:
-        """Mean loss of the live model, in its current mode, on a batch on the device.
-
-        `temperature` multiplies the logits, as in Learned-Soup.
-        """
-        changed = bool(label_smoothing) or temperature is not None
-        if self.own_loss is not None:
-            if changed:
-                raise TaskError(
-                    describe(
-                        "label_smoothing or temperature",
-                        expected="the default loss, whose logits are known",
-                        found="a loss of your own",
-                        fix="build smoothing or temperature into loss(model, batch)",
-                    )
-                )
-            with self._cast():
-                own = self.own_loss(self.model, batch)
-            return at_least_single(check_scalar(own))
-        outputs = self.call(batch)
-        loss = None if changed or not isinstance(batch, Mapping) else find_loss(outputs)
-        if loss is not None:
-            return at_least_single(loss.mean())  # one loss per replica under DataParallel
-        logits = need_logits(outputs, "the default loss")
-        if temperature is not None:
-            logits = logits * temperature
-        return cross_entropy(logits, find_labels(batch), label_smoothing=label_smoothing)
+    def _call_users_loss(self, batch: Any) -> Any:
+        assert self.users_loss is not None
+        with self._cast():
+            return self.users_loss(self.model, batch)
 
     def logits(self, batch: Any) -> Tensor:
         """The live model's logits, in its current mode, in single precision or better."""
         return need_logits(self.call(batch), "logits")
 
-    def score_logits(self, logits: Tensor, batch: Any) -> Tensor:
-        """The metric's score of each sample, (n,), for logits from anywhere."""
-        if self.metric == "accuracy":
-            return accuracy(logits, find_labels(batch))
-        if self.metric == "loss":
-            if self.own_loss is None:
-                return -sample_losses(at_least_single(logits), find_labels(batch))
+    def learn_form(self, batch: Any) -> None:
+        """See on a trial batch which loss the model computes itself, and whether samples have weights of their own."""
+        weighted = False
+        if self.users_loss is not None:
+            if self.metric in LOSSES:
+                found = self._call_users_loss(batch)
+                weighted = isinstance(found, (tuple, list))
+                self._users_sample_losses(found, batch_rows(batch))
+        elif isinstance(batch, Mapping):
+            outputs = self.call(batch)
+            own = find_loss(outputs)
+            self.has_own_loss = own is not None
+            if own is not None:
+                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
+                weighted = self.form in (next_tokens, same_tokens)
+        if weighted and self.metric == METRICS["loss"]:
+            self.metric = WEIGHTED_LOSS
+
+    # Loss ---------------------------------------------------------------------------------------------
+
+    def scales(self, outputs: Any, batch: Any) -> bool:
+        """Whether the loss can be computed with logits times a factor."""
+        logits, labels = find_logits(outputs), find_labels(batch)
+        if self.users_loss is not None or logits is None or not isinstance(labels, Tensor):
+            return False
+        if self.has_own_loss and self.form is not None:
+            return self.form in (sample_losses, next_tokens, same_tokens)
+        dense = logits.ndim in (4, 5) and labels.shape == (len(logits), *logits.shape[2:])
+        return is_pair(logits, labels) or dense or (logits.ndim == 2 and labels.shape == logits.shape)
+
+    def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
+        """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
+        changed = bool(label_smoothing) or beta is not None
+        if self.users_loss is not None:
+            if changed:
+                raise TaskError(
+                    describe(
+                        "label_smoothing or beta",
+                        expected="the default loss, whose logits are known",
+                        found="a loss of your own",
+                        fix="build label smoothing or a factor of the logits into loss(model, batch)",
+                    )
+                )
+            return users_loss(self._call_users_loss(batch), batch_rows(batch))
+        return self._default_loss(self.call(batch), batch, label_smoothing, beta)
+
+    def _default_loss(
+        self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None
+    ) -> Loss:
+        labels = find_labels(batch)
+        own = find_loss(outputs) if isinstance(batch, Mapping) else None
+        if own is not None and not label_smoothing and beta is None:
+            shift = self.form is next_tokens or (self.form is None and is_causal(self.model))
+            return own_loss(own, find_logits(outputs), labels, batch_rows(batch), shift)
+        logits = need_logits(outputs, "the default loss")
+        if beta is not None:
+            logits = logits * beta
+        if self.form in (next_tokens, same_tokens) and not label_smoothing:
+            assert self.form is not None
+            totals, weights = self.form(logits, labels)
+            return Loss(totals.sum(), weights.sum())
+        return cross_entropy(logits, labels, label_smoothing=label_smoothing)
+
+    # Metric -------------------------------------------------------------------------------------------
+
+    def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
+        """The metric's statistics (n, m), and the loss if it is wanted and known."""
+        if self.users_loss is not None and self.metric in LOSSES:
+            found = self._call_users_loss(batch)
+            losses = self._users_sample_losses(found, n)
+            return loss_statistics(self.metric, losses), users_loss(found, n)
+        outputs = self.call(batch)
+        if self.metric in LOSSES:
+            losses = self._sample_losses(outputs, batch)
+            total = Loss(losses.totals.sum(), losses.weights.sum())
+            return loss_statistics(self.metric, losses), total
+        table = check_statistics(self.metric.statistics(outputs, batch), n)
+        if not with_loss:
+            return table, None
+        if self.users_loss is not None:
+            return table, self.loss(batch)
+        if not isinstance(batch, Mapping) or find_loss(outputs) is None:
+            # A model that is judged by another metric may have no loss we know; its absence is nan, not an error.
+            logits = find_logits(outputs)
+            if logits is None or (self.metric.name != "accuracy" and not is_pair(logits, find_labels(batch))):
+                return table, None
+        return table, self._default_loss(outputs, batch)
+
+    def statistics_of_logits(self, logits: Tensor, batch: Any) -> Tensor:
+        """The metric's statistics (n, m) for logits from anywhere."""
+        n = logits.shape[0]
+        if self.metric in LOSSES:
+            if self.users_loss is None:
+                return loss_statistics(self.metric, self._sample_losses(logits, batch))
             reason = "a loss of your own calls the model itself"
         else:
             try:
-                return self._own_metric(logits, batch, logits.shape[0])[0]
+                return check_statistics(self.metric.statistics(logits, batch), n)
             except TaskError:
                 raise
             except Exception as error:
@@ -108,48 +193,27 @@ class Judge:
             )
         )
 
-    def _own_metric(self, outputs: Any, batch: Any, n: int) -> tuple[Tensor, bool]:
-        """Scores (n,), and whether they are one batch mean repeated."""
-        assert callable(self.metric)
-        values = torch.as_tensor(self.metric(outputs, batch)).detach()
-        if values.ndim == 0:
-            return values.expand(n), n > 1
-        if values.shape != (n,):
-            raise TaskError(
-                describe(
-                    "metric",
-                    expected=f"one score per sample, shape ({n},), or a scalar mean over the batch",
-                    found=f"shape {tuple(values.shape)}",
-                    fix="return one number per sample from metric(outputs, batch)",
-                )
-            )
-        return values, False
+    def _sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
+        logits = need_logits(outputs, f'metric="{self.metric.name}"')
+        if self.form is not None:
+            return self.form(logits, find_labels(batch).to(logits.device))
+        if self.has_own_loss:
+            raise self._whole_batch("a loss that the model computes for a whole batch")
+        return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def score_batch(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Tensor | None, bool]:
-        """Scores (n,), mean loss if wanted, and whether the scores are one batch mean repeated."""
-        if self.metric == "loss" and self.own_loss is not None:
-            loss = self.loss(batch)
-            return -loss.expand(n), loss, n > 1
-        outputs = self.call(batch)
-        known = find_loss(outputs) if isinstance(batch, Mapping) and self.own_loss is None else None
-        if self.metric == "loss":
-            if known is not None:
-                loss = at_least_single(known.mean())
-                return -loss.expand(n), loss, n > 1
-            losses = sample_losses(need_logits(outputs, 'metric="loss"'), find_labels(batch))
-            return -losses, losses.mean(), False
-        if self.metric == "accuracy":
-            values, repeated = accuracy(need_logits(outputs, 'metric="accuracy"'), find_labels(batch)), False
-        else:
-            values, repeated = self._own_metric(outputs, batch, n)
-        if not with_loss:
-            return values, None, repeated
-        if self.own_loss is not None:
-            return values, self.loss(batch), repeated
-        if known is None:
-            # With a metric of its own a model may have no loss we know; its absence is nan, not an error.
-            logits, labels = find_logits(outputs), find_labels(batch)
-            if logits is None or (self.metric != "accuracy" and not is_pair(logits, labels)):
-                return values, None, repeated
-            known = cross_entropy(at_least_single(logits), labels)
-        return values, known.mean(), repeated
+    def _users_sample_losses(self, found: Any, n: int) -> SampleLosses:
+        losses = users_sample_losses(found, n)
+        if losses is None:
+            raise self._whole_batch("one number for a whole batch")
+        return losses
+
+    def _whole_batch(self, found: str) -> TaskError:
+        return TaskError(
+            describe(
+                f'metric="{self.metric.name}"',
+                expected="a loss of each sample, shape (n,), from loss(model, batch)",
+                found=found,
+                fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
+                " per sample; or choose another metric",
+            )
+        )

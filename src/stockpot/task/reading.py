@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.data import (
 
 from stockpot.errors import DataError, describe
 from stockpot.events import Listener, progress
-from stockpot.task.budget import Budget
+from stockpot.task.batches import leaves, map_tensors
 from stockpot.task.store import (
     Builder,
     Columns,
@@ -30,10 +31,40 @@ from stockpot.task.store import (
     batch_length,
     sample_nbytes,
 )
-from stockpot.task.tree import leaves, map_tensors
 
 CHUNK = 64  # samples decoded at a time
 PROBE = 8  # samples on which a collate_fn shows whether it treats each sample by itself
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much memory data may take, and whose data it is."""
+
+    name: str
+    limit: int
+    used: int = 0
+
+    def check(self, nbytes: float, *, estimated: bool = False, slack: float = 1.0) -> None:
+        """Refuse more than the limit; an uncertain estimate must be out by more than the factor `slack`."""
+        if nbytes + self.used > self.limit * slack:
+            others = f" ({_size(self.used)} of it in use by other data)" if self.used else ""
+            raise DataError(
+                describe(
+                    self.name,
+                    expected=f"at most {_size(self.limit)} in memory{others}",
+                    found=f"{'about ' if estimated else ''}{_size(nbytes)}",
+                    fix="raise memory_limit (bytes), give fewer samples, or keep images as uint8 "
+                    "and convert inside the model",
+                )
+            )
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} GiB"
 
 
 def read(source: Any, budget: Budget, *, workers: int, listen: Listener) -> Columns | Samples:

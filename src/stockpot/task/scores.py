@@ -3,94 +3,152 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from stockpot.errors import TaskError, describe
+from stockpot.task.metrics import Metric
+
+RESAMPLES = 1000
+_PIECE = 250_000  # numbers drawn at a time; more would leave the cache
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Per-sample scores in evaluation order; higher is better.
+    """A metric's statistics of each sample, in evaluation order, and what they come to; higher is better."""
 
-    `batches` holds the batch sizes when the score is known per batch only (a batch mean repeated for its
-    samples). Such samples are not independent, and the intervals are then computed from batches.
-    """
-
-    values: Tensor  # (n,) float64
+    table: Tensor  # (N, m) float64 on the host
+    metric: Metric
     loss: float = math.nan
     complete: bool = True
-    batches: tuple[int, ...] | None = None
 
     @property
     def n(self) -> int:
-        return self.values.numel()
+        return self.table.shape[0]
 
     @property
-    def mean(self) -> float:
-        return float(self.values.mean())
+    def value(self) -> float:
+        return float(self.metric.reduce(self.table))
+
+    def rows(self, indices: Tensor) -> Scores:
+        """Of some samples only, in this order; the loss is that of all samples and is left out."""
+        return replace(self, table=self.table[indices], loss=math.nan)
 
     @property
     def standard_error(self) -> float:
-        """Of the mean; infinite when there is one independent score only."""
-        return _standard_error(self.values, self.batches)
+        """Of a mean; infinite when there is one sample only."""
+        if not self.metric.is_mean:
+            raise TaskError(
+                describe(
+                    f"standard error of {self.metric.name}",
+                    expected="a mean over samples",
+                    found="a metric that is none",
+                    fix="use interval() or difference(), which resample",
+                )
+            )
+        return _standard_error(self.table[:, 0])
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Wilson's interval for scores of 0 and 1, otherwise Student's."""
-        mean = self.mean
+        """Wilson's for scores of 0 and 1, Student's for other means, else from resampled samples."""
+        if not self.metric.is_mean:
+            return _resampled_interval([self], confidence)
+        mean = self.value
         if self._right_or_wrong:
             z, n = _normal(confidence), self.n
             centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
             half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
             return max(centre - half, 0.0), min(centre + half, 1.0)
-        half = _student(confidence, self._independent - 1) * self.standard_error
+        half = _student(confidence, self.n - 1) * self.standard_error
         return mean - half, mean + half
 
     def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Mean of self minus other with its interval, paired sample by sample.
+        """Value of self minus other with its interval, paired sample by sample.
 
         For scores of 0 and 1 the interval of Bonett and Price (2012): where few samples make the difference, the
         usual one is too narrow, and of no width when they all point the same way.
         """
-        if self.n != other.n:
+        if self.n != other.n or self.metric.name != other.metric.name:
             raise TaskError(
                 describe(
                     "paired difference of scores",
-                    expected=f"scores of the same {self.n} samples",
-                    found=f"{other.n} in the other",
+                    expected=f"{self.metric.name} of the same {self.n} samples",
+                    found=f"{other.metric.name} of {other.n} in the other",
                     fix="compare complete evaluations on the same data in the same order",
                 )
             )
-        delta = self.values - other.values  # (n,)
+        if not self.metric.is_mean:
+            return self.value - other.value, *_resampled_interval([self, other], confidence)
+        delta = self.table[:, 0] - other.table[:, 0]  # (n,)
         mean = float(delta.mean())
         if self._right_or_wrong and other._right_or_wrong:
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
             return mean, *_bonett_price(better, worse, self.n, confidence)
-        batches = self.batches or other.batches
-        count = self.n if batches is None else len(batches)
-        half = _student(confidence, count - 1) * _standard_error(delta, batches)
+        half = _student(confidence, self.n - 1) * _standard_error(delta)
         return mean, mean - half, mean + half
 
     @property
     def _right_or_wrong(self) -> bool:
-        return self.batches is None and bool(((self.values == 0) | (self.values == 1)).all())
-
-    @property
-    def _independent(self) -> int:
-        return self.n if self.batches is None else len(self.batches)
+        return bool(((self.table == 0) | (self.table == 1)).all())
 
 
-def worded(scores: Scores, metric: str) -> str:
+def worded(scores: Scores) -> str:
     """A score with its uncertainty, as notes and sentences show it."""
-    low, high = scores.interval()
-    if metric == "accuracy":
-        return (
-            f"{100 * scores.mean:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {scores.n})"
-        )
-    return f"{scores.mean:.4g} (95 % interval {low:.4g} to {high:.4g}, n = {scores.n})"
+    value, (low, high) = scores.value, scores.interval()
+    if scores.metric.percent:
+        return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {scores.n})"
+    return f"{value:.4g} (95 % interval {low:.4g} to {high:.4g}, n = {scores.n})"
+
+
+# Resampling -------------------------------------------------------------------------------------------
+
+
+def _resampled_interval(scores: Sequence[Scores], confidence: float) -> tuple[float, float]:
+    """Percentiles of the value, or of the first minus the second, over samples drawn again with replacement.
+
+    Both of a pair are drawn alike. The percentiles are taken further out by Hesterberg's (2015) correction for few
+    samples, which makes the interval of a mean as wide as Student's. Draws on which a metric has no value, such as
+    AUC with one class, are left out; without half of them there is no interval.
+    """
+    n = scores[0].n
+    if n < 2:
+        return -math.inf, math.inf
+    reach = _student(confidence, n - 1) * math.sqrt(n / (n - 1))
+    tail = NormalDist().cdf(-reach)
+    found = [_resampled(each) for each in scores]
+    values = found[0] if len(found) == 1 else found[0] - found[1]  # (RESAMPLES,)
+    values = values[values.isfinite()]
+    if len(values) < RESAMPLES / 2:
+        return -math.inf, math.inf
+    low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=values.dtype)).tolist()
+    return low, high
+
+
+def _resampled(scores: Scores) -> Tensor:
+    """The value of every draw; the draws depend on the number of samples only. (RESAMPLES,)"""
+    table, metric = scores.table, scores.metric
+    found: list[Tensor] = []
+    for rows in _draws(scores.n):  # (B, N)
+        if metric.resampled is None:
+            found.append(torch.tensor([metric.reduce(table[row]) for row in rows], dtype=torch.float64))
+        else:
+            ones = torch.ones((), dtype=table.dtype).expand(rows.shape)
+            counts = torch.zeros(rows.shape, dtype=table.dtype).scatter_add_(1, rows, ones)
+            found.append(metric.resampled(table, counts))
+    return torch.cat(found)
+
+
+def _draws(n: int) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    piece = max(1, _PIECE // n)
+    for start in range(0, RESAMPLES, piece):
+        yield torch.randint(n, (min(piece, RESAMPLES - start), n), generator=generator)
+
+
+# Closed forms -----------------------------------------------------------------------------------------
 
 
 def _bonett_price(better: int, worse: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -149,12 +207,6 @@ def _student(confidence: float, freedom: int) -> float:
     return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
 
 
-def _standard_error(values: Tensor, batches: tuple[int, ...] | None) -> float:
-    deviations = values - values.mean()  # (n,)
-    if batches is not None:
-        deviations = torch.stack([part.sum() for part in torch.split(deviations, list(batches))])  # (m,)
-    m = deviations.numel()
-    if m < 2:
-        return math.inf
-    # Cluster-robust; with clusters of one sample this is the familiar std / sqrt(n).
-    return math.sqrt(float(deviations.square().sum()) * m / (m - 1)) / values.numel()
+def _standard_error(values: Tensor) -> float:
+    n = values.numel()
+    return math.inf if n < 2 else float(values.std()) / math.sqrt(n)

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stockpot.errors import TaskError, describe
-from stockpot.task.data import Data
-from stockpot.task.fingerprint import fingerprint
+from stockpot.task.data import Data, fingerprint
 
 if TYPE_CHECKING:
     from stockpot.task.task import Task

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import DataError, describe
-from stockpot.task.outputs import find_labels
-from stockpot.task.tree import leaves, map_tensors, map_tree, refill
+from stockpot.task.batches import find_labels, leaves, map_tensors, map_tree, refill
 
 
 class Columns:
@@ -30,8 +29,12 @@ class Columns:
     def take(self, rows: Tensor) -> Any:
         return map_tensors(lambda column: column[rows], self.tree)
 
+    def targets(self) -> Tensor | None:
+        found = find_labels(self.tree)
+        return found if isinstance(found, Tensor) else None
+
     def labels(self) -> Tensor | None:
-        return _class_labels(find_labels(self.tree))
+        return _class_labels(self.targets())
 
 
 class Samples:
@@ -52,13 +55,16 @@ class Samples:
     def take(self, rows: Tensor) -> Any:
         return self.collate([self.samples[row] for row in rows.tolist()])
 
-    def labels(self) -> Tensor | None:
+    def targets(self) -> Tensor | None:
         found = [find_labels(sample) for sample in self.samples]
-        if all(isinstance(label, (int, np.integer)) and not isinstance(label, bool) for label in found):
-            return torch.tensor([int(label) for label in found])
-        if all(isinstance(label, Tensor) and label.ndim == 0 for label in found):
-            return _class_labels(torch.stack(found))
+        if all(isinstance(label, (int, float, np.number)) and not isinstance(label, bool) for label in found):
+            return torch.tensor(found)
+        if all(isinstance(label, Tensor) and label.shape == found[0].shape for label in found):
+            return torch.stack(found)
         return None
+
+    def labels(self) -> Tensor | None:
+        return _class_labels(self.targets())
 
 
 def _class_labels(found: Any) -> Tensor | None:

@@ -13,18 +13,22 @@ from torch import Tensor, nn
 
 from stockpot.errors import TaskError, describe
 from stockpot.events import Listener, ignore, progress
-from stockpot.task import checks
-from stockpot.task import statistics as stats
-from stockpot.task.arguments import check_arguments, place
-from stockpot.task.classify import check_pair, is_pair
-from stockpot.task.data import MEMORY_LIMIT, Data
-from stockpot.task.fingerprint import fingerprint
-from stockpot.task.finite import check_finite
-from stockpot.task.judge import Judge, Loss, Metric
-from stockpot.task.outputs import at_least_single, find_labels, find_logits, need_logits, with_blank_labels
+from stockpot.task import checks, names
+from stockpot.task import normalisation as stats
+from stockpot.task.batches import (
+    find_labels,
+    find_logits,
+    find_loss,
+    map_tensors,
+    need_logits,
+    with_blank_labels,
+)
+from stockpot.task.data import MEMORY_LIMIT, Data, fingerprint
+from stockpot.task.judge import Judge
+from stockpot.task.loss import Loss, LossFunction, check_pair
+from stockpot.task.metrics import METRICS, Metric, MetricFunction, as_metric
 from stockpot.task.scores import Scores
 from stockpot.task.sealed import Sealed
-from stockpot.task.tree import map_tensors
 
 Stop = Callable[[float, int], bool]
 Statistics = Literal["recalibrate", "average", "copy"]
@@ -36,8 +40,9 @@ class Task:
     """A model, a loss, a metric where higher is better, data to fit on, and data for the final report.
 
     The default loss is cross-entropy of `model(x)` for batches `(x, y)`, and for dicts the loss that
-    `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`, the
-    mean over the batch; a metric of your own is `metric(outputs, batch)`, one score per sample or their mean.
+    `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`: one loss per
+    sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
+    `metric(outputs, batch)` with one score per sample, or a `Metric`.
     The report data is checked here and then sealed: methods open it after their last decision (task/sealed.py).
     """
 
@@ -47,8 +52,8 @@ class Task:
         fit: Any,
         report: Any = None,
         *,
-        loss: Loss | None = None,
-        metric: str | Metric = "accuracy",
+        loss: LossFunction | None = None,
+        metric: str | Metric | MetricFunction = "accuracy",
         device: str | torch.device | None = None,
         autocast: torch.dtype | None = None,
         batch_size: int = 256,
@@ -57,15 +62,14 @@ class Task:
         workers: int = 0,
         listen: Listener = ignore,
     ) -> None:
-        check_arguments(model, loss, metric, autocast, batch_size, statistics)
-        self.device = place(model, device)
+        checks.check_arguments(model, loss, metric, autocast, batch_size, statistics)
+        self.device = checks.place(model, device)
         self.model = model
         self.autocast = autocast
         self.batch_size = batch_size
-        self.metric = metric
-        self.metric_max: float | None = 1.0 if metric == "accuracy" else None
         self.statistics: Statistics = statistics
-        self._judge = Judge(self.model, loss, metric, self.device, autocast)
+        self._judge = Judge(self.model, loss, as_metric(metric), self.device, autocast)
+        self.can_scale_logits = False  # whether `loss` takes beta; seen on the fitting data
         self.fit = Data.of(fit, name="fit data", memory_limit=memory_limit, workers=workers, listen=listen)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
@@ -80,6 +84,10 @@ class Task:
             )
             self._check_data(data)
             self._sealed = Sealed(data)
+
+    @property
+    def metric(self) -> Metric:
+        return self._judge.metric
 
     # Data ---------------------------------------------------------------------------------------------
 
@@ -131,20 +139,16 @@ class Task:
 
     # Judging one batch --------------------------------------------------------------------------------
 
-    def loss(self, batch: Any, *, label_smoothing: float = 0.0, temperature: Tensor | None = None) -> Tensor:
-        """Mean loss of the live model, in its current mode, on a batch on the device.
+    def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
+        """The live model's loss, in its current mode, on a batch on the device: a sum and its weight.
 
-        `temperature` multiplies the logits, as in Learned-Soup.
+        `beta` multiplies the logits, as in Learned-Soup; see `can_scale_logits`.
         """
-        return self._judge.loss(batch, label_smoothing=label_smoothing, temperature=temperature)
+        return self._judge.loss(batch, label_smoothing=label_smoothing, beta=beta)
 
     def logits(self, batch: Any) -> Tensor:
         """The live model's logits, in its current mode, in single precision or better."""
         return self._judge.logits(batch)
-
-    def scoring_logits(self, logits: Tensor, batch: Any) -> Tensor:
-        """The metric's score of each sample, (n,), for logits from anywhere."""
-        return self._judge.score_logits(logits, batch)
 
     # Evaluation ---------------------------------------------------------------------------------------
 
@@ -157,38 +161,43 @@ class Task:
         with_loss: bool = True,
         listen: Listener = ignore,
     ) -> Scores:
-        """The live model as it is; `stop(sum of scores, samples done)` may end it after any batch."""
+        """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
         return self._evaluate(self.fit if data is None else data, indices, stop, with_loss, listen)
 
     def _evaluate(
         self, data: Data, indices: Tensor | None, stop: Stop | None, with_loss: bool, listen: Listener
     ) -> Scores:
+        if stop is not None and not self.metric.is_mean:
+            raise TaskError(
+                describe(
+                    "stop",
+                    expected="a metric that is a mean over samples",
+                    found=self.metric.name,
+                    fix="evaluate all samples",
+                )
+            )
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
-        values: list[Tensor] = []
-        losses: list[Tensor] = []
-        sizes: list[int] = []
-        total, done, per_batch = 0.0, 0, False
+        tables: list[Tensor] = []
+        losses: list[Tensor] = []  # (2,) each: total and weight
+        total, done = 0.0, 0
         with self.evaluating():
             for part in torch.split(rows, self.batch_size):
-                n = part.numel()
-                score, loss, repeated = self._judge.score_batch(
-                    self.to_device(data.batch(part)), n, with_loss
-                )
-                values.append(score)
-                losses += [] if loss is None else [at_least_single(loss) * n]
-                sizes.append(n)
-                done += n
-                per_batch |= repeated
+                batch = self.to_device(data.batch(part))
+                table, loss = self._judge.statistics(batch, part.numel(), with_loss)
+                tables.append(table)
+                losses += [] if loss is None else [torch.stack(list(loss)).detach()]
+                done += part.numel()
                 progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples")
                 if stop is not None:  # only then is it worth waiting for the device
-                    total += float(score.cpu().double().sum())
+                    total += float(_on_host(table).sum())
                     if stop(total, done):
                         break
+        loss_sum, weight = _on_host(torch.stack(losses)).sum(0).tolist() if losses else (math.nan, 1.0)
         return Scores(
-            values=torch.cat(values).cpu().double(),
-            loss=float(torch.stack(losses).cpu().double().sum()) / done if losses else math.nan,
+            table=torch.cat([_on_host(table) for table in tables]),
+            metric=self.metric,
+            loss=loss_sum / weight if weight else math.nan,
             complete=done == rows.numel(),
-            batches=tuple(sizes) if per_batch else None,
         )
 
     def ensemble_scores(
@@ -198,22 +207,25 @@ class Task:
         data = self.fit if data is None else data
         parts = torch.split(torch.arange(len(data)), self.batch_size)
         sums: list[Tensor] = []  # per batch, (n, C), on the host
-        count = 0
+        count, dtype = 0, torch.float32
         for _ in members:
             with self.evaluating():
                 for i, part in enumerate(parts):
-                    logits = self.logits(self.to_device(data.batch(part))).double().cpu()
+                    logits = self.logits(self.to_device(data.batch(part)))
+                    dtype = logits.dtype
                     if count == 0:
-                        sums.append(logits)
+                        sums.append(_on_host(logits))
                     else:
-                        sums[i] += logits
+                        sums[i] += _on_host(logits)
             count += 1
             progress(listen, "scoring the ensemble", count, count, unit="models")
-        values = [
-            self.scoring_logits((total / count).to(self.device), self.to_device(data.batch(part)))
+        tables = [
+            self._judge.statistics_of_logits(
+                (total / count).to(dtype).to(self.device), self.to_device(data.batch(part))
+            )
             for total, part in zip(sums, parts, strict=True)
         ]
-        return Scores(values=torch.cat(values).cpu().double())
+        return Scores(table=torch.cat([_on_host(table) for table in tables]), metric=self.metric)
 
     # Statistics of normalisation layers ---------------------------------------------------------------
 
@@ -252,18 +264,21 @@ class Task:
 
     def _check_data(self, data: Data) -> None:
         """Bad numbers, labels outside the model's classes, and a model that cannot be called or judged at all."""
-        check_finite(data, labels=self._judge.own_loss is None)
-        batch = self.to_device(with_blank_labels(data.batch(torch.arange(min(SMALL, len(data))))))
+        judge = self._judge
+        default = judge.users_loss is None
+        checks.check_finite(data, labels=default)
+        trial = data.batch(torch.arange(min(SMALL, len(data))))
+        blank = self.to_device(with_blank_labels(trial))
         try:
             with self.evaluating():
-                outputs = self._judge.call(batch)
-        except TaskError:
-            if self._judge.own_loss is None:
-                raise
-            return
+                outputs = judge.call(blank)
         except Exception as error:
-            if self._judge.own_loss is not None:
-                return  # only the user's loss knows how to call this model
+            if not default:  # only the user's loss knows how to call this model
+                with self.evaluating():
+                    judge.learn_form(self.to_device(trial))
+                return
+            if isinstance(error, TaskError):
+                raise
             raise TaskError(
                 describe(
                     f"model {type(self.model).__name__}",
@@ -272,26 +287,33 @@ class Task:
                     fix="make batches (inputs, labels) or dicts of keyword arguments, or give loss=",
                 )
             ) from error
-        logits, labels = find_logits(outputs), find_labels(batch)
-        if self.metric == "accuracy" and self._judge.own_loss is None:
-            check_pair(need_logits(outputs, 'metric="accuracy"'), labels, 'metric="accuracy"')
-        if data.labels is None or logits is None or not is_pair(logits, labels):
-            return
-        judged = self.metric == "accuracy" or self._judge.own_loss is None
-        regression = isinstance(batch, Mapping) and logits.shape[1] == 1  # such models bring their own loss
-        if judged and not regression:
-            checks.check_labels(data.labels, logits.shape[1], data.name)
+        batch = self.to_device(trial)
+        if default and self.metric.name == "accuracy":
+            check_pair(need_logits(outputs, 'metric="accuracy"'), find_labels(batch), 'metric="accuracy"')
+        own = isinstance(batch, Mapping) and find_loss(outputs) is not None
+        checks.check_targets(data, find_logits(outputs), self.metric, loss=default, own=own)
+        with self.evaluating():
+            if data is self.fit:
+                judge.learn_form(batch)
+                self.can_scale_logits = judge.scales(outputs, batch)
+            if self.metric.name in METRICS and (default or self.metric.name != "accuracy"):
+                judge.statistics(batch, min(SMALL, len(data)), with_loss=False)
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
 
-        def on(size: int) -> Callable[[], Tensor]:
+        def on(size: int) -> Callable[[], Loss]:
             return lambda: self.loss(self.to_device(self.fit.batch(torch.arange(min(size, len(self.fit))))))
 
         with self.learning():
             # A loss such as a hinge can be flat on a few samples without ignoring the model.
             checks.check_start(self.model, [on(SMALL), on(self.batch_size)])
 
-    def check_names(self, specs: Mapping[str, checks.HasShape]) -> None:
+    def check_names(self, specs: Mapping[str, names.HasShape]) -> None:
         """Whether the model takes exactly the tensors of a pool."""
-        checks.check_names(self.model, specs)
+        names.check_names(self.model, specs)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """In double precision, which some devices do not have."""
+    return tensor.detach().cpu().double()

@@ -15,8 +15,7 @@ from stockpot.finetune.augment.images import change_images
 from stockpot.finetune.augment.mixup import draw_share, mix_inputs, shuffle
 from stockpot.finetune.augment.tokens import drop_tokens
 from stockpot.finetune.plan import Augmentation
-from stockpot.task.outputs import LABEL_KEYS
-from stockpot.task.tree import map_tensors
+from stockpot.task.batches import LABEL_KEYS, map_tensors
 
 TOKENS = "input_ids"
 FIXED = (*LABEL_KEYS, "attention_mask", "pixel_mask", "bool_masked_pos")

@@ -12,8 +12,8 @@ from torch.nn import functional
 from stockpot.errors import TaskError, describe
 from stockpot.finetune.augment.images import back
 from stockpot.task import Task
-from stockpot.task.classify import check_pair
-from stockpot.task.outputs import find_labels
+from stockpot.task.batches import find_labels
+from stockpot.task.loss import check_pair
 
 
 def draw_share(alpha: float, seed: int, step: int) -> float:

@@ -1,0 +1,255 @@
+"""Progress: from events to lines that stay and what is going on just now.
+
+A terminal gets a live bar, anything else a line every few seconds; always on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stockpot.cli.terminal import harmless
+from stockpot.events import Event, Listener
+from stockpot.report import words
+
+_NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
+_CLASSES = 8  # named in one line
+FIRST, SLOWEST = (
+    5.0,
+    60.0,
+)  # seconds until a plain line about work in progress; doubled after each, up to this
+REFRESH = 0.1  # seconds between redraws
+
+
+class Activity:
+    """`text`, `done` and `total` describe the present; `hear` returns a line when something is finished."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.done = 0
+        self.total = 0
+        self._steps: Mapping[str, int] = {}
+        self._folds: Mapping[str, int] = {}
+        self._blocks: Mapping[str, int] = {}
+        self._name = ""
+        self._taken = 0
+        self._method = ""
+        self._models = ""
+        self._trials = 0
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+            "progress": self._progress,
+            "classes": self._classes,
+            "start": self._start,
+            "reused": self._reused,
+            "method": self._method_begins,
+            "growth": self._growth,
+            "step": self._step,
+            "skipped": self._skipped,
+            "setback": self._memory,
+            "cooked": self._cooked,
+            "failed": self._failed,
+            "report": self._report,
+            "dropped": self._dropped,
+            "memory": self._memory,
+            "phase": self._phase,
+            "finetune": self._finetune,
+            "probe": self._probe,
+            "epoch": self._epoch,
+            "trial_done": self._trial_done,
+        }
+
+    def hear(self, event: Event) -> str | None:
+        handle = self._handlers.get(event.kind)
+        return handle(event.data) if handle is not None else None
+
+    def _set(self, text: str, done: int = 0, total: int = 0) -> None:
+        self.text, self.done, self.total = text, done, total
+
+    # What any long work tells.
+
+    def _progress(self, data: Mapping[str, Any]) -> None:
+        what = _NAMES.get(data["what"], data["what"])
+        self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
+
+    def _classes(self, data: Mapping[str, Any]) -> str:
+        names = data["names"]
+        shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
+        more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
+        return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
+
+    # Cooking.
+
+    def _start(self, data: Mapping[str, Any]) -> None:
+        self._steps = data["methods"]
+        self._folds, self._blocks = data.get("folds", {}), data.get("blocks", {})
+
+    def _reused(self, data: Mapping[str, Any]) -> str:
+        return f"{data['method']}: finished earlier, not repeated"
+
+    def _method_begins(self, data: Mapping[str, Any]) -> None:
+        self._name = data["method"]
+        self._method = self._name + self._models
+        self._set(self._method)
+        self._taken = 0
+
+    def _growth(self, data: Mapping[str, Any]) -> None:
+        self._models = f" with {data['models']} models"
+
+    def _step(self, data: Mapping[str, Any]) -> None:
+        self._taken += 1
+        total = self._steps.get(self._method, 0)
+        where = "".join(
+            f"{word} {data[word] + 1}, "
+            for word, count in (("block", self._blocks), ("fold", self._folds))
+            if count.get(self._name, 1) > 1 or data[word] > 0
+        )
+        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
+
+    def _skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+        self._taken += 1
+
+    def _cooked(self, data: Mapping[str, Any]) -> str:
+        name, self._method = self._method, ""
+        return f"{name}: cooked in {words.seconds(data['seconds'])}"
+
+    def _failed(self, data: Mapping[str, Any]) -> str:
+        self._method = ""
+        return f"{data['method']}: failed: {data['error']}"
+
+    def _report(self, data: Mapping[str, Any]) -> None:
+        self._set(f"scoring {data['method']} on the report data")
+
+    def _dropped(self, data: Mapping[str, Any]) -> str:
+        return f"left out, because their weights are not finite: {', '.join(data['names'])}"
+
+    def _memory(self, data: Mapping[str, Any]) -> str:
+        return f"{self._method}: {data['text']}"
+
+    def _phase(self, data: Mapping[str, Any]) -> str:
+        return str(data["text"])
+
+    # Fine-tuning.
+
+    def _finetune(self, data: Mapping[str, Any]) -> str | None:
+        self._trials = data["trials"]
+        return f"{data['done']} of {data['trials']} trials finished earlier" if data["done"] else None
+
+    def _probe(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+        self._set("training the head alone")
+
+    def _epoch(self, data: Mapping[str, Any]) -> None:
+        special = {"probe": "training the head alone", "pretraining": "pre-training"}
+        name = special.get(data["trial"], f"{data['trial']} of {self._trials}")
+        self._set(f"{name}: loss {data['loss']:.4f}", data["epoch"], data["epochs"])
+
+    def _trial_done(self, data: Mapping[str, Any]) -> str:
+        if data["failure"] is not None:
+            return f"{data['trial']}: failed: {data['failure']}"
+        found = data["score"]
+        score = ""
+        if found is not None:
+            ends = [found.get(end) for end in ("low", "high")]
+            between = "" if None in ends else f" ({ends[0]:.4f} to {ends[1]:.4f})"
+            score = f" score {found['value']:.4f}{between},"
+        return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"
+
+
+@contextmanager
+def drawing() -> Iterator[Listener]:
+    """A listener that shows what it hears."""
+    if not sys.stderr.isatty():
+        yield _Plain()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as bars:
+        task = bars.add_task("", total=None)
+        activity = Activity()
+        last = 0.0
+
+        def listen(event: Event) -> None:
+            nonlocal last
+            line = activity.hear(event)
+            if line is not None:
+                bars.console.print(harmless(line), markup=False, highlight=False)
+            now = time.monotonic()
+            if line is not None or now - last > REFRESH:
+                last = now
+                total = activity.total or None
+                bars.update(
+                    task, description=harmless(activity.text[:60]), completed=activity.done, total=total
+                )
+
+        yield listen
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self._activity = Activity()
+        self._last = time.monotonic()
+        self._wait = FIRST
+
+    def __call__(self, event: Event) -> None:
+        line = self._activity.hear(event)
+        now = time.monotonic()
+        if line is not None:
+            self._wait = FIRST
+        elif now - self._last > self._wait and self._activity.text:
+            share = (
+                f" ({100 * self._activity.done // self._activity.total} %)" if self._activity.total else ""
+            )
+            line = f"{self._activity.text}{share}"
+            self._wait = min(2 * self._wait, SLOWEST)
+        if line is not None:
+            print(harmless(line), file=sys.stderr, flush=True)
+            self._last = now
+
+
+@contextmanager
+def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
+    """A listener that passes events on and writes losses, rates and scores for TensorBoard, one tag per method."""
+    from stockpot.adapters.extras import need
+
+    need("tensorboard")  # torch's own message does not say how to get it
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = None
+    method = ""
+
+    def write(tag: str, value: float, step: int) -> None:
+        nonlocal writer
+        if writer is None:  # not before there is something: the run's directory is made by then
+            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        writer.add_scalar(tag, value, step)
+
+    def both(event: Event) -> None:
+        nonlocal method
+        data = event.data
+        if event.kind == "method":
+            method = data["method"]
+        elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
+            place = f"{method}/fold{data['fold']}/block{data['block']}"
+            write(f"{place}/{'fit' if event.kind == 'step' else 'held_out'}_loss", data["loss"], data["step"])
+            if event.kind == "step":
+                write(f"{place}/lr", data["lr"], data["step"])
+        elif event.kind == "report":
+            write(f"{data['method']}/report", data["value"], 0)
+        listen(event)
+
+    try:
+        yield both
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,479 @@
+"""What a recipe may say, section by section. Nothing here loads torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from typing_extensions import Self
+
+from stockpot.recipe.method import Method
+from stockpot.recipe.values import (
+    Bytes,
+    Code,
+    Names,
+    Number,
+    PythonCode,
+    Section,
+    ShortSpace,
+    ShortSplit,
+    Space,
+    Split,
+    exactly_one,
+    nearest,
+    word_of,
+    word_or_code,
+)
+
+
+class PoolSection(Section):
+    """The fine-tuned checkpoints that are mixed."""
+
+    path: Names | None = Field(
+        None,
+        description="Checkpoint files, folders of checkpoints or glob patterns, one or a list. "
+        "Default: where `finetune` writes its checkpoints.",
+    )
+    key: str | None = Field(
+        None,
+        description="Where the weights are inside a nested file, as a dotted path (`state_dict`, `ema`). "
+        "Default: found by itself.",
+    )
+    rename: dict[str, str] | None = Field(
+        None, description="Prefixes of tensor names to replace, old to new: `{model.: ''}`."
+    )
+    mixed_dtypes: bool = Field(False, description="Allow checkpoints of different floating-point types.")
+    nonfinite: Literal["refuse", "drop", "ignore"] = Field(
+        "refuse",
+        description="What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), "
+        "leave them out (`drop`), or do not look (`ignore`; saves one pass over the files).",
+    )
+
+
+MODEL_KINDS = ("transformers", "timm", "torchvision", "open_clip", "python")
+
+
+def _path_or_config(value: Any) -> Any:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, dict) and isinstance(value.get("model_type"), str):
+        return value
+    raise ValueError(f"expected a local folder, a config.json or a mapping with model_type, found {value!r}")
+
+
+PathOrConfig = Annotated[
+    Any,
+    AfterValidator(lambda v: v if v is None else _path_or_config(v)),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+
+
+class Model(Section):
+    """The model the checkpoints belong to: exactly one of the kinds, and how it runs."""
+
+    transformers: PathOrConfig = Field(
+        None,
+        description="Hugging Face transformers: a local model folder, a `config.json`, or the configuration "
+        "itself as a mapping with `model_type`. Nothing is downloaded. Needs `stockpot[transformers]`.",
+    )
+    timm: str | None = Field(None, description="A model name of timm. Needs `stockpot[vision]`.")
+    torchvision: str | None = Field(
+        None, description="A model name of torchvision. Needs `stockpot[vision]`."
+    )
+    open_clip: str | None = Field(
+        None,
+        description="An OpenCLIP model name: its image encoder with a linear head. Needs `stockpot[clip]`.",
+    )
+    python: Code | None = Field(
+        None,
+        description="`module:function` that returns the `nn.Module`; looked for beside the recipe first.",
+    )
+    auto_class: str | None = Field(
+        None,
+        description="For `transformers`: the AutoModel class, such as `AutoModelForSequenceClassification`. "
+        "Default: taken from the configuration's `architectures`.",
+    )
+    tokenizer: str | None = Field(
+        None, description="For `transformers`: folder of the tokenizer. Default: the model folder."
+    )
+    classes: int | None = Field(None, ge=1, description="Size of the head. Default: the model's own.")
+    weights: str | None = Field(
+        None,
+        description="A local checkpoint `finetune` starts from. `transformers` folders hold their own; "
+        "cooking takes all weights from the pool.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments for the model's constructor or python function."
+    )
+    device: str = Field(
+        "auto", description="`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."
+    )
+    autocast: Literal["none", "bfloat16", "float16"] = Field(
+        "none", description="Compute type of mixed precision. Weights stay as they are."
+    )
+    statistics: Literal["recalibrate", "average", "copy"] = Field(
+        "recalibrate",
+        description="What happens to BatchNorm statistics of a soup: measured again on the fitting data, "
+        "averaged like weights, or copied from the donor.",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        exactly_one(self, MODEL_KINDS)
+        for name in ("auto_class", "tokenizer"):
+            if getattr(self, name) is not None and self.transformers is None:
+                raise ValueError(f"{name}: only for transformers models")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in MODEL_KINDS if getattr(self, kind) is not None)
+
+
+DATA_KINDS = ("images", "table", "dataset", "arrays", "python")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+# Those of `stockpot.task.METRICS`, which needs torch; a test holds the two together.
+METRIC_NAMES = (
+    "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
+    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
+)  # fmt: skip
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    pair = (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if (
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair)
+    ):
+        return pair[0], pair[1]
+    raise ValueError(f"expected a size in pixels or [height, width], found {value!r}")
+
+
+Pixels = Annotated[
+    tuple[int, int],
+    BeforeValidator(_pair),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer"},
+                {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+            ]
+        }
+    ),
+]
+Interpolation: Any = word_of(INTERPOLATIONS)
+MetricName: Any = word_or_code(METRIC_NAMES)
+
+
+class Preprocessing(Section):
+    """What is given here replaces what the model says about its own input."""
+
+    size: Pixels | None = Field(None, description="Height and width the model sees.")
+    resize: int | None = Field(
+        None, ge=1, description="Shorter side before the centre crop. Default: squeezed straight to `size`."
+    )
+    mean: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
+    std: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
+    interpolation: Interpolation | None = Field(None, description="How images are resized.")
+    channels: int | None = Field(None, description="1 for grey, 3 for colour.")
+    max_length: int | None = Field(None, ge=1, description="Tokens a text is cut to.")
+
+    @model_validator(mode="after")
+    def _channels(self) -> Self:
+        if self.channels not in (None, 1, 3):
+            raise ValueError(f"channels: expected 1 or 3, found {self.channels}")
+        if self.std is not None and any(v <= 0 for v in self.std):
+            raise ValueError(f"std: expected positive numbers, found {list(self.std)}")
+        return self
+
+
+class Data(Section):
+    """The samples coefficients are learned on (`fit`) and results are reported on (`report`)."""
+
+    images: str | None = Field(
+        None, description="Folder with one sub-folder of images per class. Needs `stockpot[images]`."
+    )
+    table: str | None = Field(
+        None,
+        description="CSV, TSV, JSONL or Parquet file, or the folder such files are in. "
+        "Parquet needs `stockpot[tables]`.",
+    )
+    dataset: str | None = Field(
+        None,
+        description="Hugging Face dataset on disk (`save_to_disk`); parts are its splits. "
+        "Needs `stockpot[tables]`.",
+    )
+    arrays: str | None = Field(
+        None,
+        description="`.npz` or `.safetensors` file, a folder of `.npy` files, or the folder such files are in. "
+        "Arrays without a named part: `x` (or the only other array) and `y`, `label`, `labels` or `target`. "
+        "A part named `test` is a file `test.npz`, or the arrays `x_test` and `y_test` (also `test_x`, `test_y`); "
+        "so are `x_train`, `y_train` of a part named `train`.",
+    )
+    python: Code | None = Field(
+        None,
+        description="`module:function`, called with `train`, `fit` or `report`; returns tensors, a Dataset, a "
+        "DataLoader, or None where there is no such split.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments for the python function."
+    )
+    text: Names | None = Field(None, description="Column with text; two columns for pairs of texts.")
+    image: str | None = Field(None, description="Column with images or paths of images.")
+    features: Names | None = Field(None, description="Column or columns with numbers.")
+    tokens: str | None = Field(
+        None,
+        description="Column with token ids, all of one length; `attention_mask` is taken along if there is one.",
+    )
+    label: str | None = Field(None, description="Column with the class. Default: `label`, `labels` or `y`.")
+    classes: tuple[str, ...] | None = Field(
+        None,
+        description="Names of the classes in the order of the head. Default: the model's own names, "
+        "or all names in the data, sorted.",
+    )
+    train: ShortSplit | None = Field(None, description="Samples that `finetune` trains on.")
+    fit: ShortSplit | None = Field(
+        None,
+        description="Samples the method may look at. A fraction (0.5), a number of samples, a named part "
+        "(a file, sub-folder or split), or a mapping. Default: half.",
+    )
+    report: ShortSplit | None = Field(
+        None,
+        description="Samples touched once, at the end. Never overlaps `fit`. "
+        "Default: the other half; none if only `fit` is given.",
+    )
+    split_seed: int = Field(0, ge=0, description="Which samples fall into which fraction.")
+    preprocessing: Preprocessing = Field(
+        default_factory=lambda: Preprocessing.model_validate({}),
+        description="Replaces parts of what the model says about its own input.",
+    )
+    batch_size: int = Field(256, ge=1, description="Batch for evaluation.")
+    memory_limit: Bytes = Field(
+        8 * 2**30, description="Decoded data that may be kept in memory, such as `8GiB`."
+    )
+    cache: str | None = Field(
+        None,
+        description="Folder for decoded images: they are kept there in files, mapped instead of held in memory "
+        "(so that `memory_limit` does not count them), and found again by later commands. Default: none.",
+    )
+    metric: MetricName = Field(
+        "accuracy",
+        description="What is reported and compared: one of these words, or `{python: module:function}`. "
+        "Higher is better; `loss` and `perplexity` are negated.",
+    )
+    loss: PythonCode | None = Field(
+        None,
+        description="`{python: module:function}` called with model and batch. Default: cross-entropy, "
+        "or the model's own loss.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _halves(cls, given: Any) -> Any:
+        # Splits that are not mentioned at all mean half and half; written out so that the resolved recipe says so.
+        if isinstance(given, dict) and "fit" not in given and given.get("python") is None:
+            if given.get("report") is not None or given.get("train") is not None:
+                return given
+            return {**given, "fit": 0.5, "report": 0.5}
+        return given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        exactly_one(self, DATA_KINDS)
+        splits = {name: s for name in ("train", "fit", "report") if (s := getattr(self, name)) is not None}
+        if self.python is not None:
+            if splits:
+                raise ValueError(f"{next(iter(splits))}: the python function makes the splits itself")
+            return self
+        if self.fit is None:
+            raise ValueError("fit: required when train or report is given")
+        inputs = [name for name in ("text", "image", "features", "tokens") if getattr(self, name) is not None]
+        if len(inputs) > 1:
+            raise ValueError(
+                f"expected at most one of text, image, features, tokens, found {' and '.join(inputs)}"
+            )
+        if self.text is not None and len(self.text) > 2:
+            raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
+        _disjoint(splits)
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in DATA_KINDS if getattr(self, kind) is not None)
+
+
+def _disjoint(splits: dict[str, Split]) -> None:
+    """Two splits may share a part only in fractions or counts that leave room for each other."""
+    by_part: dict[str | None, dict[str, Split]] = {}
+    for name, split in splits.items():
+        if split.rows is None:
+            by_part.setdefault(split.of, {})[name] = split
+    for part, sharing in by_part.items():
+        whole = [name for name, s in sharing.items() if s.fraction is None and s.count is None]
+        where = "the data" if part is None else f"part {part!r}"
+        if whole and len(sharing) > 1:
+            raise ValueError(
+                f"{' and '.join(sharing)} would share samples: {whole[0]} takes all of {where}; "
+                f"give each a fraction, such as {{of: {part}, fraction: 0.5}}"
+            )
+        total = sum(s.fraction or 0.0 for s in sharing.values())
+        if total > 1 + 1e-9:
+            raise ValueError(
+                f"the fractions of {' and '.join(sharing)} add up to {total:g}, more than {where} has"
+            )
+
+
+SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "seed")
+_WHOLE = frozenset({"seed"})
+_LOWEST = {"lr": 0, "weight_decay": 0, "epochs": 0, "label_smoothing": 0, "augmentation": 0, "seed": 0}
+
+
+def _space(value: Any, about: str) -> Any:
+    return Field(default_factory=lambda: Space.model_validate(value), description=about)
+
+
+class Finetune(Section):
+    """Makes the pool: the head is trained alone first, then every trial trains all weights its own way."""
+
+    dir: str = Field("pool", description="Folder the checkpoints are written to.")
+    trials: int = Field(12, ge=2, description="Number of checkpoints.")
+    probe: bool = Field(True, description="Train the head alone first; every trial starts from that.")
+    probe_epochs: float = Field(10, gt=0, description="Epochs of that.")
+    probe_lr: float = Field(1e-3, gt=0, description="Learning rate of that.")
+    head: str | None = Field(
+        None, description="Name prefix of the head's tensors. Default: the model's last linear layer."
+    )
+    lr: ShortSpace = _space({"min": 1e-5, "max": 3e-4, "scale": "log"}, "Learning rate.")
+    weight_decay: ShortSpace = _space({"min": 1e-4, "max": 0.5, "scale": "log"}, "Weight decay.")
+    epochs: ShortSpace = _space({"min": 4, "max": 16}, "Epochs; a fraction of one is allowed.")
+    label_smoothing: ShortSpace = _space({"choices": (0.0, 0.05, 0.1, 0.2)}, "Label smoothing.")
+    augmentation: ShortSpace = _space(
+        {"choices": (0.0, 0.25, 0.5, 1.0)}, "Strength of image augmentation; 0: none."
+    )
+    flip: bool = Field(
+        False, description="Augmentation may mirror images left to right; wrong for digits and text."
+    )
+    mixup: float = Field(
+        0.0,
+        ge=0,
+        description="Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. "
+        "Not for token ids or a loss of your own.",
+    )
+    seed: ShortSpace = _space({"min": 0, "max": 2**31 - 1}, "Seed of data order, dropout and augmentation.")
+    listed: tuple[dict[str, Number], ...] | None = Field(
+        None,
+        min_length=2,
+        description="Settings of every trial, one mapping each, instead of a random search. "
+        "What a mapping leaves out is drawn as above; `trials` is the length of the list.",
+    )
+    batch_size: int = Field(128, ge=1, description="Samples per step.")
+    optimizer: str = Field("adamw", pattern="^(adamw|sgd)$", description="`adamw` or `sgd`.")
+    warmup: float = Field(0.1, ge=0, lt=1, description="Share of the steps with linear warm-up.")
+    clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient. null: no limit.")
+    parallel: int = Field(1, ge=1, description="Trials trained at once, where the device has room.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_listed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("listed"), list):
+            return {**given, "trials": len(given["listed"])}
+        return given
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        for name in SEARCHED:
+            if getattr(self, name).lowest() < _LOWEST[name]:
+                raise ValueError(f"{name}: expected 0 or more, found {getattr(self, name).lowest()}")
+        for index, settings in enumerate(self.listed or ()):
+            for name, value in settings.items():
+                if name not in SEARCHED:
+                    close = nearest(name, SEARCHED)
+                    hint = f"did you mean {close}?" if close else f"known: {', '.join(SEARCHED)}"
+                    raise ValueError(f"listed.{index}.{name}: unknown key; {hint}")
+                if value < _LOWEST[name]:
+                    raise ValueError(f"listed.{index}.{name}: expected 0 or more, found {value}")
+        return self
+
+    def trial(self, index: int, seed: int) -> dict[str, int | float]:
+        """The hyperparameters of one trial: a pure function of the recipe, the trial's number and the seed."""
+        drawn = {
+            name: getattr(self, name).draw(f"{seed}/{index}/{name}", name in _WHOLE) for name in SEARCHED
+        }
+        listed = self.listed[index] if self.listed is not None else {}
+        return {**drawn, **listed}
+
+
+class Output(Section):
+    """Where results go, and the seed everything random starts from."""
+
+    dir: str = Field("run", description="The run directory.")
+    seed: int = Field(0, ge=0, description="Seed of everything random except the split of the data.")
+    max_shard_size: Bytes = Field(
+        5 * 10**9, description="Soups above this size are written in several files."
+    )
+    tensorboard: bool = Field(
+        False, description="Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."
+    )
+    overwrite: bool = Field(False, description="Replace another run in that directory.")
+
+
+class Recipe(Section):
+    """From checkpoints and data to a soup. Paths are relative to the recipe file."""
+
+    base: str | None = Field(
+        None, description="Folder that relative paths start from. Default: the recipe's own folder."
+    )
+    pool: PoolSection = Field(
+        default_factory=lambda: PoolSection.model_validate({}), description="The checkpoints."
+    )
+    model: Model = Field(description="The model they belong to.")
+    data: Data = Field(description="Samples to learn on and to report on.")
+    method: Method = Field(
+        default_factory=lambda: Method.model_validate({}), description="How mixing weights are found."
+    )
+    finetune: Finetune | None = Field(None, description="How the pool is made, if it is not there yet.")
+    output: Output = Field(default_factory=lambda: Output.model_validate({}), description="Where results go.")
+    _folder: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.finetune is None and self.pool.path is None:
+            raise ValueError("pool.path: required, unless there is a finetune section that makes the pool")
+        if self.finetune is not None and self.data.train is None and self.data.python is None:
+            raise ValueError(
+                "data.train: required by finetune: a fraction, a number of samples or a named part"
+            )
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return self._folder
+
+    def path(self, given: str) -> Path:
+        """A path of the recipe as it is on this machine; works for glob patterns too."""
+        return self._folder / Path(given).expanduser()
+
+    def resolved(self) -> dict[str, Any]:
+        """Every default filled in, in plain values; loads again from any folder as the same recipe."""
+        whole = self.model_dump(mode="json", exclude={"method"})
+        return {
+            "base": str(self._folder),
+            **{k: v for k, v in whole.items() if k in ("pool", "model", "data")},
+            "method": self.method.resolved(),
+            **({"finetune": whole["finetune"]} if self.finetune is not None else {}),
+            "output": whole["output"],
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of what decides the result: neither where the files lie nor where the output goes."""
+        content = self.resolved()
+        del content["base"]
+        del content["data"]["cache"]
+        content["output"] = {"seed": self.output.seed}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,119 @@
+"""What a method will need before anything is spent: memory and reading, by arithmetic alone.
+
+Memory follows the engine's own plan (`engine/plan.py`): b directions of P mixed parameters, one soup per fold, the
+mean, the model and its gradient. Not included, because only a trial run could tell: activations of a forward and
+backward pass, the data itself, and what PyTorch takes for being loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from stockpot.engine.plan import Need, parts
+from stockpot.layout import Layout, mixing_dtype
+from stockpot.pool import Pool
+from stockpot.soups.registry import METHODS, settings_for
+from stockpot.soups.settings import PAPER_BLOCK
+
+NOT_INCLUDED = "activations, the data, and PyTorch itself"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    method: str
+    block: int | None  # models loaded at a time; None: the method reads one after the other
+    memory: int  # bytes of the device that does the work
+    reading: int  # bytes read from the checkpoints; the system's file cache may serve repeated ones
+    fits: bool | None  # within the budget, if one was given
+
+
+@dataclass(frozen=True)
+class Size:
+    """The pool, as far as arithmetic is concerned."""
+
+    models: int  # K
+    parameters: int  # P, mixed ones
+    ingredient: int  # bytes of one checkpoint
+    double: bool = False  # mixed in fp64
+    gpu: bool = False  # directions rounded to bf16; means and idle folds wait on the host
+
+    @classmethod
+    def of(cls, pool: Pool, layout: Layout) -> Size:
+        """What is mixed; tied tensors are mixed once."""
+        first_of = {name: names[0] for names in layout.tied for name in names}
+        mixed = [name for name in layout.group_of if first_of.get(name, name) == name]
+        return cls(
+            models=len(pool),
+            parameters=sum(pool.specs[name].numel for name in mixed),
+            ingredient=pool.nbytes,
+            double=any(mixing_dtype(pool.specs[name].dtype) == torch.float64 for name in mixed),
+            gpu=torch.cuda.is_available(),
+        )
+
+    @property
+    def width(self) -> int:
+        return 8 if self.double else 4
+
+
+def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
+    """Every method; those that learn block by block with several block sizes."""
+    out = []
+    for method in METHODS:
+        for block in _blocks(method, size.models):
+            memory = (
+                METHODS[method].vectors * size.parameters * size.width
+                if block is None
+                else learning_memory(size, method, block)
+            )
+            reading = _models_read(method, size.models) * size.ingredient
+            out.append(Forecast(method, block, memory, reading, None if budget is None else memory <= budget))
+    return out
+
+
+def learning_memory(size: Size, method: str, block: int) -> int:
+    folds = settings_for(method).folds
+    gradients = size.parameters * size.width
+    need = Need(
+        models=size.models,
+        parameters=size.parameters,
+        model_width=size.width,
+        held_models=1 if size.gpu else 3 + folds,
+        batch=1,
+        step=gradients,
+        sample=0.0,
+    )
+    dtype = (
+        torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
+    )
+    taken = parts(need, block, dtype, 1, False)
+    return sum(taken.values()) - taken["step"]  # `step` would be the gradients a second time
+
+
+def largest_block(size: Size, method: str, budget: int) -> int:
+    """The largest b that fits; 0 when none does."""
+    fitting = [b for b in range(1, size.models + 1) if learning_memory(size, method, b) <= budget]
+    return fitting[-1] if fitting else 0
+
+
+def _blocks(method: str, models: int) -> Iterable[int | None]:
+    if not METHODS[method].learned:
+        return [None]
+    if not METHODS[method].blockwise:
+        return [models]
+    return sorted({min(size, models) for size in (1, 4, PAPER_BLOCK, models)})
+
+
+def _models_read(method: str, models: int) -> int:
+    """How many times a checkpoint is read, with the soup built once to be scored and once to be reported."""
+    scoring, building = models, 2 * models
+    return {
+        "best": scoring + 2,
+        "uniform": building,
+        "greedy": scoring + models + building,
+        "ensemble": 2 * models,
+        # The mean, the block, the soup; every ingredient is scored, and a greedy soup is cooked once per fold.
+        "crossfit": 2 * models + building + scoring + models + settings_for(method).folds * models,
+    }.get(method, 2 * models + building)

@@ -1,0 +1,140 @@
+"""Every method: its name, what it is, what decides its mixing weights and what it costs. Knows nothing of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from stockpot.errors import MethodError, describe
+from stockpot.soups.settings import Settings, declared, unknown
+
+DEFAULT = "crossfit"
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decide mixing weights."""
+
+    name: str
+    summary: str  # one line for people who have read no paper
+    decides: str  # module:function in stockpot.soups, (problem, method, settings, store) -> Decision
+    defaults: Mapping[str, Any] = field(default=_NONE)  # settings that differ from those of `Settings`
+    learned: bool = False
+    simplex: bool = False  # a softmax over the models; all of them are loaded at once
+    blockwise: bool = False  # a block size can be chosen
+    scores_ingredients: bool = False  # every ingredient is evaluated on the fitting data on the way
+    vectors: int = 3  # of P numbers held at a time, for methods that do not learn
+    own: frozenset[str] = frozenset()  # settings that a comparison's common settings do not reach
+
+    def load(self) -> Any:
+        """The function; its module, and torch, are imported now."""
+        module, function = self.decides.split(":")
+        return getattr(import_module(f"stockpot.soups.{module}"), function)
+
+
+# The paper's appendix B: lr 0.01 and weight decay 0.1 on the hyperplane, 0.05 and 0 on the simplex.
+_SIMPLEX = {"lr": 0.05, "weight_decay": 0.0, "block_size": None, "beta": True}
+_SCHEDULE = frozenset({"steps", "epochs", "block_size", "passes", "blocks", "lr", "weight_decay"})
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("best", "the single best model: what one would take without a soup", "baselines:best",
+               scores_ingredients=True),
+        Method("uniform", "the plain average of all models", "baselines:uniform"),
+        Method("greedy", "the average of the models that helped when added one by one", "greedy:greedy_soup",
+               scores_ingredients=True, vectors=5),
+        Method("ensemble", "averages the outputs of all models: no soup, and as slow as all of them together",
+               "baselines:ensemble"),
+        Method("learned", "one learned weight per model, between 0 and 1", "learn:learned_soup",
+               {**_SIMPLEX, "granularity": "model"}, learned=True, simplex=True),
+        Method("learned+", "learned weights per part of the model, between 0 and 1", "learn:learned_soup",
+               {**_SIMPLEX, "granularity": "tensor"}, learned=True, simplex=True),
+        Method("hl", "one learned weight per model, free to extrapolate", "learn:learned_soup",
+               {"granularity": "model", "block_size": None}, learned=True),
+        Method("hl+", "learned weights per part of the model, free to extrapolate", "learn:learned_soup",
+               {"granularity": "tensor", "block_size": None}, learned=True),
+        Method("mehl", "like hl, but holds only a few models in memory at a time", "learn:learned_soup",
+               {"granularity": "model"}, learned=True, blockwise=True),
+        Method("mehl+", "like hl+, but holds only a few models in memory at a time", "learn:learned_soup",
+               {"granularity": "tensor"}, learned=True, blockwise=True),
+        Method("crossfit",
+               "like hl+, but from greedy soups, on several folds, stopped on data it did not see, then averaged",
+               "crossfit:crossfit_soup",
+               {"granularity": "tensor", "block_size": "fit", "steps": 300, "lr": 0.02, "folds": 4},
+               learned=True, blockwise=True, scores_ingredients=True, own=_SCHEDULE | {"folds"}),
+    )
+}  # fmt: skip
+LEARNED = frozenset(name for name, method in METHODS.items() if method.learned)
+
+PRESETS: Mapping[str, str] = {
+    "paper": "the paper's text",
+    "authors": "what the authors' released code does instead, in a file of its own (hl, hl+, mehl, mehl+)",
+}
+AUTHORS = ("hl", "hl+", "mehl", "mehl+")
+
+
+def method_named(name: str) -> Method:
+    """The method of that name; another word is refused with the nearest name."""
+    if name not in METHODS:
+        raise MethodError(unknown("method", name, METHODS))
+    return METHODS[name]
+
+
+def settings_for(method: str, preset: str | None = None, **given: Any) -> Settings:
+    """A method's settings: those of `Settings`, then the method's own, then what the caller gives."""
+    chosen = dict(method_named(method).defaults)
+    if preset is not None and preset not in PRESETS:
+        raise MethodError(unknown("preset", preset, PRESETS))
+    for name in given:
+        if name not in declared():
+            raise MethodError(unknown("setting", name, declared()))
+    if preset == "authors":
+        if method not in AUTHORS:
+            raise MethodError(
+                describe(
+                    f"preset 'authors' with method {method!r}",
+                    expected=f"one of {', '.join(AUTHORS)}",
+                    found="a method that their code does not have",
+                    fix="use preset 'paper', or leave it out",
+                )
+            )
+        chosen["weight_decay"] = 0.0
+    if given.get("epochs") is not None:
+        chosen["steps"] = None  # the one asked for replaces the default of the other
+    chosen.update(given)
+    settings = Settings(**chosen)
+    if METHODS[method].simplex and settings.block_size is not None:
+        raise MethodError(
+            describe(
+                "setting block_size",
+                expected="None: the softmax couples all models",
+                found=repr(settings.block_size),
+                fix="use a hyperplane method (mehl, mehl+) to learn block by block",
+            )
+        )
+    return settings
+
+
+def settings_in_comparison(
+    name: str, preset: str | None, common: Mapping[str, Any], each: Mapping[str, Mapping[str, Any]]
+) -> Settings:
+    """A method's settings beside others: what is set for all of them, as far as it concerns this one, and its own.
+
+    A preset or a block size reaches the methods that have one. `crossfit` takes its schedule and its folds from
+    `each` alone: they are part of it, and numbers meant for the paper's methods would make it another method.
+    """
+    method = method_named(name)
+    reach = {key: value for key, value in common.items() if key not in method.own}
+    if not method.blockwise:
+        reach.pop("block_size", None)
+    if not method.learned:
+        reach.pop("folds", None)
+    if method.defaults.get("granularity") == "model":
+        reach.pop("granularity", None)  # it tells hl from hl+
+    own_preset = preset if preset != "authors" or name in AUTHORS else None
+    return settings_for(name, own_preset, **{**reach, **each.get(name, {})})

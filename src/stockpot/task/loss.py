@@ -1,0 +1,246 @@
+"""A loss is a sum and a weight, so that pieces of a batch, ranks and folds add up exactly.
+
+The weight counts samples for a classifier and tokens for a language model. The model's own loss, which Hugging Face
+models return for a dict batch, is one mean over a batch; which loss it is per sample is found by trying (`own_form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stockpot.errors import TaskError, describe
+from stockpot.task.batches import at_least_single
+
+IGNORED = -100  # PyTorch's ignore_index
+
+LossFunction = Callable[[nn.Module, Any], Any]
+
+
+class Loss(NamedTuple):
+    """What a batch adds to the objective, which is the sum of all totals over the sum of all weights."""
+
+    total: Tensor  # scalar, with its graph
+    weight: Tensor  # scalar, without one, on the same device
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.weight
+
+
+class SampleLosses(NamedTuple):
+    """The same for each sample of a batch: its summed loss and its weight."""
+
+    totals: Tensor  # (n,)
+    weights: Tensor  # (n,)
+
+
+# Cross-entropy ----------------------------------------------------------------------------------------
+
+
+def cross_entropy(logits: Tensor, labels: Any, *, label_smoothing: float = 0.0) -> Loss:
+    """Summed over everything that has a label: samples, or the positions of a dense prediction."""
+    target = check_pair(logits, labels, "the default loss (cross-entropy)")
+    total = functional.cross_entropy(logits, target, reduction="sum", label_smoothing=label_smoothing)
+    if target.is_floating_point():
+        return Loss(total, total.new_full((), len(target)))
+    return Loss(total, (target != IGNORED).sum().to(total.dtype))
+
+
+def sample_losses(logits: Tensor, labels: Any) -> SampleLosses:
+    """Cross-entropy of each sample; for several positions their mean. A sample without any label counts as 0."""
+    target = check_pair(logits, labels, "cross-entropy per sample")
+    losses = functional.cross_entropy(logits, target, reduction="none")  # (n, ...)
+    each = losses if target.is_floating_point() else mean_of_valid(losses, target)
+    return SampleLosses(each, torch.ones_like(each))
+
+
+def token_losses(logits: Tensor, labels: Tensor, *, shift: bool) -> SampleLosses:
+    """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are.
+
+    With `shift`, position t predicts the label at t + 1, as causal language models are trained.
+    """
+    if shift:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    target = labels.to(logits.device).long()
+    losses = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")  # (n, T)
+    return SampleLosses(losses.sum(1), (target != IGNORED).sum(1).to(losses.dtype))
+
+
+def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
+    n = values.shape[0]
+    valid = (target != IGNORED).to(values.dtype).reshape(n, -1)  # (n, positions)
+    return (values.reshape(n, -1) * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+OWN = (
+    "give loss=lambda model, batch: ... (one loss per sample) and a metric that fits. For several labels per sample:"
+    " torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1].float(), reduction='none').mean(1)"
+    "; for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'"
+)
+
+
+def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
+    """Labels as cross-entropy takes them: class indices, or one probability per class."""
+    if not isinstance(labels, Tensor):
+        raise TaskError(
+            describe(
+                f"batch for {purpose}",
+                expected="(inputs, labels), or a dict with one of the keys labels, label, y, target",
+                found="no labels" if labels is None else f"labels of type {type(labels).__name__}",
+                fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
+            )
+        )
+    target: Tensor = labels.to(logits.device)
+    if labels.is_floating_point():
+        fits = logits.ndim == 2 and labels.shape == logits.shape
+    else:
+        # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
+        fits = logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
+    if not fits:
+        raise TaskError(
+            describe(
+                f"model and labels for {purpose}",
+                expected="logits (n, classes) with n integer labels",
+                found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
+                f"{str(labels.dtype).removeprefix('torch.')}",
+                fix=OWN,
+            )
+        )
+    return target.to(logits.dtype) if target.is_floating_point() else target.long()
+
+
+def is_pair(logits: Tensor, labels: Any) -> bool:
+    """Whether these are a classifier's logits (n, C) with n class labels."""
+    return (
+        isinstance(labels, Tensor)
+        and not labels.is_floating_point()
+        and logits.ndim == 2
+        and labels.shape == logits.shape[:1]
+    )
+
+
+def are_probabilities(labels: Tensor) -> bool:
+    """Whether every row of (n, C) is a distribution over classes; multi-hot labels and measurements are none."""
+    rows = labels.detach().cpu().double()
+    return bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() <= 1e-3).all())
+
+
+# A model's own loss -----------------------------------------------------------------------------------
+
+Form = Callable[[Tensor, Tensor], SampleLosses]
+
+
+def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+    return token_losses(logits, labels, shift=True)
+
+
+def same_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+    return token_losses(logits, labels, shift=False)
+
+
+def squared_errors(logits: Tensor, labels: Tensor) -> SampleLosses:
+    errors = (logits.reshape(len(logits), -1) - labels.reshape(len(labels), -1)).square().mean(1)
+    return SampleLosses(errors, torch.ones_like(errors))
+
+
+def binary_losses(logits: Tensor, labels: Tensor) -> SampleLosses:
+    losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+    return SampleLosses(losses, torch.ones_like(losses))
+
+
+def own_form(model: nn.Module, logits: Tensor | None, labels: Any, own: Tensor) -> Form | None:
+    """Which loss per sample has the mean that the model computed itself; None if it is none that we know."""
+    if logits is None or not isinstance(labels, Tensor):
+        return None
+    logits = at_least_single(logits.detach())
+    for form in _candidates(model, logits, labels):
+        totals, weights = form(logits, labels.to(logits.device))
+        mean = totals.sum() / weights.sum()
+        # Half precision inside the model's own loss is allowed for.
+        if torch.isclose(mean.float(), own.detach().float().mean(), rtol=2e-3, atol=1e-5):
+            return form
+    return None
+
+
+def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> list[Form]:
+    if labels.is_floating_point():
+        forms: list[Form] = []
+        if labels.numel() == logits.numel() and len(labels) == len(logits):
+            forms.append(squared_errors)
+        if labels.shape == logits.shape and logits.ndim == 2:
+            forms.append(binary_losses)
+        return forms
+    if is_pair(logits, labels):
+        return [sample_losses]
+    if logits.ndim == 3 and labels.shape == logits.shape[:2]:
+        # An untrained model can have the same loss either way; then its name decides.
+        return [next_tokens, same_tokens] if is_causal(model) else [same_tokens, next_tokens]
+    return []
+
+
+def is_causal(model: nn.Module) -> bool:
+    return any(part in type(model).__name__ for part in ("CausalLM", "LMHead"))
+
+
+def own_loss(mean: Tensor, logits: Tensor | None, labels: Any, rows: int, shift: bool) -> Loss:
+    """A model's own mean over a batch with its weight: tokens that have a label, or else samples."""
+    mean = at_least_single(mean).mean()  # one loss per replica under DataParallel
+    tokens = isinstance(labels, Tensor) and not labels.is_floating_point() and labels.ndim == 2
+    if not tokens or logits is None or logits.ndim != 3:
+        return Loss(mean * rows, mean.new_full((), rows))
+    count = (labels[:, 1:] if shift else labels) != IGNORED
+    weight = count.sum().to(mean)
+    # The mean of no tokens is NaN; it adds nothing.
+    return Loss(torch.where(weight > 0, mean * weight, torch.zeros_like(mean)), weight)
+
+
+# A loss of the user's own -----------------------------------------------------------------------------
+
+
+def users_loss(found: Any, rows: int) -> Loss:
+    """A scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        total, weight = _part(found[0], rows, "sum"), found[1]
+        if not isinstance(weight, Tensor):
+            weight = total.new_full((), float(weight)) if isinstance(weight, (int, float)) else weight
+        weight = _part(weight, rows, "weight").detach().to(total.device)
+        total = at_least_single(total).sum()
+        return Loss(total, weight.sum().to(total.dtype))
+    total = _part(found, rows, None)
+    single = at_least_single(total)
+    return Loss(single.sum() if total.ndim else single * rows, single.detach().new_full((), rows))
+
+
+def users_sample_losses(found: Any, rows: int) -> SampleLosses | None:
+    """The same for each sample, or None where the loss is known for the whole batch only."""
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        users_loss(found, rows)  # for its checks
+        total, weight = found
+        if not all(isinstance(part, Tensor) and part.shape == (rows,) for part in found):
+            return None
+        return SampleLosses(at_least_single(total).detach(), at_least_single(weight.detach()))
+    losses = at_least_single(_part(found, rows, None)).detach()
+    if losses.ndim == 0:
+        return SampleLosses(losses[None], torch.ones_like(losses)[None]) if rows == 1 else None
+    return SampleLosses(losses, torch.ones_like(losses))
+
+
+def _part(value: Any, rows: int, which: str | None) -> Tensor:
+    if isinstance(value, Tensor) and value.shape in ((), (rows,)):
+        return value
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TaskError(
+        describe(
+            "loss" if which is None else f"{which} of the loss",
+            expected=f"a scalar tensor, the mean over the batch, or one loss per sample, shape ({rows},)"
+            if which is None
+            else f"a scalar tensor or one per sample, shape ({rows},)",
+            found=found,
+            fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
+        )
+    )
