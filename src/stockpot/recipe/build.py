@@ -67,7 +67,7 @@ def build_settings(recipe: Recipe, method: str | None = None) -> Settings:
 
 
 def cook_arguments(recipe: Recipe, title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
-    """What `stockpot.cook.cook` is called with besides pool and task."""
+    """What `stockpot.cooking.cook` is called with besides pool and task."""
     section, load = recipe.method, functools.partial(_code, recipe)
     build_settings(recipe)  # refused before anything is read
     own = section.own(load).get(section.name, {})
@@ -77,7 +77,7 @@ def cook_arguments(recipe: Recipe, title: str = "", command: Sequence[str] = ())
 def compare_arguments(
     recipe: Recipe, title: str = "", command: Sequence[str] = (), kind: str = "compare"
 ) -> dict[str, Any]:
-    """What `stockpot.cook.compare` is called with besides pool and task."""
+    """What `stockpot.cooking.compare` is called with besides pool and task."""
     section, load = recipe.method, functools.partial(_code, recipe)
     return {"methods": section.methods, "each": section.own(load), **_shared(recipe, kind, title, command)}
 
