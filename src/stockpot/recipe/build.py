@@ -153,8 +153,8 @@ def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
 
     section = recipe.data
     loss = None if section.loss is None else _code(recipe, section.loss)
-    if loss is None and section.target == "numbers" and not loaded.keywords:
-        loss = squared_error
+    if loss is None and section.target != "class" and not loaded.keywords:
+        loss = functools.partial(target_loss, section.target)
     return {
         "loss": loss,
         "metric": section.metric if isinstance(section.metric, str) else _code(recipe, section.metric),
@@ -164,23 +164,26 @@ def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def squared_error(model: nn.Module, batch: Any) -> Tensor:
-    """Of each sample, its mean over several outputs. (n,)"""
-    from stockpot.task.batches import find_logits
+def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
+    """Squared error or binary cross-entropy of each sample, its mean over several outputs. (n,)"""
+    from torch.nn.functional import binary_cross_entropy_with_logits
 
-    found, target = find_logits(model(batch[0])), batch[1]
-    if found is None or found.numel() != target.numel():
-        shape = None if found is None else tuple(found.shape)
+    from stockpot.task.batches import need_logits
+
+    found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
+    if found.numel() != labels.numel():
         raise TaskError(
             describe(
-                "model and data.target: numbers",
-                expected=f"one output for each number of the labels, shape {tuple(target.shape)}",
-                found=f"outputs of shape {shape}",
-                fix="give the model a head of that size, or write data.target: classes or a data.loss of your own",
+                f"model and data.target: {target}",
+                expected=f"one output for each number of the labels, {tuple(labels.shape)}",
+                found=f"outputs {tuple(found.shape)}",
+                fix="give the model a head of that size, or write another data.target or a data.loss of your own",
             )
         )
-    error: Tensor = (found.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(1)
-    return error
+    found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
+    if target == "multi":
+        return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
+    return (found - labels).square().mean(1)
 
 
 def build_data(
@@ -188,7 +191,9 @@ def build_data(
 ) -> dict[str, Any]:
     """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
     from stockpot.adapters.code import call_code
-    from stockpot.adapters.data import Columns, DataSource, Share, read_splits
+    from stockpot.adapters.data import Columns, DataSource, read_splits
+    from stockpot.adapters.splits import Share
+    from stockpot.adapters.tables import Limits
 
     section = recipe.data
     if section.python is not None:
@@ -220,6 +225,7 @@ def build_data(
         section.memory_limit,
         None if section.cache is None else recipe.path(section.cache),
         section.target,
+        Limits(**section.limits.model_dump()),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 
@@ -259,6 +265,7 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
         recipe.path(section.dir),
         plan,
         **_judge(recipe, loaded),
+        code=code_digests(recipe),
         as_directories=folder is not None,
         companions=folder,
         listen=listen,

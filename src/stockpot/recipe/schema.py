@@ -152,6 +152,14 @@ class Preprocessing(Section):
         return self
 
 
+class Limits(Section):
+    """Guards against files that unfold to far more than they look like. Raise one that real data meets."""
+
+    rows: int = Field(10_000_000, ge=1, description="Samples in one file.")
+    pixels: int = Field(2**26, ge=1, description="Pixels of one image.")
+    bytes: Bytes = Field(2**26, description="What a compressed file may unfold to beyond 100 times its size.")
+
+
 class Data(Section):
     """The samples coefficients are learned on (`fit`) and results are reported on (`report`)."""
 
@@ -193,11 +201,10 @@ class Data(Section):
     label: str | None = Field(
         None, description="Column with what is predicted. Default: `label`, `labels`, `y` or `target`."
     )
-    target: Literal["classes", "numbers"] = Field(
-        "classes",
-        description="What a label is. `classes`: the name or the whole number of a class. `numbers`: a measurement, "
-        "for regression; the loss is the squared error then, or the model's own. "
-        "Anything else, such as several classes per sample, needs `python` and `loss`.",
+    target: Literal["class", "number", "multi"] = Field(
+        "class",
+        description="What a label is. `class`: the name or the whole number of one class. `number`: a measurement, "
+        "for regression. `multi`: 0 or 1 for each of several classes. Nothing is guessed: other labels are refused.",
     )
     classes: tuple[str, ...] | None = Field(
         None,
@@ -216,6 +223,7 @@ class Data(Section):
         "Default: the other half; none if only `fit` is given.",
     )
     split_seed: int = Field(0, ge=0, description="Which samples fall into which fraction.")
+    limits: Limits = Field(default_factory=Limits, description="What a file may hold before it is refused.")
     preprocessing: Preprocessing = Field(
         default_factory=Preprocessing,
         description="Replaces parts of what the model says about its own input.",
@@ -232,12 +240,13 @@ class Data(Section):
     metric: MetricName | PythonCode = Field(
         "accuracy",
         description="What is reported and compared: one of these words, or `{python: module:function}`. "
-        "Higher is better; `loss` and `perplexity` are negated. Default with `target: numbers`: `r2`.",
+        "Higher is better; `loss` and `perplexity` are negated. Default for other targets than `class`: `r2` "
+        "for `number`, `loss` for `multi`.",
     )
     loss: PythonCode | None = Field(
         None,
-        description="`{python: module:function}` called with model and batch. Default: cross-entropy, "
-        "or the model's own loss.",
+        description="`{python: module:function}` called with model and batch. Default: the model's own loss, or "
+        "by `target` cross-entropy, the squared error or binary cross-entropy.",
     )
 
     @model_validator(mode="before")
@@ -246,8 +255,8 @@ class Data(Section):
         # Defaults that depend on other keys are written out, so that the resolved recipe states them.
         if not isinstance(given, dict):
             return given
-        if given.get("target") == "numbers":
-            given = {"metric": "r2", **given}
+        if (usual := {"number": "r2", "multi": "loss"}.get(str(given.get("target")))) is not None:
+            given = {"metric": usual, **given}
         splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
         return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}
 
@@ -268,8 +277,8 @@ class Data(Section):
             )
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
-        if self.target == "numbers" and (self.classes is not None or self.images is not None):
-            raise ValueError("target: numbers have no classes; leave out target, or classes and images")
+        if self.target != "class" and self.images is not None:
+            raise ValueError("target: expected class, which folders of images are sorted by")
         _check_disjoint(splits)
         return self
 
