@@ -129,7 +129,14 @@ def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, 16) if text.startswith("0x") else int(text)  # 010 is ten
 
 
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """JSON writes what lies beyond 16 bits as two escapes, which YAML alone reads as two halves."""
+    text = str(loader.construct_scalar(node))
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 _Loader.add_constructor(_REPLACED[2], _whole)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 
 def parse(text: str, where: str) -> tuple[Any, Lines]:
