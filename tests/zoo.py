@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stockpot.engine import Live
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soups.kitchen import Kitchen
-from stockpot.soups.learn import Learner
 from stockpot.soups.result import Result
-from stockpot.soups.settings import settings_for
-from stockpot.soups.state import StateStore
-from stockpot.soups.track import Track
 from stockpot.task import Task
 
 FEATURES, CLASSES = 6, 3
@@ -127,28 +120,6 @@ def marked(count: int, n: int = 48, device: str = "cpu") -> Task:
     x, y = samples(n)
     x[n - count :, 0] = MARK  # not the first, on which the loss is tried before learning begins
     return Task(mlp().to(device), (x, y), loss=marked_loss, batch_size=8)
-
-
-@contextmanager
-def learning(
-    pool: Pool,
-    task: Task,
-    method: str,
-    *,
-    preset: str | None = None,
-    store: StateStore | None = None,
-    **settings: Any,
-) -> Iterator[Learner]:
-    """A learner on all fitting data, ready to run."""
-    chosen = settings_for(method, preset, **settings)
-    kitchen = Kitchen(pool, task)
-    with kitchen.live(kitchen.layout(chosen.granularity)) as live:
-        yield Learner(live, chosen, [Track(0, task.fit)], store=store)
-
-
-def flat(live: Live, state: Mapping[str, Tensor]) -> Tensor:
-    """A state dict in the order of the live model's vector. (P,)"""
-    return torch.cat([state[slot.names[0]].reshape(-1).to(live.dtype) for slot in live.plan.slots])
 
 
 def layout_of(pool: Pool, granularity: str = "tensor", **options: Any) -> Layout:

@@ -325,7 +325,9 @@ def clear_demo(folder: Path) -> None:
     """
     pool = files.check_inside(folder, folder / POOL)
     names = [entry.name for entry in pool.iterdir()] if pool.is_dir() else []
-    made = {"search", files.LOCK} | {f"trial_{n:03d}.{kind}" for n in range(TRIALS) for kind in ("json", "safetensors")}
+    made = {"search", files.LOCK} | {
+        f"trial_{n:03d}.{kind}" for n in range(TRIALS) for kind in ("json", "safetensors")
+    }
     foreign = [name for name in names if name not in made and not name.endswith((".writing", ".replaced"))]
     if foreign:
         raise RunError(

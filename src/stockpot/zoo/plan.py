@@ -28,7 +28,6 @@ SPACES: Mapping[str, Space] = {
 }
 
 
-
 def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False) -> Value:
     """One value of `0.1` (fixed), `[0, 0.1]` (choices) or `{"min", "max", "scale": "log" | "linear"}` (a range).
 
@@ -43,7 +42,9 @@ def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False
     low, high, is_log = _range(space, name)
     if is_log:
         value = math.exp(source.uniform(math.log(low), math.log(high)))
-        value = min(max(value, low), high)  # exp(log(x)) may miss x by one rounding, and the ends are promises
+        value = min(
+            max(value, low), high
+        )  # exp(log(x)) may miss x by one rounding, and the ends are promises
         return round(value) if whole else value
     return source.randint(math.ceil(low), math.floor(high)) if whole else source.uniform(low, high)
 

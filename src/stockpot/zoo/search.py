@@ -24,7 +24,16 @@ from stockpot.task.loss import LossFunction
 from stockpot.task.metrics import MetricFunction
 from stockpot.task.normalisation import modes_restored
 from stockpot.zoo.augment import check_mixup
-from stockpot.zoo.folder import INTERVAL, POLL, Folder, TrialRecord, as_score, identity, read_record, trial_name
+from stockpot.zoo.folder import (
+    INTERVAL,
+    POLL,
+    Folder,
+    TrialRecord,
+    as_score,
+    identity,
+    read_record,
+    trial_name,
+)
 from stockpot.zoo.head import find_head, run_probe
 from stockpot.zoo.plan import Plan
 from stockpot.zoo.training import DivergedError, train

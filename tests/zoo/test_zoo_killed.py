@@ -17,15 +17,14 @@ import torch
 from safetensors import safe_open
 
 from stockpot.errors import RunError
-from stockpot.finetune import Plan, Trial, finetune, training
-from stockpot.finetune.folder import Folder
-from stockpot.finetune.record import read_records
+from stockpot.zoo import Plan, Trial, finetune, training
+from stockpot.zoo.folder import Folder, read_records
 from zoo import mlp, samples
 
 SCRIPT = """
 import sys
 import torch
-from stockpot.finetune import Plan, Trial, finetune, training
+from stockpot.zoo import Plan, Trial, finetune, training
 
 def main():
     torch.manual_seed(0)
@@ -131,8 +130,8 @@ def test_a_second_search_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 ORPHAN = """
 import sys, time
 from pathlib import Path
-from stockpot.finetune.folder import Folder
-from stockpot.finetune.record import read_records
+from stockpot.zoo.folder import Folder
+from stockpot.zoo.folder import read_records
 Folder(Path(sys.argv[1])).join()
 print("joined", flush=True)
 time.sleep(60)
