@@ -1,4 +1,4 @@
-"""A search that is really killed, processes and all."""
+"""Several processes over one folder, some of them really killed: every trial is made once, to the same bits."""
 
 from __future__ import annotations
 
@@ -7,162 +7,177 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from stockpot import files
 from stockpot.errors import RunError
-from stockpot.zoo import Plan, Trial, finetune, training
-from stockpot.zoo.folder import Folder, read_records
+from stockpot.events import Event
+from stockpot.zoo import Plan, Trial, finetune, read_records, training
+from stockpot.zoo.folder import Folder
 from zoo import mlp, samples
 
+TRIALS = 4
 SCRIPT = """
 import sys
 import torch
-from stockpot.zoo import Plan, Trial, finetune, training
+from stockpot.zoo import Plan, Probe, Trial, finetune
 
-def main():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    x = torch.randn(64, 4)
-    trials = tuple(Trial(lr=1e-3, epochs=1000000, seed=n) for n in range(2))
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 2))
+x = torch.randn(64, 4)
+out, trials, epochs = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
-    def listen(event):
-        if event.kind == "epoch":
-            print(event.data["trial"], flush=True)
+def listen(event):
+    if event.kind in ("trial", "epoch", "waiting"):
+        print(event.kind, event.data.get("trial"), flush=True)
 
-    plan = Plan(trials, batch_size=64, probe=None)
-    finetune(model, (x, (x[:, 0] > 0).long()), None, sys.argv[1], plan, parallel=2, save_every=0.0, listen=listen)
-
-if __name__ == "__main__":
-    main()
+plan = Plan(tuple(Trial(lr=1e-3, epochs=epochs, seed=n) for n in range(trials)), batch_size=16, probe=Probe(2))
+finetune(model, (x, (x[:, 0] > 0).long()), None, out, plan, save_every=0.0, listen=listen)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_worker_outlives_a_killed_search(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pool")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as search:
-        assert search.stdout is not None
-        seen: set[str] = set()
-        while len(seen) < 2:
-            seen.add(search.stdout.readline().strip())
-        assert seen == {"trial_000", "trial_001"}
-        state = tmp_path / "pool" / "search" / "trial_001.safetensors"
-        deadline = time.monotonic() + 20
-        while not state.is_file() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        children = _members(search.pid) - {search.pid}
-        assert len(children) >= 2
-        os.kill(search.pid, signal.SIGKILL)
-        assert _all_gone(search.pid)
-    assert state.is_file()
+def process(out: Path, trials: int = TRIALS, epochs: int = 40) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(out), str(trials), str(epochs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def _all_gone(session: int) -> bool:
-    """Whether no process of a session is left, after a while on a busy machine."""
-    deadline = time.monotonic() + 20
-    while _members(session) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not _members(session)
+def pipe(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdout is not None
+    return process.stdout
 
 
-def _members(session: int) -> set[int]:
-    """Living processes of a session."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.add(int(folder.name))
+def until(process: subprocess.Popen[str], line: str) -> None:
+    for said in pipe(process):
+        if said.strip() == line:
+            return
+    pytest.fail(f"ended without {line!r}")
+
+
+def checkpoints(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The checkpoints that one process makes."""
+    out = tmp_path_factory.mktemp("alone") / "pool"
+    with process(out) as only:
+        only.communicate(timeout=120)
+    assert only.returncode == 0
+    found = checkpoints(out)
+    assert len(found) == TRIALS
     return found
 
 
-def test_a_worker_that_is_killed_is_missed_and_costs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pool")]
-    states = [tmp_path / "pool" / "search" / f"trial_00{number}.safetensors" for number in range(2)]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as search:
-        deadline = time.monotonic() + 60
-        while not all(state.is_file() for state in states) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        workers = [pid for pid in _members(search.pid) - {search.pid} if _is_worker(pid)]
-        assert len(workers) == 2
-        os.kill(workers[0], signal.SIGKILL)
-        _, err = search.communicate(timeout=60)
-    assert search.returncode == 1
-    assert "LearningError: parallel trials: expected workers that live until the last trial" in err
-    assert "found one that died with exit code -9" in err
-    assert "run again to continue, nothing is lost" in err
-    assert _all_gone(search.pid)
-    for state in states:  # the other one saved before it went
-        assert course(state)["step"] > 0
+def test_processes_share_the_trials_and_make_the_same_pool(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    out = tmp_path / "pool"
+    both = [process(out), process(out)]
+    said = [one.communicate(timeout=120)[0].splitlines() for one in both]
+    assert [one.returncode for one in both] == [0, 0]
+    began = [line for lines in said for line in lines if line.startswith("trial ")]
+    assert sorted(began) == [f"trial trial_{n:03d}" for n in range(TRIALS)]  # each once, by one of them
+    assert checkpoints(out) == alone
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks that die with their process")
+def test_what_a_killed_process_leaves_is_taken_over_by_one_that_waits(
+    tmp_path: Path, alone: dict[str, bytes]
+) -> None:
+    out = tmp_path / "pool"
+    with process(out) as first:
+        until(first, "epoch trial_000")
+        os.kill(first.pid, signal.SIGSTOP)  # it holds the trial, and gets no further
+        with process(out) as second:
+            until(second, "waiting None")
+            assert len(read_records(out)) == TRIALS - 1
+            os.kill(first.pid, signal.SIGKILL)
+            rest = second.communicate(timeout=120)[0]
+        assert second.returncode == 0
+        assert "trial trial_000" in rest.splitlines()
+    assert first.wait() == -signal.SIGKILL
+    assert checkpoints(out) == alone
+
+
+@pytest.mark.parametrize("line", ["epoch probe", "epoch trial_000", "trial trial_002"])
+def test_a_killed_search_goes_on_to_the_same_bits(tmp_path: Path, alone: dict[str, bytes], line: str) -> None:
+    out = tmp_path / "pool"
+    with process(out) as killed:
+        until(killed, line)
+        killed.kill()
+    (out / f".trial_001.json.{16 * 'a'}.writing").write_text(
+        "half"
+    )  # what a kill in the middle of a write leaves
+    with process(out) as again:
+        again.communicate(timeout=120)
+    assert again.returncode == 0
+    assert checkpoints(out) == alone
+    assert not list(out.glob(".*.writing"))
+
+
+def test_half_written_files_of_others_at_work_are_left_alone(tmp_path: Path) -> None:
+    plan = Plan((Trial(lr=0.1, epochs=1), Trial(lr=0.2, epochs=1)), batch_size=48, probe=None)
+    out = tmp_path / "pool"
+    finetune(mlp(), samples(48), None, out, plan)
+    stray = out / f".trial_001.json.{16 * 'a'}.writing"
+    stray.write_text("another process is writing this")
+    folder = Folder(out, ["trial_000", "trial_001"])
+    with files.Lock(out / "search", ".trial_001.lock"), folder.prepared_alone(lambda event: None):
+        assert stray.exists()
+    with folder.prepared_alone(lambda event: None):
+        assert not stray.exists()
+
+
+def test_while_another_process_prepares_the_search_this_one_waits(tmp_path: Path) -> None:
+    plan = Plan((Trial(lr=0.1, epochs=1),), batch_size=48, probe=None)
+    out = tmp_path / "pool"
+    out.mkdir()
+    lock = files.Lock(out)
+    lock.acquire()
+    events: list[str] = []
+
+    def listen(event: Event) -> None:
+        events.append(event.kind)
+        if event.kind == "waiting":
+            assert not (out / "search").exists()
+            lock.release()
+
+    finetune(mlp(), samples(48), None, out, plan, listen=listen)
+    assert events.index("waiting") < events.index("finetune")
+
+
+def test_a_trial_that_another_process_has_just_finished_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the records and the claim."""
+    from stockpot.zoo import search
+
+    plan = Plan((Trial(lr=0.1, epochs=1),), batch_size=48, probe=None)
+    torch.manual_seed(0)
+    model, out = mlp(), tmp_path / "pool"
+    finetune(model, samples(48), None, out, plan)
+    looked, read = 0, search.read_record
+
+    def late(folder: Path, name: str) -> Any:
+        nonlocal looked
+        looked += 1
+        return None if looked <= 2 else read(folder, name)  # for the space that is needed, and at the start
+
+    monkeypatch.setattr(search, "read_record", late)
+    kinds: list[str] = []
+    records = finetune(model, samples(48), None, out, plan, listen=lambda event: kinds.append(event.kind))
+    assert len(records) == 1
+    assert "trial" not in kinds
 
 
 def course(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()["values"])["course"])
-
-
-def _is_worker(pid: int) -> bool:
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def test_a_second_search_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    plan = Plan((Trial(lr=0.1, epochs=1),), batch_size=48, probe=None)
-    with (
-        Folder(tmp_path / "pool").locked(),
-        pytest.raises(RunError, match=f"found one in use by process {os.getpid()}"),
-    ):
-        finetune(mlp(), samples(48), None, tmp_path / "pool", plan)
-
-
-ORPHAN = """
-import sys, time
-from pathlib import Path
-from stockpot.zoo.folder import Folder
-from stockpot.zoo.folder import read_records
-Folder(Path(sys.argv[1])).join()
-print("joined", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_search_waits_for_workers_of_a_dead_one(tmp_path: Path) -> None:
-    """They may be in the middle of a write; two writers of one temporary name would make nonsense."""
-    folder = tmp_path / "pool"
-    (folder / "search").mkdir(parents=True)
-    stray = folder / "search" / ".trial_000.safetensors.writing"
-    stray.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, str(folder)], stdout=subprocess.PIPE, text=True
-    ) as orphan:
-        assert orphan.stdout is not None
-        assert orphan.stdout.readline() == "joined\n"
-        entered = threading.Event()
-
-        def search() -> None:
-            with Folder(folder).locked():
-                entered.set()
-
-        thread = threading.Thread(target=search)
-        thread.start()
-        assert not entered.wait(0.5)
-        assert stray.exists()
-        orphan.kill()
-        thread.join(30)
-        assert entered.is_set()
-    assert not stray.exists()
 
 
 def test_another_metric_loss_or_precision_is_refused(tmp_path: Path) -> None:
