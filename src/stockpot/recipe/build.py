@@ -191,7 +191,7 @@ def build_data(
 ) -> dict[str, Any]:
     """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
     from stockpot.adapters.code import call_code
-    from stockpot.adapters.data import Columns, DataSource, read_splits
+    from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
     from stockpot.adapters.tables import Limits
 
