@@ -235,7 +235,7 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
     def write(tag: str, value: float, step: int) -> None:
         nonlocal writer
         if writer is None:  # not before there is something: the run's directory is made by then
-            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+            writer = SummaryWriter(str(folder))
         writer.add_scalar(tag, value, step)
 
     def both(event: Event) -> None:
