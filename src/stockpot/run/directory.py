@@ -1,9 +1,10 @@
 """One directory per run: made, locked, recognised again, or refused.
 
-A directory is first claimed: locked, and found to be new, or the very run that is to be continued. What is there stays
-as it is until `begin`, when everything that the run needs is known to be in order. What makes a run this run and no other
-is its `Identity`: noted in run.json when it begins, and compared here, in one place, whenever it is continued. The
-ingredients are compared by their digests when they have been read (`same_pool`).
+A directory is first claimed: locked, and found to be new, or the very run that is to be continued. What is
+there stays as it is until `begin`, when everything that the run needs is known to be in order. What makes a
+run this run and no other is its `Identity`: noted in run.json when it begins, and compared here, in one
+place, whenever it is continued. The ingredients are compared by their digests when they have been read
+(`same_pool`).
 """
 
 from __future__ import annotations
@@ -282,7 +283,9 @@ def _same(path: Path, about: Mapping[str, Any], identity: Identity) -> None:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
         changed = differences(earlier, plain(dict(identity.recipe.resolved))) or ["the recipe"]
         raise _refused(path, "a new directory, or the same run to continue", "another run", changed)
-    code = sorted(name for name in {**about["code"], **now["code"]} if about["code"].get(name) != now["code"].get(name))
+    code = sorted(
+        name for name in {**about["code"], **now["code"]} if about["code"].get(name) != now["code"].get(name)
+    )
     if code:
         lines = [f"what {name} does" for name in code]
         raise _refused(path, "the code this run was started with", "other code", lines)

@@ -1,8 +1,8 @@
 """The files of a run: the one module that writes and reads them. docs/architecture.md says what stands where.
 
-A method's files are written when its decisions are made, and again when the report data has been scored; result.json is
-written last, so that it exists only when everything beside it is whole. Scores are written with their value and interval:
-a reader needs neither the samples nor the function of the metric.
+A method's files are written when its decisions are made, and again when the report data has been scored;
+result.json is written last, so that it exists only when everything beside it is whole. Scores are written
+with their value and interval: a reader needs neither the samples nor the function of the metric.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def write_method(folder: Path, root: Path, result: Result, max_shard: int | None
 def write_report_scores(record: MethodRecord, root: Path, report: Scores) -> MethodRecord:
     """The same record with its score on the report data."""
     value = {**record.result, "report": encode(report)}
-    return _write(root, replace(record, result=value, tables={**record.tables, "report": report.table.numpy()}))
+    return _write(
+        root, replace(record, result=value, tables={**record.tables, "report": report.table.numpy()})
+    )
 
 
 def _write(root: Path, record: MethodRecord) -> MethodRecord:

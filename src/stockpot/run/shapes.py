@@ -1,9 +1,10 @@
 """The JSON files of a run: what each may hold, and the one reader that believes none of it before it has looked.
 
-A run directory may come from anybody. A file is read if it is an ordinary one of bearable size with a bearable number of
-values, and believed if every value has the declared shape: a type, `[shape]` for lists, `{"name": shape}` for objects with
-exactly these names, `{"*": shape}` for objects with any names, a tuple for alternatives, and ANY for whatever JSON holds.
-Numbers are finite: JSON has no others, although Python's reader takes them.
+A run directory may come from anybody. A file is read if it is an ordinary one of bearable size with a
+bearable number of values, and believed if every value has the declared shape: a type, `[shape]` for lists,
+`{"name": shape}` for objects with exactly these names, `{"*": shape}` for objects with any names, a tuple for
+alternatives, and ANY for whatever JSON holds. Numbers are finite: JSON has no others, although Python's
+reader takes them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ MAYBE = (None, NUMBER)
 
 SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
-_GREEDY = {"kind": TEXT, "ingredient": TEXT, "index": COUNT, "added": bool, "score": MAYBE, "evaluated": COUNT}
+_GREEDY = {
+    "kind": TEXT,
+    "ingredient": TEXT,
+    "index": COUNT,
+    "added": bool,
+    "score": MAYBE,
+    "evaluated": COUNT,
+}
 _GUARD = {
     "held_out": {"*": MAYBE}, "intervals": {"*": [MAYBE]}, "over_learned": {"*": [MAYBE]}, "winner": TEXT,
 }  # fmt: skip

@@ -27,8 +27,9 @@ _SHAPE = {"seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT, "method":
 class DiskStore:
     """The disk's side of `stockpot.soups.problem.StateStore`.
 
-    Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The values are JSON
-    in a tensor of bytes: a safetensors header is limited in size, and every reader parses it first.
+    Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The
+    values are JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it
+    first.
     """
 
     def __init__(self, folder: Path, root: Path, interval: float = INTERVAL) -> None:

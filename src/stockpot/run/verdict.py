@@ -1,9 +1,9 @@
 """Which soup to take, and what it is worth, in one sentence.
 
-The choice is made on held-out data: samples that each method was scored on by coefficients that were not fitted on them.
-Scores on the fitting data flatter whatever learned most, and the report data must not be chosen on. Methods have a
-held-out score where they learn by folds; crossfit's guard also gives one to the best single model, the plain average and
-the greedy soup.
+The choice is made on held-out data: samples that each method was scored on by coefficients that were not
+fitted on them. Scores on the fitting data flatter whatever learned most, and the report data must not be
+chosen on. Methods have a held-out score where they learn by folds; crossfit's guard also gives one to the
+best single model, the plain average and the greedy soup.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _difference(scores: Scores, other: Scores) -> str:
     if low > 0:
         return f"The gain of {signed(value, percent)} is beyond chance ({interval})."
     if high < 0:
-        return f"The loss of {signed(value, percent)} is beyond chance ({interval}): take the best single model."
+        return (
+            f"The loss of {signed(value, percent)} is beyond chance ({interval}): take the best single model."
+        )
     if value == 0:
         return f"There is no difference on this data ({interval})."
     return f"The difference of {signed(value, percent)} is within chance on this much data ({interval})."
