@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stockpot.pool import Pool, PoolFacts
     from stockpot.soup import Soup
     from stockpot.soups.result import Result
+    from stockpot.soups.settings import Settings
     from stockpot.task import Metric, Scores
 
 FORMAT = 2
@@ -109,16 +110,11 @@ def read_method(folder: Path, root: Path, name: str, *, tables: bool = True) -> 
     return MethodRecord(name, folder, result, W, {key.removesuffix("_table"): v for key, v in found.items()})
 
 
-def write_method(folder: Path, root: Path, result: Result, max_shard: int | None) -> MethodRecord:
-    """The decisions of a method, before the report data is touched."""
-    from stockpot.soup import record as soup_record
+def record_of(result: Result, folder: Path = Path()) -> MethodRecord:
+    """What the files of a result will say."""
     from stockpot.soups.settings import as_json
 
-    files.make_directory(folder, root)
-    scored = {"fit": result.fit, "held_out": result.held_out}
-    tables = {kind: scores.table.numpy() for kind, scores in scored.items() if scores is not None}
-    if result.soup is not None:
-        soup_record.write(folder, result.soup, max_shard, root=root)
+    scored = {"fit": result.fit, "held_out": result.held_out, "report": result.report}
     value = {
         "method": result.method,
         "settings": as_json(result.settings),
@@ -127,27 +123,38 @@ def write_method(folder: Path, root: Path, result: Result, max_shard: int | None
         "peak_device": result.peak_device,
         "models_used": result.models_used,
         "notes": list(result.notes),
-        "fit": encode(result.fit),
-        "held_out": encode(result.held_out),
-        "report": None,
+        **{kind: encode(scores) for kind, scores in scored.items()},
         "groups": [] if result.soup is None else list(result.soup.layout.groups),
         "curves": curves(result.history),
         "greedy": [dict(entry) for entry in result.history if entry["kind"] == "greedy"] or None,
         "guard": _guard(result.history),
     }
     W = None if result.soup is None else result.soup.W.numpy()
-    return _write(root, MethodRecord(result.method, folder, plain(value), W, tables))
+    tables = {kind: scores.table.numpy() for kind, scores in scored.items() if scores is not None}
+    return MethodRecord(result.method, folder, plain(value), W, tables)
 
 
-def write_report_scores(record: MethodRecord, root: Path, report: Scores) -> MethodRecord:
+def write_method(root: Path, record: MethodRecord, soup: Soup | None, max_shard: int) -> None:
+    """The decisions of a method, before the report data is touched."""
+    from stockpot.soup import record as soup_record
+
+    files.make_directory(record.folder, root)
+    if soup is not None:
+        soup_record.write(record.folder, soup, max_shard, root=root)
+    _write(root, record)
+
+
+def with_report(record: MethodRecord, report: Scores) -> MethodRecord:
     """The same record with its score on the report data."""
     value = {**record.result, "report": encode(report)}
-    return _write(
-        root, replace(record, result=value, tables={**record.tables, "report": report.table.numpy()})
-    )
+    return replace(record, result=value, tables={**record.tables, "report": report.table.numpy()})
 
 
-def _write(root: Path, record: MethodRecord) -> MethodRecord:
+def write_report_scores(root: Path, record: MethodRecord) -> None:
+    _write(root, record)
+
+
+def _write(root: Path, record: MethodRecord) -> None:
     from safetensors.numpy import save
 
     arrays = {f"{kind}_table": table for kind, table in record.tables.items()}
@@ -156,7 +163,19 @@ def _write(root: Path, record: MethodRecord) -> MethodRecord:
     data = save({name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()})
     files.write_bytes(record.folder / WEIGHTS, data, root)
     files.write_json(record.folder / RESULT, record.result, root)
-    return record
+
+
+def result_of(record: MethodRecord, root: Path, pool: Pool, settings: Settings, metric: Metric) -> Result:
+    """What an earlier process found, as cooking gave it back; its history stays in events.jsonl."""
+    from stockpot.soups.result import Result
+
+    value = record.result
+    return Result(
+        record.name, settings, restore_soup(record, root, pool),
+        record.scores("fit", metric), record.scores("held_out", metric), record.scores("report", metric),
+        models_used=value["models_used"], seconds=value["seconds"], notes=tuple(value["notes"]),
+        peak_host=value["peak_host"], peak_device=value["peak_device"],
+    )  # fmt: skip
 
 
 def restore_soup(record: MethodRecord, root: Path, pool: Pool) -> Soup | None:

@@ -32,8 +32,8 @@ class DiskStore:
     first.
     """
 
-    def __init__(self, folder: Path, root: Path, interval: float = INTERVAL) -> None:
-        self.interval = interval
+    def __init__(self, folder: Path, root: Path, interval: float | None = None) -> None:
+        self.interval = INTERVAL if interval is None else interval
         self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes of host and device in this process
         self._earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
         self._path, self._root = folder / STATE, root

@@ -27,7 +27,7 @@ def held_out(records: Mapping[str, MethodRecord]) -> dict[str, dict[str, Any]]:
     for record in records.values():
         guard = record.result["guard"]
         for name, value in guard["held_out"].items() if guard is not None else ():
-            if name in records:  # not `learned`, which is this method's own
+            if name in records and name != "learned":  # here the guard's own method, not the one of that name
                 low, high = guard["intervals"][name]
                 found[name] = {"value": value, "low": low, "high": high}
     for name, record in records.items():
