@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from stockpot.engine import Live
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.soups.learn import Fold, Learner
+from stockpot.soups.problem import Problem, StateStore
+from stockpot.soups.registry import METHODS, settings_for
 from stockpot.soups.result import Result
 from stockpot.task import Task
 
@@ -120,6 +125,28 @@ def marked(count: int, n: int = 48, device: str = "cpu") -> Task:
     x, y = samples(n)
     x[n - count :, 0] = MARK  # not the first, on which the loss is tried before learning begins
     return Task(mlp().to(device), (x, y), loss=marked_loss, batch_size=8)
+
+
+@contextmanager
+def learning(
+    pool: Pool,
+    task: Task,
+    method: str,
+    *,
+    preset: str | None = None,
+    store: StateStore | None = None,
+    **settings: Any,
+) -> Iterator[Learner]:
+    """A learner on all fitting data, ready to run."""
+    chosen = settings_for(method, preset, **settings)
+    problem = Problem(pool, task)
+    with problem.live(problem.layout(chosen.granularity)) as live:
+        yield Learner(problem, live, METHODS[method], chosen, [Fold(0, task.fit)], store)
+
+
+def flat(live: Live, state: Mapping[str, Tensor]) -> Tensor:
+    """A state dict in the order of the live model's vector. (P,)"""
+    return torch.cat([state[slot.names[0]].reshape(-1).to(live.dtype) for slot in live.plan.slots])
 
 
 def layout_of(pool: Pool, granularity: str = "tensor", **options: Any) -> Layout:
