@@ -18,7 +18,7 @@ from stockpot import files
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.zoo import Plan, Trial, finetune, read_records, training
-from stockpot.zoo.folder import Folder
+from stockpot.zoo.folder import Folder, read_record
 from zoo import mlp, samples
 
 TRIALS = 4
@@ -161,7 +161,7 @@ def test_a_trial_that_another_process_has_just_finished_is_not_made_again(
     torch.manual_seed(0)
     model, out = mlp(), tmp_path / "pool"
     finetune(model, samples(48), None, out, plan)
-    looked, read = 0, search.read_record
+    looked, read = 0, read_record
 
     def late(folder: Path, name: str) -> Any:
         nonlocal looked
