@@ -632,17 +632,19 @@ def test_a_lock_is_for_one_and_says_whose(tmp_path: Path) -> None:
 def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, removed = files._lock, []
+    real = files._lock
+    removed: list[bool] = []
 
     def lock(handle: int) -> bool:
         if not removed:
-            removed.append((tmp_path / ".lock").unlink())
+            (tmp_path / ".lock").unlink()
+            removed.append(True)
         return real(handle)
 
     monkeypatch.setattr(files, "_lock", lock)
     with Lock(tmp_path):
         assert not Lock(tmp_path).try_acquire()
-    assert removed == [None]
+    assert removed == [True]
 
 
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
