@@ -207,6 +207,9 @@ def test_sweeping_removes_halves_and_puts_back_what_stepped_aside(tmp_path: Path
     mine = [".hidden", "c.writing", ".c.writing", f"a.{HEX}.writing", ".a.0123.writing"]
     for name in mine:
         (tmp_path / name).write_text("mine")
+    files.sweep(tmp_path, names=["a.json"])
+    assert not (tmp_path / f".a.json.{HEX}.writing").exists()
+    assert (tmp_path / f".b.{HEX}.writing").exists()
     files.sweep(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*mine, "done", "soup"])
     assert (tmp_path / "soup" / "model").read_text() == "old"

@@ -69,7 +69,7 @@ def inspect(
     stockpot inspect recipe.yaml --json
     ```
     """
-    from stockpot.soup.files import parse_size
+    from stockpot.soup.build import parse_size
 
     prefixes = {}
     for pair in rename:

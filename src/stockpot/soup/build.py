@@ -141,13 +141,9 @@ def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], max_sh
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> None:
-    with files.writing(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
-
-
 def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
-    write_safetensors(path, tensors, {"format": "pt"})
+    with files.writing(path):
+        save_file(tensors, path, metadata={"format": "pt"})
     return list(tensors)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save
 
 from stockpot import files
 from stockpot._version import __version__
@@ -23,6 +24,7 @@ from stockpot.soup.kept import StatisticsRule
 if TYPE_CHECKING:
     from stockpot.soup.soup import Soup
 
+Ingredients = Pool | str | Path | Iterable[str | Path] | None  # where they are now; None: where they were
 RECORD = "soup.json"
 STATISTICS = "statistics.safetensors"
 FORMAT = 1
@@ -34,7 +36,7 @@ _RULES: Mapping[str, StatisticsRule] = {
 }
 
 
-def encode(soup: Soup, digests: tuple[str, ...], dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
+def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
     pool = soup.pool
     unmeasured = "donor" if soup.statistics_rule == "copy" else "averaged"
     return {
@@ -43,7 +45,7 @@ def encode(soup: Soup, digests: tuple[str, ...], dtype: torch.dtype | None, max_
         "about": dict(soup.about),
         "ingredients": [
             {"name": name, "path": str(checkpoint.path.resolve()), "digest": digest}
-            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, digests, strict=True)
+            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, pool.digests(), strict=True)
         ],
         "opened_with": pool.opened_with,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
@@ -52,6 +54,16 @@ def encode(soup: Soup, digests: tuple[str, ...], dtype: torch.dtype | None, max_
         "layout": soup.layout.to_json(),
         "W": soup.W.tolist(),
     }
+
+
+def write(
+    folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None
+) -> None:
+    """The record of a soup, and its statistics where they were measured again, without its weights."""
+    if soup.statistics is not None:
+        data = save({name: tensor.contiguous() for name, tensor in soup.statistics.items()})
+        files.write_bytes(folder / STATISTICS, data, root)
+    files.write_json(folder / RECORD, _encode(soup, dtype, max_shard), root)
 
 
 def read(path: Path, root: Path | None = None) -> dict[str, Any]:
@@ -83,12 +95,12 @@ def read(path: Path, root: Path | None = None) -> dict[str, Any]:
     return value
 
 
-def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, listen: Listener) -> Soup:
+def load(path: Path, ingredients: Ingredients, listen: Listener) -> Soup:
     value = read(path)
     try:
         entries: list[Mapping[str, str]] = value["ingredients"]
-        sources = [_literal(entry["path"]) for entry in entries] if ingredients is None else ingredients
-        pool = _matched(_opened(sources, _opened_with(value), given=ingredients is not None), entries, listen)
+        pool = ingredients if isinstance(ingredients, Pool) else _opened(value, ingredients)
+        pool = _matched(pool, entries, listen)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
         raise _incomplete(path, error) from error
     return decode(value, path if path.is_dir() else path.parent, pool)
@@ -131,28 +143,24 @@ def _literal(path: str) -> str:
     return path if os.path.lexists(path) else glob.escape(path)
 
 
-def _opened(sources: Any, options: Mapping[str, Any], *, given: bool) -> Pool:
-    try:
-        return Pool.open(sources, **options)
-    except PoolError as error:
-        if given:
-            raise
-        where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
-        raise PoolError(f"{error}\n{where}") from error
-
-
-def _opened_with(value: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(value["opened_with"])
-    if given.get("rename") == "custom":
+def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
+    options = dict(value["opened_with"])
+    if options.get("rename") == "custom":
         raise SoupError(
             describe(
                 "soup record",
                 expected="renaming by a prefix map",
                 found="a Python function, which is not stored",
-                fix="open the pool yourself and build Soup(pool, layout, W)",
+                fix="open the pool yourself and pass it as ingredients=",
             )
         )
-    return given
+    if ingredients is not None:
+        return Pool.open(ingredients, **options)
+    try:
+        return Pool.open([_literal(entry["path"]) for entry in value["ingredients"]], **options)
+    except PoolError as error:
+        where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
+        raise PoolError(f"{error}\n{where}") from error
 
 
 def _check_layout(layout: Layout, pool: Pool) -> None:

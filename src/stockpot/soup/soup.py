@@ -83,12 +83,10 @@ class Soup:
         with self._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
                 alone = self.pool.hashed
-                known = beside.submit(self.pool.digests, listen)  # hashing and mixing read the same pages
+                hashing = beside.submit(self.pool.digests, listen)  # reads the same pages as mixing does
                 build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
-                digests = known.result()
-            if self.statistics is not None:
-                build.write_safetensors(folder / record.STATISTICS, self.statistics, metadata=None)
-            files.write_json(folder / record.RECORD, record.encode(self, digests, dtype, shard))
+                hashing.result()
+            record.write(folder, self, shard, dtype)
         return path
 
     def export(
@@ -129,12 +127,12 @@ class Soup:
         cls,
         path: str | Path,
         *,
-        ingredients: str | Path | Iterable[str | Path] | None = None,
+        ingredients: record.Ingredients = None,
         listen: Listener = ignore,
     ) -> Soup:
         """Open a saved soup together with its ingredients, refusing ingredients that have changed.
 
-        `ingredients` says where they are now; in any order, they are matched by digest.
+        `ingredients` says where they are now, or is the opened pool; in any order, they are matched by digest.
         """
         return record.load(Path(path), ingredients, listen)
 
@@ -188,7 +186,7 @@ def rebuild(
     soup: str | Path,
     path: str | Path,
     *,
-    ingredients: str | Path | Iterable[str | Path] | None = None,
+    ingredients: record.Ingredients = None,
     overwrite: bool = False,
     listen: Listener = ignore,
 ) -> Path:
