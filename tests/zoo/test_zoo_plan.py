@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stockpot.errors import MethodError
-from stockpot.finetune import SPACES, Augmentation, Plan, Probe, Trial, draw_trials
-from stockpot.finetune.space import draw
+from stockpot.zoo import SPACES, Augmentation, Plan, Probe, Trial, draw_trials
+from stockpot.zoo.plan import draw
 
 
 @given(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from stockpot.events import Event
-from stockpot.finetune import Augmentation, Plan, Probe, Trial, finetune
-from stockpot.finetune.weights import read_file
+from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
+from stockpot.zoo.weights import read_file
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,7 +40,8 @@ def test_a_search_on_the_device_learns(tmp_path: Path, autocast: torch.dtype | N
     records = search(tmp_path, autocast=autocast)
     assert all(not record.failed and record.losses[-1] < record.losses[0] for record in records)
     assert all(
-        value.device.type == "cpu" for value in read_file(tmp_path / "trial_000.safetensors")[0].values()
+        value.device.type == "cpu"
+        for value in read_file(tmp_path / "trial_000.safetensors", tmp_path)[0].values()
     )
 
 

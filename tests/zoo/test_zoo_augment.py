@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError
-from stockpot.finetune.augment import augment, check_mixup, mixed_loss
-from stockpot.finetune.plan import Augmentation
 from stockpot.task import Task
+from stockpot.zoo.augment import augment, check_mixup, mixed_loss
+from stockpot.zoo.plan import Augmentation
 
 USUAL = Augmentation()
 NOTHING = Augmentation(shift=False, erase=False, jitter=False)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from stockpot.finetune import Plan, Trial
-from stockpot.finetune.optimiser import Optimiser
-from stockpot.finetune.saved import Saved
-from stockpot.finetune.training import DivergedError, train
-from stockpot.finetune.weights import weights_of
+from stockpot.errors import RunError
 from stockpot.task import Data, Task
+from stockpot.zoo import Plan, Trial
+from stockpot.zoo.folder import Saved
+from stockpot.zoo.training import DivergedError, Optimiser, train
+from stockpot.zoo.weights import weights_of
 from zoo import mlp, normed, same, samples
 
 TRIAL = Trial(lr=0.02, weight_decay=0.1, epochs=4, label_smoothing=0.1, augmentation=0.5, seed=3)
@@ -44,7 +44,6 @@ def run(
     model.train()
     course = train(
         Task(model, data),
-        data,
         plan.trials[0],
         plan,
         parameters=model.parameters(),
@@ -67,7 +66,7 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path, optimizer: str,
     plan = Plan((TRIAL,), batch_size=16, probe=None, optimizer=optimizer)  # type: ignore[arg-type]
     whole = seeded()
     losses = run(whole, plan)
-    saved = Saved(tmp_path / "state.safetensors", interval=0.0)
+    saved = Saved(tmp_path / "state.safetensors", 0.0, tmp_path)
     with pytest.raises(StopError):
         run(seeded(), plan, saved, stop_at)
     continued = seeded()
@@ -76,7 +75,7 @@ def test_a_killed_run_continues_to_the_same_bits(tmp_path: Path, optimizer: str,
 
 
 def test_continuing_does_not_start_over(tmp_path: Path) -> None:
-    saved = Saved(tmp_path / "state.safetensors", interval=0.0)
+    saved = Saved(tmp_path / "state.safetensors", 0.0, tmp_path)
     with pytest.raises(StopError):
         run(seeded(), PLAN, saved, stop_at=3)
     found = saved.load()
@@ -89,8 +88,20 @@ def test_a_state_that_cannot_be_read_costs_time_only(tmp_path: Path) -> None:
     path.write_bytes(b"half a file")
     model, again = seeded(), seeded()
     run(model, PLAN)
-    run(again, PLAN, Saved(path))
+    run(again, PLAN, Saved(path, 300.0, tmp_path))
     assert same(weights_of(model), weights_of(again))
+
+
+def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
+    saved = Saved(tmp_path / "state.safetensors", 0.0, tmp_path)
+    saved.save({"model.0.weight": torch.ones(2, 2)}, {"course": {"step": 3}})
+    with pytest.raises(
+        RunError, match=r"state.safetensors: expected the state of this trial, found TaskError"
+    ):
+        run(seeded(), PLAN, saved)
+    saved.save({f"model.{k}": v for k, v in weights_of(seeded()).items()}, {"course": [], "optimizer": {}})
+    with pytest.raises(RunError, match=r"found KeyError: 'lr'"):
+        run(seeded(), PLAN, saved)
 
 
 def test_the_callers_random_numbers_are_not_touched() -> None:
@@ -144,7 +155,7 @@ def test_a_last_step_that_ruins_the_weights_is_noticed() -> None:
     plan = Plan((Trial(lr=1e37, epochs=1),), probe=None, optimizer="sgd", warmup=0.0, clip=None)
     task = Task(model, data, loss=lambda model, batch: 1e3 * model(batch[0]).sum())
     with pytest.raises(DivergedError, match=r"0.weight is not finite at step 1 of 1"):
-        train(task, data, plan.trials[0], plan, parameters=model.parameters())
+        train(task, plan.trials[0], plan, parameters=model.parameters())
 
 
 def test_batch_statistics_are_learned() -> None:

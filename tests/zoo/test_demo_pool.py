@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot.demo import DigitViT, make_zoo, pretrain, zoo
-from stockpot.demo.digits import SIZES, digits
 from stockpot.errors import DataError
 from stockpot.events import Event
-from stockpot.finetune.weights import read_file
 from stockpot.pool import Pool
+from stockpot.zoo import demo, make_demo_pool
+from stockpot.zoo.demo import SIZES, DigitViT, digits
+from stockpot.zoo.weights import read_file
 
 pytest.importorskip("sklearn")
 
@@ -59,25 +59,25 @@ def test_the_transformer_is_small_and_takes_bytes_and_floats() -> None:
 
 def test_clusters_hold_like_images_together() -> None:
     images, labels = digits("train")
-    found = pretrain.cluster(images, 30, seed=0)
-    assert torch.equal(found, pretrain.cluster(images, 30, seed=0))
+    found = demo.cluster(images, 30, seed=0)
+    assert torch.equal(found, demo.cluster(images, 30, seed=0))
     pure = sum(int(labels[found == c].bincount().max()) for c in range(30) if (found == c).any())
     assert pure > 0.8 * len(labels)
 
 
-def test_a_small_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrain, "EPOCHS", 2.0)
-    monkeypatch.setattr(zoo, "SPACES", {**zoo.SPACES, "epochs": 1})
+def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "EPOCHS", 2.0)
+    monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
     events: list[Event] = []
-    made = make_zoo(tmp_path, trials=2, listen=events.append)
+    made = make_demo_pool(tmp_path, trials=2, processes=1, listen=events.append)
     assert Pool.open(made.pool).names == ("trial_000", "trial_001")
-    assert all(0.1 < float(record.score["mean"] or 0) <= 1 for record in made.records if record.score)
+    assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made.records if record.score)
     assert [event.kind for event in events if event.kind in ("pretraining", "probe")] == [
         "pretraining",
         "probe",
     ]
-    start, _ = read_file(made.pool / "search" / "start.safetensors")
-    before, _ = read_file(made.pretrained)
+    start, _ = read_file(made.pool / "search" / "start.safetensors", tmp_path)
+    before, _ = read_file(made.pretrained, tmp_path)
     assert {name for name in start if not torch.equal(start[name], before[name])} == {
         "head.weight",
         "head.bias",
@@ -85,7 +85,10 @@ def test_a_small_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = made.task()
     task.check_names(Pool.open(made.pool).specs)
     assert task.has_report
-    again = make_zoo(
-        tmp_path, trials=2, listen=lambda event: pytest.fail(event.kind) if event.kind == "trial" else None
+    again = make_demo_pool(
+        tmp_path,
+        trials=2,
+        processes=1,
+        listen=lambda event: pytest.fail(event.kind) if event.kind == "trial" else None,
     )
     assert again == made

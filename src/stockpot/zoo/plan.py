@@ -1,15 +1,19 @@
-"""What a search will do, decided before any tensor is touched."""
+"""What a search will do, decided before any tensor is touched: the spaces, and the trials drawn from them."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from stockpot.errors import MethodError, describe
-from stockpot.finetune.space import Space, Value, draw
+
+Value = int | float
+Space = Value | list[Value] | tuple[Value, ...] | Mapping[str, Any]
 
 WHOLE = frozenset({"seed"})
 
@@ -22,6 +26,52 @@ SPACES: Mapping[str, Space] = {
     "augmentation": [0.0, 0.25, 0.5, 1.0],
     "seed": {"min": 0, "max": 2**31 - 1},
 }
+
+
+def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False) -> Value:
+    """One value of `0.1` (fixed), `[0, 0.1]` (choices) or `{"min", "max", "scale": "log" | "linear"}` (a range).
+
+    It depends on the seed, the trial's number and the name alone, so searching one more thing changes no other.
+    """
+    source = random.Random(f"{seed}/{number}/{name}")
+    if not isinstance(space, Mapping):
+        choices = space if isinstance(space, (list, tuple)) else [space]
+        if not choices:
+            raise _wrong_space(name, "at least one choice", "an empty list", "list the values, or give one")
+        return source.choice([_number(value, name) for value in choices])
+    low, high, is_log = _range(space, name)
+    if is_log:
+        value = math.exp(source.uniform(math.log(low), math.log(high)))
+        value = min(
+            max(value, low), high
+        )  # exp(log(x)) may miss x by one rounding, and the ends are promises
+        return round(value) if whole else value
+    return source.randint(math.ceil(low), math.floor(high)) if whole else source.uniform(low, high)
+
+
+def _range(space: Mapping[str, Any], name: str) -> tuple[Value, Value, bool]:
+    if not {"min", "max"} <= set(space) <= {"min", "max", "scale"}:
+        raise _wrong_space(
+            name,
+            "a range with min, max and perhaps scale",
+            ", ".join(map(str, space)) or "an empty mapping",
+            'write {"min": 1e-5, "max": 1e-3, "scale": "log"}',
+        )
+    low, high = _number(space["min"], name), _number(space["max"], name)
+    scale = space.get("scale", "linear")
+    if scale not in ("log", "linear"):
+        raise _wrong_space(name, "scale 'log' or 'linear'", repr(scale), "use one of the two")
+    if low > high:
+        raise _wrong_space(name, "min <= max", f"{low} > {high}", "exchange the two")
+    if scale == "log" and low <= 0:
+        raise _wrong_space(name, "min > 0 for a log range", str(low), "raise min, or use scale 'linear'")
+    return low, high, scale == "log"
+
+
+def _number(value: Any, name: str) -> Value:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise _wrong_space(name, "finite numbers", repr(value), "give a number, a list of numbers or a range")
 
 
 @dataclass(frozen=True)
@@ -169,6 +219,10 @@ def _unknown(name: str) -> MethodError:
     return MethodError(
         describe(f"setting {name!r}", expected=f"one of {', '.join(SPACES)}", found="an unknown one", fix=fix)
     )
+
+
+def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
+    return MethodError(describe(f"space of {name}", expected=expected, found=found, fix=fix))
 
 
 def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from stockpot.errors import DataError, LearningError, MethodError, RunError, TaskError
 from stockpot.events import Event
-from stockpot.finetune import Augmentation, Plan, Probe, Trial, draw_trials, finetune, read_records
-from stockpot.finetune.space import Space
-from stockpot.finetune.weights import read_file, weights_of
 from stockpot.pool import Pool
 from stockpot.task import Task
+from stockpot.zoo import Augmentation, Plan, Probe, Trial, draw_trials, finetune, read_records
+from stockpot.zoo.plan import Space
+from stockpot.zoo.weights import read_file, weights_of
 from zoo import Tied, mlp, normed, same, samples
 
 SPACES: dict[str, Space] = {"lr": {"min": 1e-3, "max": 3e-2, "scale": "log"}, "epochs": {"min": 1, "max": 3}}
@@ -43,7 +43,7 @@ def search(out: Path, plan: Plan = PLAN, model: nn.Module | None = None, **optio
 
 
 def contents(out: Path) -> dict[str, dict[str, Tensor]]:
-    return {path.name: read_file(path)[0] for path in sorted(out.glob("*.safetensors"))}
+    return {path.name: read_file(path, out)[0] for path in sorted(out.glob("*.safetensors"))}
 
 
 def same_pools(first: Path, second: Path) -> bool:
@@ -59,11 +59,11 @@ def test_a_search_makes_a_pool_with_a_record_beside_each_checkpoint(tmp_path: Pa
     assert [record.settings for record in records] == list(PLAN.trials)
     task = Task(start(), samples(30, seed=1))
     for record in records:
-        task.model.load_state_dict(read_file(record.path)[0])
+        task.model.load_state_dict(read_file(record.path, tmp_path)[0])
         scores = task.score()
         low, high = scores.interval()
         assert record.score == {
-            "mean": scores.mean,
+            "value": scores.value,
             "low": low,
             "high": high,
             "n": 30,
@@ -79,7 +79,7 @@ def test_every_trial_starts_from_the_probed_head(tmp_path: Path) -> None:
     model = start()
     before = weights_of(model)
     search(tmp_path, model=model)
-    probed = read_file(tmp_path / "search" / "start.safetensors")[0]
+    probed = read_file(tmp_path / "search" / "start.safetensors", tmp_path)[0]
     assert {name for name in before if not torch.equal(before[name], probed[name])} == {"2.weight", "2.bias"}
     assert same(weights_of(model), before)  # the caller's model is as it was
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -88,7 +88,7 @@ def test_every_trial_starts_from_the_probed_head(tmp_path: Path) -> None:
 def test_trials_learn_batch_statistics_and_the_probe_does_not(tmp_path: Path) -> None:
     model = start(normed)
     search(tmp_path, model=model)
-    probed = read_file(tmp_path / "search" / "start.safetensors")[0]
+    probed = read_file(tmp_path / "search" / "start.safetensors", tmp_path)[0]
     assert torch.equal(probed["1.running_mean"], weights_of(model)["1.running_mean"])
     for state in contents(tmp_path).values():
         assert not torch.equal(state["1.running_mean"], probed["1.running_mean"])
@@ -97,13 +97,13 @@ def test_trials_learn_batch_statistics_and_the_probe_does_not(tmp_path: Path) ->
 def test_without_a_probe_the_head_is_as_given(tmp_path: Path) -> None:
     model = start()
     search(tmp_path, dataclasses.replace(PLAN, probe=None), model)
-    assert same(read_file(tmp_path / "search" / "start.safetensors")[0], weights_of(model))
+    assert same(read_file(tmp_path / "search" / "start.safetensors", tmp_path)[0], weights_of(model))
 
 
 def test_a_given_start_replaces_the_models_own_weights(tmp_path: Path) -> None:
     other = {name: value + 1 for name, value in weights_of(start()).items()}
     search(tmp_path, dataclasses.replace(PLAN, probe=None), start=other)
-    assert same(read_file(tmp_path / "search" / "start.safetensors")[0], other)
+    assert same(read_file(tmp_path / "search" / "start.safetensors", tmp_path)[0], other)
     with pytest.raises(TaskError, match=r"starting weights: expected the 4 tensors of Sequential.*0.weight"):
         search(tmp_path / "x", start={name: value for name, value in other.items() if name != "0.weight"})
 
@@ -153,23 +153,6 @@ def test_a_checkpoint_that_is_gone_is_made_again(tmp_path: Path) -> None:
     search(tmp_path)
     assert all(same(before[name], after) for name, after in contents(tmp_path).items())
     assert len(contents(tmp_path)) == 4
-
-
-def test_two_processes_make_the_same_pool(tmp_path: Path) -> None:
-    search(tmp_path / "one", model=start(normed))
-    events: list[Event] = []
-    search(tmp_path / "two", model=start(normed), parallel=2, listen=events.append)
-    assert same_pools(tmp_path / "one", tmp_path / "two")
-    assert sorted(e.data["trial"] for e in events if e.kind == "trial_done") == [
-        f"trial_00{n}" for n in range(4)
-    ]
-
-
-def test_what_cannot_travel_to_another_process_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError) as caught:
-        search(tmp_path, parallel=2, metric=lambda outputs, batch: torch.ones(len(outputs)))
-    assert "parallel trials: expected a model, loss, metric and data that can be sent" in str(caught.value)
-    assert "or use parallel=1" in str(caught.value)
 
 
 def test_a_changed_plan_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -242,7 +225,6 @@ def test_a_probe_that_diverges_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "error", "said"),
     [
-        (PLAN, {"parallel": 0}, MethodError, "parallel: expected a whole number of at least 1, found 0"),
         (dataclasses.replace(PLAN, head="classifier"), {}, TaskError, "head 'classifier'"),
         (PLAN, {"train": (torch.randn(8, 6), torch.full((8,), 3))}, DataError, "labels of training data"),
         (PLAN, {"fit": (torch.randn(8, 6), torch.full((8,), 3))}, DataError, "labels of validation data"),
@@ -285,10 +267,10 @@ def test_a_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
         model,
         train=(x, x.sum(1)),
         fit=(x, x.sum(1)),
-        loss=lambda model, batch: (model(batch[0])[:, 0] - batch[1]).square().mean(),
+        loss=lambda model, batch: (model(batch[0])[:, 0] - batch[1]).square(),
         metric="loss",
     )
-    assert all(record.score["mean"] < 0 for record in records)
+    assert all(record.score["value"] < 0 for record in records)
     assert records[0].losses[-1] < records[0].losses[0]
 
 

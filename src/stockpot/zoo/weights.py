@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stockpot import atomic
+from stockpot import files
 from stockpot.errors import RunError, TaskError, describe
 from stockpot.soup.build import copy_companions
 
@@ -48,17 +47,18 @@ def load_weights(
     model.load_state_dict(dict(weights), strict=False)
 
 
-def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], root: Path) -> None:
     """One safetensors file, there whole or not at all."""
-    with atomic.file(path) as place:
+    with files.file(path, root) as place:
         save_file(dict(tensors), place, dict(metadata))
 
 
-def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_file(path: Path, root: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(files.check_inside(root, path), framework="pt") as file:
             names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            # Copied: the file is mapped, and may be replaced or removed while its tensors are in use.
+            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise RunError(
             describe(
@@ -70,21 +70,14 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ) from error
 
 
-def write_directory(path: Path, model: nn.Module, companions: Path | None) -> None:
+def write_directory(path: Path, model: nn.Module, companions: Path | None, root: Path) -> None:
     """A model folder in Hugging Face form, with the config and tokenizer found in `companions`."""
-    with atomic.directory(path, overwrite=True) as folder:
+    with files.directory(path, overwrite=True, root=root) as folder:
         save_file(weights_of(model), folder / "model.safetensors", {"format": "pt"})
         if companions is not None:
             copy_companions(companions, folder)
-        config = _live_config(model)
-        if config is not None:
+        to_json = getattr(getattr(model, "config", None), "to_json_string", None)
+        if to_json is not None:
             # The model in memory may have another head than the folder it came from.
+            config = {**json.loads(to_json(use_diff=False)), "architectures": [type(model).__name__]}
             (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _live_config(model: nn.Module) -> dict[str, Any] | None:
-    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
-    if to_json is None:
-        return None
-    content: dict[str, Any] = json.loads(to_json(use_diff=False))
-    return {**content, "architectures": [type(model).__name__]}

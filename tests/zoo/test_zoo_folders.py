@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stockpot.finetune import Augmentation, Plan, Probe, Trial, finetune
 from stockpot.pool import Pool
+from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
 
 transformers = pytest.importorskip("transformers")
 
