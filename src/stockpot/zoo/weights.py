@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stockpot import files
 from stockpot.errors import RunError, TaskError, describe
-from stockpot.soup.files import copy_companions
+from stockpot.soup.build import copy_companions
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
