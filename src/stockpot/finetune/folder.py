@@ -18,7 +18,7 @@ from stockpot.errors import RunError, describe
 from stockpot.finetune.plan import Plan
 from stockpot.finetune.saved import Saved
 from stockpot.finetune.weights import read_file, write_file
-from stockpot.pool.content import raw_bytes
+from stockpot.pool.scan import raw_bytes
 from stockpot.task import Data
 from stockpot.task.batches import leaves
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot import atomic
 from stockpot.errors import SoupError, describe
-from stockpot.pool.files import stays_inside
+from stockpot.pool.source import stays_inside
 
 MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
 # Files beside the weights that make a directory loadable by its library; never weights, never code.
