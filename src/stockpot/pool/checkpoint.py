@@ -10,6 +10,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, PoolError, describe
+from stockpot.files import read_json
 from stockpot.pool.discover import weights_of
 from stockpot.pool.safetensors_files import METADATA, open_safetensors
 from stockpot.pool.source import (
@@ -28,7 +29,6 @@ from stockpot.pool.source import (
     stays_inside,
 )
 from stockpot.pool.torch_files import open_torch
-from stockpot.small_files import read_json
 
 Rename = Mapping[str, str] | Callable[[str], str]
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
@@ -268,7 +268,7 @@ def _read_index(index: Path) -> dict[str, str]:
     """Tensor name -> name of the shard."""
     try:
         require_file(index)
-        content = read_json(index)
+        content = read_json(index, follow=True)  # in the Hugging Face cache the files are links
         where = content.get("weight_map") if isinstance(content, dict) else None
         if isinstance(where, dict) and where and all(isinstance(name, str) for name in where.values()):
             return where

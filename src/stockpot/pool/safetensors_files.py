@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from stockpot.files import parse_json
 from stockpot.pool.source import (
     COPY_AGAIN,
     SAFETENSORS,
@@ -25,7 +26,6 @@ from stockpot.pool.source import (
     refusal,
     require_file,
 )
-from stockpot.small_files import parse_json
 
 METADATA = "__metadata__"  # an entry of the header that is no tensor
 _MOST_HEADER = 100_000_000  # bytes; the library's own limit
