@@ -14,7 +14,7 @@ help:
 	@echo "make experiments         all three zoos and docs/results.md, on a GPU; JOBS=4 runs at once"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
 	@echo "make torture kills, full disks, a soak, mutated files: half an hour; a sample is in make test"
-	@echo "make mutants do the tests notice small mistakes in algebra, validation and saving? half an hour"
+	@echo "make mutants do the tests notice small mistakes in algebra, validation and saving? (mutmut; an hour or more)"
 	@echo "make clean   remove the environment"
 
 setup: $(STAMP)
@@ -34,8 +34,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py
 
+# Two processes of one thread each: most tests are too small for threads to pay.
 test: check
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 bench: setup
 	$(BIN)/python benchmarks/cpu_step.py
@@ -66,8 +67,11 @@ torture: setup
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_files --count 20000
 
+# Which files and tests: [tool.mutmut] in pyproject.toml. Survivors: `mutmut results`, one of them: `mutmut show NAME`.
 mutants: setup
-	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutation_check
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 clean:
 	rm -rf $(VENV)

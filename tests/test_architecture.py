@@ -28,6 +28,7 @@ ROOMS = (
     "layout",
     "pool",
     "disk",
+    "files",
     "atomic",
     "signals",
     "small_files",

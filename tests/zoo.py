@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from stockpot.engine import Live
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soups.kitchen import Kitchen
-from stockpot.soups.learn import Learner
+from stockpot.soups.learn import Fold, Learner
+from stockpot.soups.problem import Problem, StateStore
+from stockpot.soups.registry import METHODS, settings_for
 from stockpot.soups.result import Result
-from stockpot.soups.settings import settings_for
-from stockpot.soups.state import StateStore
-from stockpot.soups.track import Track
 from stockpot.task import Task
 
 FEATURES, CLASSES = 6, 3
@@ -141,9 +139,9 @@ def learning(
 ) -> Iterator[Learner]:
     """A learner on all fitting data, ready to run."""
     chosen = settings_for(method, preset, **settings)
-    kitchen = Kitchen(pool, task)
-    with kitchen.live(kitchen.layout(chosen.granularity)) as live:
-        yield Learner(live, chosen, [Track(0, task.fit)], store=store)
+    problem = Problem(pool, task)
+    with problem.live(problem.layout(chosen.granularity)) as live:
+        yield Learner(problem, live, METHODS[method], chosen, [Fold(0, task.fit)], store)
 
 
 def flat(live: Live, state: Mapping[str, Tensor]) -> Tensor:

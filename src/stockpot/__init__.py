@@ -11,35 +11,41 @@ from typing import TYPE_CHECKING, Any
 from stockpot._version import __version__
 
 if TYPE_CHECKING:
+    from stockpot.cooking import Comparison, compare, cook
     from stockpot.errors import StockpotError
     from stockpot.events import Event
     from stockpot.layout import Layout
     from stockpot.pool import Pool
     from stockpot.soup import Soup
-    from stockpot.soups import METHODS, PRESETS, Result, Settings, compare, cook
-    from stockpot.task import Scores, Task
+    from stockpot.soups import METHODS, PRESETS, Settings
+    from stockpot.soups.result import Result
+    from stockpot.task import Metric, Scores, Task
 
 _HOME = {
     "METHODS": "stockpot.soups",
     "PRESETS": "stockpot.soups",
+    "Comparison": "stockpot.cooking",
     "Event": "stockpot.events",
     "Layout": "stockpot.layout",
+    "Metric": "stockpot.task",
     "Pool": "stockpot.pool",
-    "Result": "stockpot.soups",
+    "Result": "stockpot.soups.result",
     "Scores": "stockpot.task",
     "Settings": "stockpot.soups",
     "Soup": "stockpot.soup",
     "StockpotError": "stockpot.errors",
     "Task": "stockpot.task",
-    "compare": "stockpot.soups",
-    "cook": "stockpot.soups",
+    "compare": "stockpot.cooking",
+    "cook": "stockpot.cooking",
 }
 
 __all__ = [
     "METHODS",
     "PRESETS",
+    "Comparison",
     "Event",
     "Layout",
+    "Metric",
     "Pool",
     "Result",
     "Scores",

@@ -14,6 +14,7 @@
     │   └── DigestError      ingredients are not the ones the soup was made of
     ├── RecipeError          a recipe that cannot be understood
     ├── RunError             a run directory that cannot be used
+    ├── LinkError            a symbolic link, FIFO or device where none is followed or read (an OSError too)
     └── WriteError           no room or no permission to write; what was there before is unchanged
 
 Messages name the object, what was expected, what was found, and the likely fix (see `describe`).
@@ -82,6 +83,10 @@ class RecipeError(StockpotError):
 
 class RunError(StockpotError):
     """A run directory that cannot be used."""
+
+
+class LinkError(StockpotError, OSError):
+    """A symbolic link, FIFO or device inside a directory of ours, where none is followed or read."""
 
 
 class WriteError(StockpotError):

@@ -1,12 +1,11 @@
 """Five small pools in double precision, and the mixing weights every method gave on them before the rebuild.
 
-`python -m golden.pools OUT` (from tests/) cooks them all and writes `weights.safetensors`. The file beside this one was
-written on 2026-11-18, before the rebuild, and is not written again: it says what the methods did, to twelve digits.
+`weights.safetensors` was written on 2026-11-18, before the rebuild, and is not written again: it says what the methods
+did. The entries that end in `@authors` are what that preset did then.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stockpot import Pool, Task, cook
+from stockpot import Pool, Soup, Task, cook
 
 FEATURES, CLASSES = 6, 3
 
@@ -110,38 +109,23 @@ def write_pool(case: Case, folder: Path) -> Pool:
     return Pool.open(folder)
 
 
-def cooked(name: str, methods: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """W of each of these methods (a label ends in `@preset`), with its settings, on one of the pools."""
+def cooked(name: str, methods: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Soup]]:
+    """The soup of each of these methods, with its settings, on one of the pools."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         pool = write_pool(case, Path(folder))
-        for label, settings in methods.items():
-            method, _, preset = label.partition("@")
+        for method, settings in methods.items():
             task = Task(case.build(), samples(case.samples, seed=7), batch_size=64)
-            result = cook(pool, task, method, preset=preset or None, **settings)
+            result = cook(pool, task, method, **settings)
             assert result.soup is not None
-            yield label, result.soup.W
+            yield method, result.soup
 
 
 def settings_of(name: str) -> dict[str, dict[str, Any]]:
-    """What is cooked on a pool: label -> settings."""
+    """What is cooked on a pool: method -> settings."""
     common = {"steps": 40, "batch_size": 32}
     blocks = dict(CASES[name].settings)
     found: dict[str, dict[str, Any]] = {method: {} for method in (*PLAIN, "crossfit")}
     for method in LEARNED:
         found[method] = {**common, **(blocks if method.startswith("mehl") else {})}
-    for method in ("learned", "learned+"):
-        found[method]["temperature"] = True  # as the published code of Learned-Soup has it
-    for method in ("hl", "hl+", "mehl", "mehl+"):
-        found[f"{method}@authors"] = found[method]
     return found
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    whole: dict[str, Tensor] = {}
-    for pool_name in CASES:
-        for label, W in cooked(pool_name, settings_of(pool_name)):
-            whole[f"{pool_name}/{label}"] = W
-        print(pool_name)  # noqa: T201
-    save_file(whole, sys.argv[1])

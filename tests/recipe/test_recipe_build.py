@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from stockpot.soups.reporting import report_weights
 
 from stockpot.errors import DataError, PoolError, RecipeError, StockpotError, TaskError
 from stockpot.recipe import Recipe, make_recipe
@@ -23,7 +24,6 @@ from stockpot.recipe.build import (
     build_train_data,
     layout_options,
 )
-from stockpot.soups.reporting import report_weights
 
 NET = """
 import torch

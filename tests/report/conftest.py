@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import zoo
+from stockpot import compare
 from stockpot.report import write_report
-from stockpot.run import Identity, Job, RunDirectory, run_job
-from stockpot.soups.settings import settings_for
 from stockpot.task import Task
 
 from .records import write_record
@@ -30,8 +29,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pool = zoo.write(base / "zoo", zoo.fine_tunes(zoo.mlp, 4))
     task = Task(zoo.mlp(), zoo.samples(), zoo.samples(64, seed=7))
     methods = ("best", "uniform", "greedy", "ensemble", "learned+", "mehl+", "crossfit")
-    settings = {name: settings_for(name, steps=8, batch_size=16) for name in methods}
-    with RunDirectory.create(base / "run", Identity("compare", "A toy zoo")) as directory:
-        run_job(directory, Job(pool, task, settings, growth=True))
+    compare(
+        pool,
+        task,
+        methods,
+        run=base / "run",
+        growth=True,
+        steps=8,
+        batch_size=16,
+        each={"crossfit": {"steps": 8}},
+    )
     write_report(base / "run")
     return base / "run"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from stockpot.run.record import FORMAT
 
 METHODS = ("best", "uniform", "greedy", "ensemble", "learned", "learned+", "mehl+", "crossfit")
 GROUPS_PER_LAYER = ("attention.query.weight", "attention.query.bias", "mlp.weight", "mlp.bias")
@@ -50,6 +51,7 @@ def write_record(
     _json(folder / "run.json", _about(kind, metric))
     (folder / "recipe.yaml").write_text("pool:\n  paths: [zoo/*.safetensors]\n")
     _json(folder / "pool.json", _pool(labels, own, rng))
+    shown: dict[str, NDArray[np.float64]] = {}
     for i, name in enumerate(methods):
         W = _weights(name, len(labels), groups, rng)
         fit = (hard < 0.82 + 0.01 * i).astype(np.float64)
@@ -72,8 +74,9 @@ def write_record(
         }
         place = folder / "methods" / name.replace("+", "-plus")
         place.mkdir(parents=True)
-        tensors = {"fit_values": fit} | ({"report_values": scored} if report else {})
-        save_file(tensors | ({} if W is None else {"W": W}), place / "weights.safetensors")
+        if W is not None:
+            save_file({"W": W}, place / "weights.safetensors")
+        shown[name] = scored if report else fit
         _json(place / "result.json", result)
     chosen = methods[-1]
     _json(
@@ -83,6 +86,12 @@ def write_record(
             "recommended": chosen,
             "verdict": f"{chosen} is better than the best single model.",
             "baseline": "best" if "best" in methods else None,
+            "compared_on": "report" if report else "fit",
+            "differences": {
+                name: difference(values - shown["best"])
+                for name, values in shown.items()
+                if name != "best" and "best" in shown
+            },
             "growth": _growth(len(labels)) if growth else None,
         },
     )
@@ -92,7 +101,13 @@ def write_record(
 def score(values: NDArray[np.float64]) -> dict[str, Any]:
     mean = float(values.mean())
     half = 1.96 * math.sqrt(max(mean * (1 - mean), 1e-9) / len(values))
-    return {"mean": mean, "low": mean - half, "high": mean + half, "n": len(values), "loss": None}
+    return {"value": mean, "low": mean - half, "high": mean + half, "n": len(values), "loss": None}
+
+
+def difference(paired: NDArray[np.float64]) -> list[float]:
+    mean = float(paired.mean())
+    half = 1.96 * float(paired.std()) / math.sqrt(len(paired))
+    return [mean, mean - half, mean + half]
 
 
 def group_names(count: int) -> list[str]:
@@ -114,7 +129,7 @@ def _json(path: Path, value: Any) -> None:
 
 def _about(kind: str, metric: str) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": FORMAT,
         "kind": kind,
         "created": "2024-05-01T10:11:12+00:00",
         "stockpot": "0.0.test",
@@ -124,6 +139,7 @@ def _about(kind: str, metric: str) -> dict[str, Any]:
         "status": "done",
         "title": "Toy digits",
         "metric": metric,
+        "percent": metric == "accuracy",
         "environment": {"python": "3.11", "cores": 2, "memory": 8 * 2**30, "libraries": {"numpy": "2.0"}},
     }
 
@@ -140,7 +156,7 @@ def _pool(labels: list[str], own: NDArray[np.float64], rng: np.random.Generator)
                 "format": "safetensors",
                 "bytes": 90_000_000,
                 "digest": f"{k:064x}",
-                "fit": {"mean": own[k], "low": own[k] - 0.02, "high": own[k] + 0.02, "n": 300, "loss": 0.5},
+                "fit": {"value": own[k], "low": own[k] - 0.02, "high": own[k] + 0.02, "n": 300, "loss": 0.5},
                 "trial": {"lr": 1e-3 * (k + 1), "epochs": k},
             }
             for k, name in enumerate(labels)
@@ -153,6 +169,7 @@ def _pool(labels: list[str], own: NDArray[np.float64], rng: np.random.Generator)
         "duplicates": [],
         "distances": pairs.tolist(),
         "to_mean": np.linalg.norm(places - places.mean(axis=0), axis=1).tolist(),
+        "outlier": len(labels) - 1 if len(labels) > 2 else None,
         "norms": np.linalg.norm(places, axis=1).tolist(),
     }
 
@@ -220,7 +237,7 @@ def _growth(models: int) -> dict[str, Any]:
     sizes = [n for n in (2, 4, 8, 16, 32, 64) if n < models] + [models]
     return {
         name: [
-            {"models": n, "report": {"mean": base + 0.01 * i, "low": base, "high": base + 0.04, "n": 300}}
+            {"models": n, "report": {"value": base + 0.01 * i, "low": base, "high": base + 0.04, "n": 300}}
             for i, n in enumerate(sizes)
         ]
         for name, base in (("uniform", 0.7), ("greedy", 0.8), ("crossfit", 0.82))

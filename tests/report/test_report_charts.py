@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stockpot.report.charts.canvas import LEVELS
-from stockpot.report.charts.coefficients import _binned, block_name, outside
 from stockpot.report.charts.curves import _block_ends, _lines, _smooth
-from stockpot.report.charts.distances import chain
-from stockpot.report.charts.distribution import _edges
+from stockpot.report.charts.drawing import LEVELS, inline
 from stockpot.report.charts.heatmap import _runs, levels, nice
-from stockpot.report.charts.ingredients import _apart
-from stockpot.report.charts.svg import inline
+from stockpot.report.charts.ingredients import _apart, chain
+from stockpot.report.charts.weights import _binned, _edges, block_name, outside
 
 
 def test_extrapolated_means_below_zero_or_above_one() -> None:

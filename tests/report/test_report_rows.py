@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.numpy import load_file
 
 from stockpot.errors import RunError
 from stockpot.report import HEADINGS, summary_rows
-from stockpot.task import Scores
 
 from .records import edit, write_record
 
@@ -28,8 +25,8 @@ def test_rows_are_the_record_in_the_tables_order(complete: Path) -> None:
             (complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text()
         )
         assert row.score is not None
-        assert (row.score.mean, row.score.low, row.score.n) == tuple(
-            record["report"][k] for k in ("mean", "low", "n")
+        assert (row.score.value, row.score.low, row.score.n) == tuple(
+            record["report"][k] for k in ("value", "low", "n")
         )
         assert (row.seconds, row.peak, row.models_used) == (
             record["seconds"],
@@ -39,39 +36,24 @@ def test_rows_are_the_record_in_the_tables_order(complete: Path) -> None:
         assert len(row.cells()) == len(HEADINGS)
 
 
-def test_the_difference_is_paired_sample_by_sample(complete: Path) -> None:
+def test_the_difference_is_the_records(complete: Path) -> None:
     row = summary_rows(complete)[-1]
-    mine, best = (
-        Scores(
-            torch.from_numpy(load_file(complete / "methods" / name / "weights.safetensors")["report_values"])
-        )
-        for name in (row.method, "best")
-    )
-    assert row.difference == mine.difference(best)
-    assert row.difference is not None
-    assert row.score is not None
-    mean, low, high = row.difference
-    assert high - low < row.score.high - row.score.low  # sharper than two separate intervals
+    found = json.loads((complete / "results.json").read_text())["differences"][row.method]
+    assert row.difference == tuple(found)
+    mean, low, high = found
     assert row.cells()[3] == f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+
+
+def test_a_difference_on_other_data_than_the_scores_is_not_shown(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "uniform"])
+    assert summary_rows(folder)[1].difference is not None
+    edit(folder / "results.json", compared_on="fit")
+    assert summary_rows(folder)[1].difference is None
 
 
 def test_the_reference_has_no_difference_to_itself(complete: Path) -> None:
     assert summary_rows(complete)[0].difference is None
     assert summary_rows(complete)[0].cells()[3] == "–"
-
-
-def test_scores_known_per_batch_get_the_wider_interval_of_batches(tmp_path: Path) -> None:
-    folder = write_record(tmp_path / "run", methods=["best", "uniform"])
-    plain = summary_rows(folder)[1].difference
-    for name in ("best", "uniform"):
-        path = folder / "methods" / name / "result.json"
-        report = json.loads(path.read_text())["report"]
-        edit(path, report={**report, "batches": [100, 100, 100]})
-    clustered = summary_rows(folder)[1].difference
-    assert plain is not None
-    assert clustered is not None
-    assert clustered[0] == plain[0]
-    assert clustered[1:] != plain[1:]
 
 
 def test_one_method_without_report_score_moves_all_to_the_fitting_data(tmp_path: Path) -> None:
@@ -81,7 +63,7 @@ def test_one_method_without_report_score_moves_all_to_the_fitting_data(tmp_path:
     assert {row.kind for row in rows} == {"fit"}
     fit = json.loads((folder / "methods" / "best" / "result.json").read_text())["fit"]
     assert rows[0].score is not None
-    assert rows[0].score.mean == fit["mean"]
+    assert rows[0].score.value == fit["value"]
 
 
 def test_a_single_soup_without_report_data_shows_its_held_out_score(tmp_path: Path) -> None:

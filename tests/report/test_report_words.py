@@ -48,7 +48,7 @@ def test_a_share_never_rounds_something_to_nothing(part: float, text: str) -> No
 
 
 def test_changes_carry_their_sign_and_zero_none() -> None:
-    accuracy, loss = Metric("accuracy"), Metric("loss")
+    accuracy, loss = Metric("accuracy"), Metric("loss", percent=False)
     assert [accuracy.change(x) for x in (0.0123, -0.0123, -0.000001)] == ["+1.23", "−1.23", "0.00"]
     assert [loss.change(x) for x in (0.5, -0.5, 0.0)] == ["+0.5000", "−0.5000", "0.0000"]
     assert accuracy.value(0.875) == "87.50 %"
@@ -84,7 +84,3 @@ def test_wide_letters_count_twice() -> None:
 def test_long_names_that_differ_in_the_middle_are_told_apart() -> None:
     names = [f"{'same' * 12}_{k}_{'tail' * 12}" for k in range(3)]
     assert words.labels(names, 20) == ["…0…", "…1…", "…2…"]
-
-
-def test_what_no_page_can_carry_is_replaced() -> None:
-    assert words.clean("a\x00b\ud800c\nd\uffff\u202ee") == "a\ufffdb\ufffdc\nd\ufffd\ufffde"

@@ -34,7 +34,9 @@ class Tagger(nn.Module):
         if labels is None:
             return SimpleNamespace(logits=logits)
         used, target = (logits[:, :-1], labels[:, 1:]) if self.shift else (logits, labels)
-        return SimpleNamespace(logits=logits, loss=functional.cross_entropy(used.flatten(0, 1), target.flatten()))
+        return SimpleNamespace(
+            logits=logits, loss=functional.cross_entropy(used.flatten(0, 1), target.flatten())
+        )
 
 
 class TinyForCausalLM(Tagger):
@@ -187,7 +189,9 @@ def test_labels_that_are_no_classes_are_refused(labels: Tensor, metric: str, fou
     with pytest.raises(TaskError, match=rf"found {found}") as caught:
         Task(linear(), (X, labels), metric=metric)
     assert "binary_cross_entropy_with_logits" in str(caught.value)
-    assert "for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'" in str(caught.value)
+    assert "for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'" in str(
+        caught.value
+    )
 
 
 def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
@@ -199,7 +203,12 @@ def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
 def test_what_the_text_says_works() -> None:
     several = (X[:, :3] > 0).float()
     bce = functional.binary_cross_entropy_with_logits
-    Task(linear(), (X, several), loss=lambda m, b: bce(m(b[0]), b[1].float(), reduction="none").mean(1), metric="loss")
+    Task(
+        linear(),
+        (X, several),
+        loss=lambda m, b: bce(m(b[0]), b[1].float(), reduction="none").mean(1),
+        metric="loss",
+    )
     task = Task(
         nn.Linear(4, 1), (X, X[:, 0]), loss=lambda m, b: (m(b[0]).squeeze(1) - b[1]).square(), metric="r2"
     )
@@ -211,7 +220,9 @@ def test_what_the_text_says_works() -> None:
 def test_numbers_are_compared_with_float_targets(metric: str) -> None:
     options: dict[str, Any] = {"loss": lambda m, b: (m(b[0]) - b[1]).square(), "metric": metric}
     model = Plain(lambda logits: logits[:, 0])
-    with pytest.raises(TaskError, match=rf'metric="{metric}": expected float targets, found int64 labels') as e:
+    with pytest.raises(
+        TaskError, match=rf'metric="{metric}": expected float targets, found int64 labels'
+    ) as e:
         Task(model, (X, Y), **options)
     assert "y.float()" in str(e.value)
     assert Task(model, (X, Y.float()), **options).metric is METRICS[metric]
@@ -234,5 +245,5 @@ def test_labels_on_which_a_metric_has_no_value(labels: Tensor, metric: str, foun
 def test_token_labels_outside_the_vocabulary_are_named() -> None:
     data = sequences()
     data["labels"][9, 1] = VOCABULARY
-    with pytest.raises(DataError, match=rf"expected 0 to 6 .*, found 7 at index \(9, 1\) \(1 of 108 are"):
+    with pytest.raises(DataError, match=r"expected 0 to 6 .*, found 7 at index \(9, 1\) \(1 of 108 are"):
         Task(Tagger(), data, metric="loss")

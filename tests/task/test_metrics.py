@@ -53,6 +53,7 @@ CLASSES: dict[str, Callable[[Any, Any], float]] = {
 
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.filterwarnings("ignore:A single label was found")
 @given(seed=SEEDS, n=st.integers(1, 60), classes=st.integers(2, 6))
 @settings(max_examples=40, deadline=None)
 def test_classes_as_in_scikit_learn(name: str, seed: int, n: int, classes: int) -> None:
@@ -76,7 +77,9 @@ NUMBERS: dict[str, Callable[[Any, Any], float]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 @given(seed=SEEDS, n=st.integers(3, 60), ties=st.booleans(), offset=st.sampled_from([0.0, 1e4]))
 @settings(max_examples=40, deadline=None)
-def test_numbers_as_in_scikit_learn_and_scipy(name: str, seed: int, n: int, ties: bool, offset: float) -> None:
+def test_numbers_as_in_scikit_learn_and_scipy(
+    name: str, seed: int, n: int, ties: bool, offset: float
+) -> None:
     random = np.random.default_rng(seed)
     y = random.normal(size=n)
     p = y + random.normal(size=n)

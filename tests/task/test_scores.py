@@ -13,7 +13,6 @@ from stockpot.task import METRICS, Metric, Scores
 from stockpot.task.metrics import as_metric
 from stockpot.task.scores import _bonett_price, _student, worded
 
-
 MEAN = as_metric(lambda outputs, batch: outputs)
 
 
@@ -136,13 +135,19 @@ def test_intervals_hold_what_they_promise(n: int, up: float, down: float) -> Non
 
 def test_words_say_the_uncertainty() -> None:
     assert (
-        worded(scores(*[1.0] * 8, 0.0, 0.0, metric=METRICS["accuracy"])) == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
+        worded(scores(*[1.0] * 8, 0.0, 0.0, metric=METRICS["accuracy"]))
+        == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
     )
-    assert worded(scores(-0.5, -0.7, -0.6, metric=METRICS["loss"])) == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
+    assert (
+        worded(scores(-0.5, -0.7, -0.6, metric=METRICS["loss"]))
+        == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
+    )
 
 
 def test_difference_needs_the_same_samples() -> None:
-    with pytest.raises(TaskError, match=r"expected score of the same 2 samples, found score of 3 in the other"):
+    with pytest.raises(
+        TaskError, match=r"expected score of the same 2 samples, found score of 3 in the other"
+    ):
         scores(1.0, 0.0).difference(scores(1.0, 0.0, 1.0))
 
 

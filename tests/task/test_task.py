@@ -48,7 +48,7 @@ def test_default_loss_is_cross_entropy() -> None:
     model = linear()
     task = Task(model, (X, Y))
     batch = task.fit.batch(ROWS[:16])
-    assert task.loss(batch).total.equal(functional.cross_entropy(model(X[:16]), Y[:16], reduction='sum'))
+    assert task.loss(batch).total.equal(functional.cross_entropy(model(X[:16]), Y[:16], reduction="sum"))
     assert float(task.loss(batch).weight) == 16
     smoothed = functional.cross_entropy(model(X[:16]) * 2.5, Y[:16], label_smoothing=0.1)
     close(task.loss(batch, label_smoothing=0.1, beta=torch.tensor(2.5)).mean, smoothed)
@@ -175,7 +175,9 @@ def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
     expected = -functional.cross_entropy(model(X), Y, reduction="none").detach().double()
     batch = {"inputs": X, "labels": Y}
     for data, judged in (((X, Y), model), (batch, Encoder())):  # the latter computes one loss for a batch
-        judged.load_state_dict({f"net.{k}" if judged is not model else k: v for k, v in model.state_dict().items()})
+        judged.load_state_dict(
+            {f"net.{k}" if judged is not model else k: v for k, v in model.state_dict().items()}
+        )
         task = Task(judged, data, metric="loss", batch_size=7)
         assert task.metric.is_mean
         scores = task.score()
@@ -186,10 +188,14 @@ def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
 def test_a_loss_of_a_whole_batch_is_no_metric() -> None:
     """One number for a batch has neither an interval nor a value that is free of the batch size."""
     for task in (
-        lambda: Task(linear(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]), metric="loss"),
+        lambda: Task(
+            linear(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]), metric="loss"
+        ),
         lambda: Task(Encoder(weight=3.0), {"inputs": X, "labels": Y}, metric="loss"),
     ):
-        with pytest.raises(TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch') as e:
+        with pytest.raises(
+            TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch'
+        ) as e:
             task()
         assert "Fix: return one loss per sample instead of their mean" in str(e.value)
 
@@ -278,7 +284,9 @@ def test_evaluation_can_stop_after_any_batch() -> None:
     assert seen[-1][0] == float(scores.table.sum())
     assert task.score(stop=lambda total, done: False).complete
     assert task.metric.ceiling == 1.0
-    with pytest.raises(TaskError, match="stop: expected a metric that is a mean over samples, found macro_f1"):
+    with pytest.raises(
+        TaskError, match="stop: expected a metric that is a mean over samples, found macro_f1"
+    ):
         Task(linear(), (X, Y), metric="macro_f1").score(stop=stop)
 
 

@@ -1,4 +1,4 @@
-"""`stockpot cook`, `stockpot compare` and `stockpot demo`: recipes on top of `stockpot.cook`."""
+"""`stockpot cook`, `stockpot compare` and `stockpot demo`: recipes on top of `stockpot.cooking`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cook(
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
     ```
     """
-    from stockpot.cook import cook as cook_soup
+    from stockpot.cooking import cook as cook_soup
     from stockpot.recipe.build import cook_arguments
 
     wanted = read_recipe(recipe, overrides, out)
@@ -92,7 +92,7 @@ def compare(
     stockpot compare recipe.yaml --json > results.json
     ```
     """
-    from stockpot.cook import compare as compare_soups
+    from stockpot.cooking import compare as compare_soups
     from stockpot.recipe.build import compare_arguments
 
     wanted = read_recipe(recipe, overrides, out)
@@ -135,7 +135,7 @@ def demo(
     """
     import os
 
-    from stockpot.cook import compare as compare_soups
+    from stockpot.cooking import compare as compare_soups
     from stockpot.demo import make_zoo
     from stockpot.demo.recipe import write_recipe
     from stockpot.demo.zoo import one_thread

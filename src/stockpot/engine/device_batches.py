@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from stockpot.task import Data
-from stockpot.task.tree import leaves, refill
-
+from stockpot.task.batches import leaves, refill
 
 THREADS = 4
 SMALL = 1 << 20  # bytes of a batch below which threads do not pay

@@ -100,7 +100,9 @@ class Engine:
             models=len(live.pool),
             parameters=live.plan.size,
             model_width=width,
-            held_models=1 if self._cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
+            held_models=1
+            if self._cuda
+            else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
             batch=min(o.batch_size, len(data)),
             step=step,
             sample=sample,
@@ -148,7 +150,7 @@ class Engine:
                 torch.cuda.reset_peak_memory_stats(live.device)
                 before = torch.cuda.memory_allocated(live.device)
                 with task.learning():
-                    task.loss(batch).mean.backward()
+                    task.loss(batch).mean.backward()  # type: ignore[no-untyped-call]
                 live.clear_gradient()
                 peak = torch.cuda.max_memory_allocated(live.device) - before
             peaks.append(peak)
@@ -194,7 +196,9 @@ class Engine:
         assert self._directions is not None
         with torch.no_grad():
             if self._directions.fast and not self.live.copied:
-                self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
+                self._directions.mix(
+                    theta_fix, c, out=self.live.flat
+                )  # rounds to the model's dtype on the way
             else:
                 self._directions.mix(theta_fix, c, out=self.live.theta)
                 self.live.push()

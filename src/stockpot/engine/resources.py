@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -93,10 +93,8 @@ def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pro
             continue
         inner = base / place.strip("/")
         for folder in (inner, *inner.parents):
-            try:
+            with suppress(OSError, ValueError):  # "max" is no limit
                 found.append(int((folder / file).read_text()))
-            except (OSError, ValueError):  # "max" is no limit
-                pass
             if folder == base:
                 break
     return [limit for limit in found if limit < 1 << 60]  # version 1 writes a huge number for none

@@ -5,19 +5,44 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, RunError, TaskError, describe
 from stockpot.events import Listener, ignore
 from stockpot.recipe.schema import Recipe
-from stockpot.recipe.values import PythonCode, Split
-from stockpot.soups.settings import Settings
+from stockpot.recipe.values import PythonCode
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from stockpot.adapters.inputs import ImageInput, LoadedModel
     from stockpot.pool import Pool
-    from stockpot.task import Data, Task
+    from stockpot.task import Task
+    from stockpot.zoo import TrialRecord
+
+
+def pool_paths(recipe: Recipe) -> list[str]:
+    """Where the checkpoints are; refused where `finetune` was to make them and has not."""
+    if recipe.pool.path is not None:
+        return [str(recipe.path(path)) for path in recipe.pool.path]
+    assert recipe.finetune is not None  # the schema has seen to it
+    folder = recipe.path(recipe.finetune.dir)
+    try:
+        empty = not any(folder.iterdir())
+    except FileNotFoundError:
+        empty = True
+    except OSError:  # opening the pool says why
+        empty = False
+    if empty:
+        raise RecipeError(
+            describe(
+                f"finetune.dir {folder}",
+                expected="the checkpoints of this recipe's search",
+                found="an empty folder" if folder.is_dir() else "no such folder",
+                fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
+            )
+        )
+    return [str(folder)]
 
 
 def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
@@ -25,22 +50,8 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     from stockpot.pool import Pool
 
     section = recipe.pool
-    given = section.path
-    if given is None:
-        assert recipe.finetune is not None  # the schema has seen to it
-        given = (recipe.finetune.dir,)
-        folder = recipe.path(recipe.finetune.dir)
-        if not folder.is_dir() or _is_empty(folder):
-            raise RecipeError(
-                describe(
-                    f"finetune.dir {folder}",
-                    expected="the checkpoints of this recipe's search",
-                    found="an empty folder" if folder.is_dir() else "no such folder",
-                    fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
-                )
-            )
     pool = Pool.open(
-        *(str(recipe.path(path)) for path in given),
+        *pool_paths(recipe),
         key=section.key,
         rename=section.rename,
         mixed_dtypes=section.mixed_dtypes,
@@ -48,44 +59,17 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     )
     if section.nonfinite == "refuse":
         pool.verify_finite(listen)
-    elif section.nonfinite == "drop":
-        pool = pool.drop_nonfinite(listen)
-    return pool
+    return pool.drop_nonfinite(listen) if section.nonfinite == "drop" else pool
 
 
-def _is_empty(folder: Path) -> bool:
-    try:
-        return not any(folder.iterdir())
-    except OSError:  # opening the pool says why
-        return False
-
-
-def build_settings(recipe: Recipe, method: str | None = None) -> Settings:
-    """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
-    load = functools.partial(_code, recipe)
-    return recipe.method.settings(method, load, seed=recipe.output.seed)
-
-
-def cook_arguments(recipe: Recipe, title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
-    """What `stockpot.cook.cook` is called with besides pool and task."""
-    section, load = recipe.method, functools.partial(_code, recipe)
-    build_settings(recipe)  # refused before anything is read
-    own = section.own(load).get(section.name, {})
-    return {"method": section.name, **_shared(recipe, "cook", title, command), **own}
-
-
-def compare_arguments(
-    recipe: Recipe, title: str = "", command: Sequence[str] = (), kind: str = "compare"
+def cook_arguments(
+    recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What `stockpot.cook.compare` is called with besides pool and task."""
-    section, load = recipe.method, functools.partial(_code, recipe)
-    return {"methods": section.methods, "each": section.own(load), **_shared(recipe, kind, title, command)}
-
-
-def _shared(recipe: Recipe, kind: str, title: str, command: Sequence[str]) -> dict[str, Any]:
+    """What `stockpot.cook.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
     from stockpot.run.directory import RecipeFacts
 
     section, run = recipe.method, recipe.path(recipe.output.dir)
+    load = functools.partial(_code, recipe)
     if run.resolve() == recipe.folder.resolve():
         raise RunError(
             describe(
@@ -104,7 +88,10 @@ def _shared(recipe: Recipe, kind: str, title: str, command: Sequence[str]) -> di
         code=code_digests(recipe),
         max_shard=recipe.output.max_shard_size,
     )
+    own = section.own(load)
+    wanted = {"methods": section.methods, "each": own} if kind != "cook" else {"method": section.name}
     return {
+        **wanted,
         "run": run,
         "overwrite": recipe.output.overwrite,
         "preset": section.preset,
@@ -113,7 +100,8 @@ def _shared(recipe: Recipe, kind: str, title: str, command: Sequence[str]) -> di
         "donor": section.donor,
         "recipe": facts,
         "seed": recipe.output.seed,
-        **section.common(functools.partial(_code, recipe)),
+        **section.stated(load),
+        **(own.get(section.name, {}) if kind == "cook" else {}),
     }
 
 
@@ -147,62 +135,84 @@ def build_task(
     from stockpot.task import Task
 
     loaded = build_model(recipe, pretrained)
-    data = _splits(recipe, loaded, ("fit", "report") if report else ("fit",), listen)
+    data = build_data(recipe, loaded, ("fit", "report") if report else ("fit",), listen)
     return Task(
         loaded.model,
         data["fit"],
         data.get("report"),
-        **build_judge(recipe),
+        **_judge(recipe, loaded),
         statistics=recipe.model.statistics,
         memory_limit=_memory_limit(recipe),
         listen=listen,
     )
 
 
-def build_judge(recipe: Recipe) -> dict[str, Any]:
+def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
     """How the model is run and scored, as keyword arguments that `Task` and `finetune` share."""
+    import torch
+
     section = recipe.data
+    loss = None if section.loss is None else _code(recipe, section.loss)
+    if loss is None and section.target != "class" and not loaded.keywords:
+        loss = functools.partial(target_loss, section.target)
     return {
-        "loss": None if section.loss is None else _code(recipe, section.loss),
+        "loss": loss,
         "metric": section.metric if isinstance(section.metric, str) else _code(recipe, section.metric),
         "device": _device(recipe.model.device),
-        "autocast": _dtype(recipe.model.autocast),
+        "autocast": None if recipe.model.autocast == "none" else getattr(torch, recipe.model.autocast),
         "batch_size": section.batch_size,
     }
 
 
-def build_train_data(recipe: Recipe, loaded: LoadedModel | None = None, listen: Listener = ignore) -> Data:
-    """The samples `finetune` trains on."""
-    from stockpot.task import Data
+def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
+    """Squared error or binary cross-entropy of each sample, its mean over several outputs. (n,)"""
+    from torch.nn.functional import binary_cross_entropy_with_logits
 
-    if recipe.data.train is None and recipe.data.python is None:
-        raise RecipeError("data.train: required by finetune: a fraction, a number of samples or a named part")
-    loaded = loaded if loaded is not None else build_model(recipe)
-    source = _splits(recipe, loaded, ("train",), listen)["train"]
-    return Data.of(source, name="train data", memory_limit=_memory_limit(recipe), listen=listen)
+    from stockpot.task.batches import need_logits
+
+    found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
+    if found.numel() != labels.numel():
+        raise TaskError(
+            describe(
+                f"model and data.target: {target}",
+                expected=f"one output for each number of the labels, {tuple(labels.shape)}",
+                found=f"outputs {tuple(found.shape)}",
+                fix="give the model a head of that size, or write another data.target or a data.loss of your own",
+            )
+        )
+    found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
+    if target == "multi":
+        return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
+    return (found - labels).square().mean(1)
 
 
-def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener) -> dict[str, Any]:
+def build_data(
+    recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener = ignore
+) -> dict[str, Any]:
+    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
     from stockpot.adapters.code import call_code
     from stockpot.adapters.data import Columns, DataSource, read_splits
+    from stockpot.adapters.splits import Share
+    from stockpot.adapters.tables import Limits
 
     section = recipe.data
     if section.python is not None:
         made = {name: call_code(section.python, recipe.folder, name, **section.options) for name in wanted}
-        if made[wanted[0]] is None:
+        missing = [name for name in wanted if made[name] is None and name != "report"]
+        if missing:
             raise DataError(
                 describe(
                     f"python: {section.python}",
-                    expected=f"data for {wanted[0]!r}",
+                    expected=f"data for {missing[0]!r}",
                     found="None",
                     fix="return tensors, a Dataset or a DataLoader for it",
                 )
             )
         return made
+    splits = {name: s for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None}
     shares = {
-        name: _share(recipe, s)
-        for name in ("train", "fit", "report")
-        if (s := getattr(section, name)) is not None
+        name: Share(s.of, s.fraction, s.count, None if s.rows is None else recipe.path(s.rows))
+        for name, s in splits.items()
     }
     source = DataSource(
         section.kind,
@@ -214,8 +224,52 @@ def _splits(recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen
         section.preprocessing.max_length,
         section.memory_limit,
         None if section.cache is None else recipe.path(section.cache),
+        section.target,
+        Limits(**section.limits.model_dump()),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
+
+
+def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:
+    """Every trial of the recipe that nobody has finished or holds; the records of all of them."""
+    from stockpot.task import Data
+    from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
+
+    section, seed = recipe.finetune, recipe.output.seed
+    if section is None:
+        raise RecipeError(
+            "finetune: required by `stockpot finetune`, but not there; an empty section will do"
+        )
+    loaded = build_model(recipe, pretrained=True)
+    data = build_data(recipe, loaded, ("train", "fit"), listen)
+    limit = _memory_limit(recipe)
+    train = Data.of(data["train"], name="train data", memory_limit=limit, listen=listen)
+    fit = Data.of(data["fit"], name="fit data", memory_limit=limit, listen=listen)
+    # Checkpoints made from a Hugging Face folder, and soups made from those, should load like it.
+    given = recipe.model.transformers
+    folder = recipe.path(given) if isinstance(given, str) and recipe.path(given).is_dir() else None
+    plan = Plan(
+        trials=tuple(Trial(**section.trial(n, seed)) for n in range(section.trials)),  # type: ignore[arg-type]
+        batch_size=section.batch_size,
+        optimizer=section.optimizer,
+        warmup=section.warmup,
+        clip=section.clip,
+        probe=Probe(section.probe_epochs, section.probe_lr, seed=seed) if section.probe else None,
+        head=section.head,
+        augmentation=Augmentation(flip=section.flip, mixup=section.mixup),
+    )
+    return finetune(
+        loaded.model,
+        train,
+        fit,
+        recipe.path(section.dir),
+        plan,
+        **_judge(recipe, loaded),
+        code=code_digests(recipe),
+        as_directories=folder is not None,
+        companions=folder,
+        listen=listen,
+    )
 
 
 def _memory_limit(recipe: Recipe) -> int:
@@ -229,24 +283,20 @@ def _image(recipe: Recipe, loaded: LoadedModel) -> ImageInput:
     return (loaded.image or ImageInput()).override(recipe.data.preprocessing.model_dump())
 
 
-def _share(recipe: Recipe, split: Split) -> Any:
-    from stockpot.adapters.data import Share
-
-    rows = None if split.rows is None else recipe.path(split.rows)
-    return Share(split.of, split.fraction, split.count, rows)
-
-
 def code_digests(recipe: Recipe) -> dict[str, str]:
     """Of the files beside the recipe whose functions it names."""
     from stockpot.adapters.code import code_digest
 
-    grouping = [
-        section.stated().get("granularity") for section in (recipe.method, *recipe.method.each.values())
+    groups = [
+        getattr(section, "granularity", None) for section in (recipe.method, *recipe.method.each.values())
     ]
-    named = (recipe.data.loss, recipe.data.metric, *grouping)
-    references = [recipe.model.python, recipe.data.python]
-    references += [one.python for one in named if isinstance(one, PythonCode)]
-    found = (code_digest(one, recipe.folder) for one in references if one is not None)
+    named = [
+        code.python
+        for code in (recipe.data.loss, recipe.data.metric, *groups)
+        if isinstance(code, PythonCode)
+    ]
+    references = [one for one in (recipe.model.python, recipe.data.python, *named) if one is not None]
+    found = (code_digest(one, recipe.folder) for one in references)
     return dict(one for one in found if one is not None)
 
 
@@ -275,9 +325,3 @@ def _device(name: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    return None if name == "none" else getattr(torch, name)

@@ -35,7 +35,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"{file}: not a text file, so not a recipe") from error
     except (OSError, ValueError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from error
-    content, lines = _parse(text, str(file))
+    content, lines = parse(text, str(file))
     if not isinstance(content, dict):
         found = "nothing" if content is None else type(content).__name__
         raise RecipeError(f"{file}: expected sections such as pool, model and data, found {found}")
@@ -58,7 +58,7 @@ def make_recipe(
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
-        found = problems(error, known)
+        found = problems(error, merged, known)
         count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         raise RecipeError(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in found)) from error
     home = Path(folder).resolve()
@@ -71,7 +71,7 @@ def _read_override(override: str) -> tuple[list[str], Any]:
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise RecipeError(f"--set {override}: expected key=value, such as method.lr=0.02")
-    return keys, parse(text, f"--set {override}")
+    return keys, parse(text, f"--set {override}")[0]
 
 
 def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> dict[str, Any]:
@@ -95,13 +95,10 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
+            wrong = "is not a word; put it in quotes" if not isinstance(key, str) else "appears twice"
+            if not isinstance(key, str) or key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is not a word; put it in quotes", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} appears twice", key_node.start_mark
+                    None, None, f"key {key!r} {wrong}", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
@@ -132,17 +129,28 @@ def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     return int(text, 16) if text.startswith("0x") else int(text)  # 010 is ten
 
 
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """JSON writes what lies beyond 16 bits as two escapes, which YAML alone reads as two halves."""
+    text = str(loader.construct_scalar(node))
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 _Loader.add_constructor(_REPLACED[2], _whole)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 
-def parse(text: str, where: str) -> Any:
-    """Plain values only; a syntax error says line and column."""
-    return _parse(text, where)[0]
-
-
-def _parse(text: str, where: str) -> tuple[Any, Lines]:
+def parse(text: str, where: str) -> tuple[Any, Lines]:
+    """Plain values, and the line of each; a syntax error says line and column."""
     try:
-        return _values(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, {}
+            _check_size(node, {})
+            return loader.construct_document(node), dict(_lines(node, ()))
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -150,18 +158,6 @@ def _parse(text: str, where: str) -> tuple[Any, Lines]:
         raise RecipeError(f"{where}: not valid YAML\n  {place}{said}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
-
-
-def _values(text: str) -> tuple[Any, Lines]:
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        _check_size(node, {})
-        return loader.construct_document(node), dict(_lines(node, ()))
-    finally:
-        loader.dispose()
 
 
 def _lines(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

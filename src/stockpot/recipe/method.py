@@ -1,60 +1,53 @@
 """`method`: how mixing weights are found.
 
-The settings are those of `stockpot.soups.settings.Settings`: types, bounds and descriptions are read from that
-declaration and written nowhere else. Which of them reach which method is decided in `stockpot.soups.registry`.
+The settings are those of `stockpot.soups.settings.Settings`: pydantic checks the types, bounds and descriptions of
+that declaration, which are written nowhere else. `stockpot.soups.registry` decides which of them reach which method.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import types
+import functools
+import operator
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
-from stockpot.recipe.values import Bytes, Names, PythonCode, Section, number_or_word, word_of, word_or_code
-from stockpot.soups.registry import METHODS, PRESETS, settings_for, settings_in_comparison
-from stockpot.soups.settings import Setting, Settings
+from stockpot.recipe.values import Bytes, Donor, Names, PythonCode, Section
+from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, settings_in_comparison
+from stockpot.soups.settings import Setting, Settings, declared
 
-MethodName: Any = word_of(METHODS)
-PresetName: Any = word_of(PRESETS)
+if TYPE_CHECKING:
+    MethodName = PresetName = str
+else:
+    MethodName, PresetName = Literal[tuple(METHODS)], Literal[tuple(PRESETS)]
+Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
 
 
-def _setting_field(name: str, declared: Any) -> tuple[Any, Any]:
-    """Type and description of one setting, from its declaration; absent means that method and preset decide."""
-    kind, setting = typing.get_args(declared)
-    assert isinstance(setting, Setting)
-    united = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    options = [o for o in (typing.get_args(kind) if united else (kind,)) if o is not type(None)]
-    words = tuple(w for o in options if typing.get_origin(o) is Literal for w in typing.get_args(o))
-    numbers = [o for o in options if o in (int, float, bool)]
-    about = setting.help.replace("None", "null").replace("none:", "null:")
-    limits: dict[str, Any] = {}
-    made: Any
+def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
+    """One setting as recipes have it; absent means that method and preset decide."""
+    numbers = Field(strict=True, ge=setting.at_least, gt=setting.above, le=setting.at_most)
+    about = setting.help.replace("none:", "null:").replace("a function", "`{python: module:function}`")
+    options: list[Any] = []
+    for option in typing.get_args(kind) if typing.get_origin(kind) is not Literal else (kind,):
+        if typing.get_origin(option) is not None and typing.get_origin(option) is not Literal:
+            options.append(PythonCode)
+        else:
+            options.append(Annotated[option, numbers] if option in (int, float) else option)
+    if not options:
+        options = [Annotated[kind, numbers] if kind is not bool else Annotated[bool, Field(strict=True)]]
     if setting.unit == "bytes":
-        made, about = Bytes, f"{about} A size such as `8GiB`."
-    elif words and numbers:
-        made = number_or_word(words, setting.at_least)
-    elif words and len(options) > 1:
-        made, about = word_or_code(words), about.replace("or a function", "or `{python: module:function}`")
-    elif words:
-        made = word_of(words)
-    else:
-        (made,) = numbers
-        limits = {"ge": setting.at_least, "gt": setting.above, "le": setting.at_most}
+        options, about = [Bytes], f"{about} A size such as `8GiB`."
     if name == "seed":
         about += " Default: `output.seed`."
-    return made | None, Field(None, description=about, **limits)
+    return functools.reduce(operator.or_, [*options, None]), Field(None, description=about)
 
 
-_FIELDS = {
-    name: _setting_field(name, hint)
-    for name, hint in typing.get_type_hints(Settings, include_extras=True).items()
-}
+_FIELDS = {name: _field(name, kind, setting) for name, (kind, setting) in declared().items()}
 # Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
 _COMMON = {
     field.name: field.default
@@ -64,51 +57,27 @@ _COMMON = {
 }
 
 
-Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
-
-
 def _unloaded(code: PythonCode) -> Any:  # noqa: ARG001  (checking a recipe runs no code)
     """Some function from text to text."""
     return str
 
 
 class _Stated(Section):
-    def stated(self) -> dict[str, Any]:
-        """The settings that are given; null counts as given."""
-        found = {name: getattr(self, name) for name in _FIELDS if name in self.model_fields_set}
-        if found.get("epochs") is not None and "steps" not in found:
-            found["steps"] = None
-        return found
-
-
-if TYPE_CHECKING:
-    MethodSettings = _Stated
-else:
-    MethodSettings = create_model(
-        "MethodSettings", __base__=_Stated, __doc__="Settings of one method of a comparison.", **_FIELDS
-    )
-
-
-def _donor(value: object) -> object:
-    number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if number or (isinstance(value, str) and value):
-        return value
-    raise ValueError(f"expected the name or the number of an ingredient, found {value!r}")
-
-
-Donor = Annotated[
-    int | str,
-    BeforeValidator(_donor),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
-]
+    def stated(self, load: Load | None = None) -> dict[str, Any]:
+        """The settings that are given; null counts as given. Functions are loaded, or else written as in YAML."""
+        given = {name: getattr(self, name) for name in _FIELDS if name in self.model_fields_set}
+        return {
+            name: value if not isinstance(value, PythonCode) else load(value) if load else value.model_dump()
+            for name, value in given.items()
+        }
 
 
 class _Method(_Stated):
     """How mixing weights are found. A setting that is not given comes from the method and the preset."""
 
-    name: MethodName = Field("crossfit", description="The method `cook` uses.")
+    name: MethodName = Field(DEFAULT, description="The method `cook` uses.")
     preset: PresetName | None = Field(
-        None, description="`paper` (the paper's text) or `authors` (what their released code does instead)."
+        None, description="; ".join(f"`{name}`: {about}" for name, about in PRESETS.items()) + "."
     )
     methods: tuple[MethodName, ...] = Field(
         tuple(METHODS), min_length=1, description="The methods `compare` runs. Default: all."
@@ -137,17 +106,13 @@ class _Method(_Stated):
             raise ValueError(str(error)) from error
         return self
 
-    def common(self, load: Load = _unloaded) -> dict[str, Any]:
-        """The settings that stand beside `each`, as Python has them; `load` finds a function that one names."""
-        return _loaded(self.stated(), load)
-
     def own(self, load: Load = _unloaded) -> dict[str, dict[str, Any]]:
-        """The settings of single methods, as Python has them."""
-        return {name: _loaded(section.stated(), load) for name, section in self.each.items()}
+        """The settings of single methods, as Python has them; `load` finds a function that one names."""
+        return {name: section.stated(load) for name, section in self.each.items()}
 
     def settings(self, method: str | None = None, load: Load = _unloaded, **defaults: Any) -> Settings:
         """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
-        common, own = {**defaults, **self.common(load)}, self.own(load)
+        common, own = {**defaults, **self.stated(load)}, self.own(load)
         if method is not None:
             return settings_in_comparison(method, self.preset, common, own)
         return settings_for(self.name, self.preset, **{**common, **own.get(self.name, {})})
@@ -155,19 +120,15 @@ class _Method(_Stated):
     def resolved(self) -> dict[str, Any]:
         """Everything stated, and every default that does not depend on the method."""
         whole = self.model_dump(mode="json", exclude={"each", *_FIELDS})
-        each = {name: _plain(section.stated()) for name, section in self.each.items()}
-        return {**whole, "each": each, **_COMMON, **_plain(self.stated())}
-
-
-def _loaded(stated: dict[str, Any], load: Load) -> dict[str, Any]:
-    return {k: load(v) if isinstance(v, PythonCode) else v for k, v in stated.items()}
-
-
-def _plain(stated: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.model_dump() if isinstance(v, PythonCode) else v for k, v in stated.items()}
+        each = {name: section.stated() for name, section in self.each.items()}
+        return {**whole, "each": each, **_COMMON, **self.stated()}
 
 
 if TYPE_CHECKING:
-    Method = _Method
+    MethodSettings, Method = _Stated, _Method
 else:
+    MethodSettings = create_model(
+        "MethodSettings", __base__=_Stated, __doc__="Settings of one method of a comparison.", **_FIELDS
+    )
+    _Method.model_rebuild()
     Method = create_model("Method", __base__=_Method, __doc__=_Method.__doc__, **_FIELDS)

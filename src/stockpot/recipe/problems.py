@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import types
+import difflib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from stockpot.recipe.schema import Recipe
-from stockpot.recipe.values import nearest
 
-Lines = Mapping[tuple[str, ...], int]  # path of a value -> line of the file
+Path = tuple[str, ...]
+Lines = Mapping[Path, int]  # path of a value -> line of the file
 
 _NOUNS = {
     "int": "a whole number",
@@ -23,66 +23,116 @@ _NOUNS = {
     "tuple": "a list",
     "model": "a mapping",
 }
-# What other libraries call a key of ours.
-_USUAL = {"learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes"}
 _LIMITS = {
     "greater_than_equal": (">=", "ge"),
     "greater_than": (">", "gt"),
     "less_than_equal": ("<=", "le"),
     "less_than": ("<", "lt"),
 }
+# What other libraries and earlier versions call a key of ours.
+_USUAL = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "num_epochs": "epochs",
+    "num_classes": "classes",
+    "greedy_ties": "ties",
+    "temperature": "beta",
+}
+_CONVERTED = "is no longer read; experiments/convert.py makes an .npz of it, then write data.arrays"
+_GONE = {
+    ("data", "idx"): _CONVERTED,
+    ("data", "cifar"): _CONVERTED,
+    ("model", "clip"): "is no longer built here; use model.open_clip with the OpenCLIP name of the model",
+    (
+        "finetune",
+        "parallel",
+    ): "is gone; start the same command several times, and each takes trials that are free",
+}
 
 
-def problems(error: ValidationError, known: Lines) -> list[str]:
-    """One line per problem, in the order of the recipe."""
-    errors: list[dict[str, Any]] = [dict(found) for found in error.errors(include_url=False)]
-    said = [_said(found) + _where(found, known) for found in errors if not _echoes(found, errors)]
-    return list(dict.fromkeys(said))
+def problems(error: ValidationError, content: Any, lines: Lines) -> list[str]:
+    """One line per problem, in the order of the recipe; `content` is what was validated."""
+    by_path: dict[Path, list[dict[str, Any]]] = {}
+    for found in error.errors(include_url=False):
+        path = _path(found["loc"], content, found["type"] == "missing")
+        by_path.setdefault(path, []).append(dict(found))
+    return [
+        _said(path, found) + _where(path, lines)
+        for path, found in by_path.items()
+        if not (_only_echoes(found) and any(len(p) > len(path) and p[: len(path)] == path for p in by_path))
+    ]
 
 
-def _where(found: Mapping[str, Any], known: Lines) -> str:
+def _path(loc: tuple[int | str, ...], content: Any, missing: bool) -> Path:
+    """The path as written in the recipe: what is no key of the content is pydantic's own name of a choice."""
+    path: list[str] = []
+    for number, step in enumerate(loc):
+        here = (
+            content
+            if isinstance(content, dict)
+            else dict(enumerate(content))
+            if isinstance(content, list)
+            else {}
+        )
+        if step not in here and not (missing and number == len(loc) - 1):
+            continue
+        content = here.get(step)
+        path.append(str(step))
+    return tuple(path)
+
+
+def _only_echoes(found: list[dict[str, Any]]) -> bool:
+    """A list whose items were refused is also called too short, and a mapping is also called no word."""
+    return all(
+        one["type"] == "too_short" or (one["type"] != "value_error" and isinstance(one.get("input"), dict))
+        for one in found
+    )
+
+
+def _where(path: Path, lines: Lines) -> str:
     """The line of the value, or of what it would stand in; nothing where the recipe is not a file."""
-    path = tuple(_walk(found["loc"])[0])
-    lines = (known.get(path[:length]) for length in range(len(path), 0, -1))
-    line = next((line for line in lines if line is not None), None)
+    known = (lines.get(path[:length]) for length in range(len(path), 0, -1))
+    line = next((line for line in known if line is not None), None)
     return "" if line is None else f" (line {line})"
 
 
-def _echoes(found: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
-    """A list whose items were refused is also called too short."""
-    place = found["loc"]
-    inside = any(len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in others)
-    return found["type"] == "too_short" and inside
+def _said(path: Path, all_found: list[dict[str, Any]]) -> str:
+    name, found = ".".join(path) or "the recipe", all_found[0]
+    value = found.get("input")
+    if found["type"] == "extra_forbidden":
+        return f"{name}: unknown key; {_suggest(path)}"
+    if found["type"] == "missing":
+        return f"{name}: required, but not there"
+    for one in all_found:
+        if one["type"] == "value_error":
+            text = one["msg"].removeprefix("Value error, ")
+            key = text.split(":", 1)[0]  # a section's own check may name the key below the section
+            if key.split(".", 1)[0] in _known(path) and " " not in key:
+                return ".".join((*path, text))
+            return f"{name}: {text}" if path else text
+    words = [w for one in all_found if one["type"] == "literal_error" for w in _words(one)]
+    expected = dict.fromkeys(filter(None, map(_expected, all_found)))
+    if not expected:
+        return f"{name}: {found['msg'][:1].lower()}{found['msg'][1:]}, found {_short(value)}"
+    close = nearest(value, words)
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"{name}: expected {' or '.join(expected)}, found {_short(value)}{hint}"
 
 
-def _said(found: dict[str, Any]) -> str:
-    location, section = _walk(found["loc"])
-    path = ".".join(location)
-    kind, said, value = found["type"], found["msg"], found.get("input")
-    if kind == "extra_forbidden":
-        return f"{path}: unknown key; {_suggest(location[-1], section)}"
-    if kind == "missing":
-        return f"{path}: required, but not there"
-    if kind == "value_error":
-        text = said.removeprefix("Value error, ")
-        # A section's own check already names the key below the section.
-        inner = text.split(":", 1)[0]
-        known = section.model_fields if section is not None else {}
-        if inner.split(".", 1)[0] in known and inner == inner.strip() and " " not in inner:
-            return f"{path}.{text}" if path else text
-        return f"{path}: {text}" if path else text
+def _expected(found: dict[str, Any]) -> str | None:
+    kind: str = found["type"]
     if kind == "literal_error":
-        words = [w.strip(" '") for w in found["ctx"]["expected"].replace(" or ", ", ").split(",")]
-        close = nearest(value, words)
-        hint = f"; did you mean {close!r}?" if close else ""
-        return f"{path}: expected one of {', '.join(words)}, found {value!r}{hint}"
-    noun = _NOUNS.get(kind.split("_", 1)[0])
-    if noun is not None and kind.endswith(("_type", "_parsing", "_from_float")):
-        return f"{path or 'the recipe'}: expected {noun}, found {_short(value)}"
+        return f"one of {', '.join(_words(found))}"
     if kind in _LIMITS:
-        sign, name = _LIMITS[kind]
-        return f"{path}: expected a value {sign} {found['ctx'][name]:g}, found {value!r}"
-    return f"{path}: {said[:1].lower()}{said[1:]}, found {_short(value)}"
+        sign, limit = _LIMITS[kind]
+        return f"a value {sign} {found['ctx'][limit]:g}"
+    if found.get("ctx", {}).get("class_name") == "PythonCode":
+        return "{python: module:function}"
+    return _NOUNS.get(kind.split("_", 1)[0]) if kind.endswith(("_type", "_parsing", "_from_float")) else None
+
+
+def _words(found: dict[str, Any]) -> list[str]:
+    return [word.strip(" '") for word in found["ctx"]["expected"].replace(" or ", ", ").split(",")]
 
 
 def _short(value: Any) -> str:
@@ -92,60 +142,35 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _walk(loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
-    """The path as written in the recipe, without pydantic's own union tags, and the section it is in."""
-    path: list[str] = []
-    section: type[BaseModel] | None = Recipe
-    inside: type[BaseModel] | None = Recipe
-    named = False  # whether the step before was a mapping from names to sections
-    for step in loc:
-        inside = section
-        if named and step != "[key]":
-            path.append(str(step))
-            named = False
-            continue
-        if step == "[key]":
-            continue
-        if (
-            section is not None
-            and isinstance(step, str)
-            and step not in section.model_fields
-            and step != loc[-1]
-        ):
-            continue
-        if (
-            section is None
-            and isinstance(step, str)
-            and (step[:1].isupper() or step in _NOUNS or "[" in step or step in ("str", "int", "float"))
-        ):
-            continue
-        path.append(str(step))
-        field = section.model_fields.get(str(step)) if section is not None else None
-        section = model_in(field.annotation) if field is not None else None
-        named = field is not None and typing.get_origin(field.annotation) is dict and section is not None
-    return path, (section if section is not None else inside)
+def nearest(word: object, known: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return close[0] if close else None
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, alone, among others or under names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
-        for part in typing.get_args(annotation):
-            found = model_in(part)
-            if found is not None:
-                return found
-    return None
+    return next(filter(None, map(model_in, typing.get_args(annotation))), None)
 
 
-def _suggest(key: str, section: type[BaseModel] | None) -> str:
-    known = list(section.model_fields) if section is not None else []
-    close = nearest(key, known)
+def _known(path: Path) -> list[str]:
+    """The keys of the section at a path."""
+    section: type[BaseModel] | None = Recipe
+    for step in path:
+        if section is not None and step in section.model_fields:
+            section = model_in(section.model_fields[step].annotation)
+    return list(section.model_fields) if section is not None else []
+
+
+def _suggest(path: Path) -> str:
+    key, known = path[-1], _known(path[:-1])
+    if path in _GONE:
+        return f"{'.'.join(path)} {_GONE[path]}"
+    close = nearest(key, known) or (_USUAL.get(key) if _USUAL.get(key) in known else None)
     if close is not None:
         return f"did you mean {close}?"
-    if section is not None and (usual := _USUAL.get(key)) in known:
-        return f"did you mean {usual}?"
-    for name, field in sorted(Recipe.model_fields.items(), key=lambda item: item[0] != "output"):
-        other = model_in(field.annotation)
-        if other is not None and key in other.model_fields:
+    for name in sorted(Recipe.model_fields, key=lambda name: name != "output"):
+        if key in _known((name,)):
             return f"did you mean {name}.{key}?"
     return f"known here: {', '.join(known)}"

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stockpot.recipe.load import parse
 from stockpot.recipe.method import MethodSettings
 from stockpot.recipe.problems import model_in
 from stockpot.recipe.schema import Recipe
@@ -36,7 +35,7 @@ output:
   dir: runs/reviews
 """
 
-_HEADER = """\
+_HEADER = f"""\
 # Recipe reference
 
 <!-- Generated from the schema (`stockpot.recipe.recipe_reference`); edit the descriptions there. -->
@@ -45,7 +44,7 @@ A recipe is a YAML file. Paths are relative to the file. Unknown keys are refuse
 the command line with `--set section.key=value`. A recipe runs code only where it says `python:`.
 
 ```yaml
-{example}```
+{EXAMPLE}```
 """
 
 
@@ -57,66 +56,47 @@ def json_schema() -> dict[str, Any]:
 
 def recipe_reference() -> str:
     """The whole reference as Markdown."""
-    parts = [_HEADER.format(example=EXAMPLE), _table("Top level", Recipe, "")]
+    parts = [_HEADER, _table("Top level", Recipe)]
     for name, field in Recipe.model_fields.items():
         section = model_in(field.annotation)
         if section is not None:
-            parts.append(_table(f"`{name}`", section, name))
+            parts.append(_table(f"`{name}`", section))
             for inner, inner_field in section.model_fields.items():
                 below = model_in(inner_field.annotation)
-                if below not in (None, Split, Space, PythonCode, MethodSettings):
-                    parts.append(_table(f"`{name}.{inner}`", below, f"{name}.{inner}"))
-    parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split, ""))
-    parts.append(_table("A search space: `finetune.lr` and others", Space, ""))
+                if below is not None and below not in (Split, Space, PythonCode, MethodSettings):
+                    parts.append(_table(f"`{name}.{inner}`", below))
+    parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split))
+    parts.append(_table("A search space: `finetune.lr` and others", Space))
     return "\n".join(parts)
 
 
-def example() -> Any:
-    return parse(EXAMPLE, "example")
-
-
-def _table(title: str, section: type[BaseModel], prefix: str) -> str:
+def _table(title: str, section: type[BaseModel]) -> str:
     said = " ".join((section.__doc__ or "").split())
     rows = [f"## {title}", "", said, "", "| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
         about = (field.description or "").replace("|", "\\|")
-        rows.append(f"| `{name}` | {_kind(field)} | {_default(field, prefix, name)} | {about} |")
+        rows.append(f"| `{name}` | {_words(field.annotation)} | {_default(field)} | {about} |")
     return "\n".join(rows) + "\n"
 
 
-def _default(field: FieldInfo, prefix: str, name: str) -> str:
+def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, Space):
-        given = value.model_dump(exclude_none=True)
         if value.choices is not None:
             return f"`[{', '.join(f'{v:g}' for v in value.choices)}]`"
+        given = value.model_dump(exclude_none=True)
         return "`{" + ", ".join(f"{k}: {v}" for k, v in given.items()) + "}`"
-    if isinstance(value, BaseModel) or value is None or value in ({}, ()):
+    if isinstance(value, (BaseModel, tuple)) or value in (None, {}):
         return ""
-    if prefix == "method" and name == "methods":
-        return "all"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value}`"
-
-
-def _kind(field: FieldInfo) -> str:
-    if model_in(field.annotation) in (Split,):
-        return "split"
-    if model_in(field.annotation) is Space:
-        return "search space"
-    return _words(field.annotation)
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _words(annotation: Any) -> str:
+    """What kind of value a field takes."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        for note in args[1:]:
-            words = getattr(note, "json_schema", {}) or {}
-            if "enum" in words:
-                return ", ".join(f"`{w}`" for w in words["enum"])
         return _words(args[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_words(a) for a in args if a is not type(None)))
@@ -124,10 +104,8 @@ def _words(annotation: Any) -> str:
         return ", ".join(f"`{a}`" for a in args)
     if origin is tuple:
         return "list" if args[-1] is ... else "pair"
-    if origin is dict or annotation is dict:
-        return "mapping"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "mapping"
-    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(
-        annotation, "text or mapping"
-    )
+    named = {
+        Split: "split", Space: "search space", str: "text", int: "whole number", float: "number",
+        bool: "true or false", Any: "text or mapping",
+    }  # fmt: skip
+    return named.get(annotation, "mapping")

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from stockpot.recipe.method import Method
 from stockpot.recipe.values import (
     Bytes,
     Code,
+    FolderOrConfig,
     Names,
     Number,
+    Pixels,
     PythonCode,
     Section,
     ShortSpace,
     ShortSplit,
     Space,
     Split,
-    exactly_one,
-    nearest,
-    word_of,
-    word_or_code,
 )
+
+MODEL_KINDS = ("transformers", "timm", "torchvision", "open_clip", "python")
+DATA_KINDS = ("images", "table", "dataset", "arrays", "python")
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+# The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
+MetricName = Literal[
+    "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
+    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
+]  # fmt: skip
+
+
+def _kind_of(section: Section, kinds: tuple[str, ...]) -> str:
+    """Which of the kinds is given; exactly one has to be."""
+    given = [kind for kind in kinds if getattr(section, kind) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none of them"
+        raise ValueError(f"expected exactly one of {', '.join(kinds)}, found {found}")
+    return given[0]
 
 
 class PoolSection(Section):
@@ -49,32 +66,14 @@ class PoolSection(Section):
     nonfinite: Literal["refuse", "drop", "ignore"] = Field(
         "refuse",
         description="What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), "
-        "leave them out (`drop`), or do not look (`ignore`; saves one pass over the files).",
+        "leave them out (`drop`), or do not look (`ignore`).",
     )
-
-
-MODEL_KINDS = ("transformers", "timm", "torchvision", "open_clip", "python")
-
-
-def _path_or_config(value: Any) -> Any:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, dict) and isinstance(value.get("model_type"), str):
-        return value
-    raise ValueError(f"expected a local folder, a config.json or a mapping with model_type, found {value!r}")
-
-
-PathOrConfig = Annotated[
-    Any,
-    AfterValidator(lambda v: v if v is None else _path_or_config(v)),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
-]
 
 
 class Model(Section):
     """The model the checkpoints belong to: exactly one of the kinds, and how it runs."""
 
-    transformers: PathOrConfig = Field(
+    transformers: FolderOrConfig = Field(
         None,
         description="Hugging Face transformers: a local model folder, a `config.json`, or the configuration "
         "itself as a mapping with `model_type`. Nothing is downloaded. Needs `stockpot[transformers]`.",
@@ -122,7 +121,7 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        exactly_one(self, MODEL_KINDS)
+        _kind_of(self, MODEL_KINDS)
         for name in ("auto_class", "tokenizer"):
             if getattr(self, name) is not None and self.transformers is None:
                 raise ValueError(f"{name}: only for transformers models")
@@ -130,43 +129,7 @@ class Model(Section):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in MODEL_KINDS if getattr(self, kind) is not None)
-
-
-DATA_KINDS = ("images", "table", "dataset", "arrays", "python")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
-# Those of `stockpot.task.METRICS`, which needs torch; a test holds the two together.
-METRIC_NAMES = (
-    "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
-    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
-)  # fmt: skip
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if (
-        isinstance(pair, (list, tuple))
-        and len(pair) == 2
-        and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair)
-    ):
-        return pair[0], pair[1]
-    raise ValueError(f"expected a size in pixels or [height, width], found {value!r}")
-
-
-Pixels = Annotated[
-    tuple[int, int],
-    BeforeValidator(_pair),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer"},
-                {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
-            ]
-        }
-    ),
-]
-Interpolation: Any = word_of(INTERPOLATIONS)
-MetricName: Any = word_or_code(METRIC_NAMES)
+        return _kind_of(self, MODEL_KINDS)
 
 
 class Preprocessing(Section):
@@ -179,16 +142,22 @@ class Preprocessing(Section):
     mean: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
     std: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
     interpolation: Interpolation | None = Field(None, description="How images are resized.")
-    channels: int | None = Field(None, description="1 for grey, 3 for colour.")
+    channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour.")
     max_length: int | None = Field(None, ge=1, description="Tokens a text is cut to.")
 
     @model_validator(mode="after")
-    def _channels(self) -> Self:
-        if self.channels not in (None, 1, 3):
-            raise ValueError(f"channels: expected 1 or 3, found {self.channels}")
+    def _positive(self) -> Self:
         if self.std is not None and any(v <= 0 for v in self.std):
             raise ValueError(f"std: expected positive numbers, found {list(self.std)}")
         return self
+
+
+class Limits(Section):
+    """Guards against files that unfold to far more than they look like. Raise one that real data meets."""
+
+    rows: int = Field(10_000_000, ge=1, description="Samples in one file.")
+    pixels: int = Field(2**26, ge=1, description="Pixels of one image.")
+    bytes: Bytes = Field(2**26, description="What a compressed file may unfold to beyond 100 times its size.")
 
 
 class Data(Section):
@@ -229,7 +198,14 @@ class Data(Section):
         None,
         description="Column with token ids, all of one length; `attention_mask` is taken along if there is one.",
     )
-    label: str | None = Field(None, description="Column with the class. Default: `label`, `labels` or `y`.")
+    label: str | None = Field(
+        None, description="Column with what is predicted. Default: `label`, `labels`, `y` or `target`."
+    )
+    target: Literal["class", "number", "multi"] = Field(
+        "class",
+        description="What a label is. `class`: the name or the whole number of one class. `number`: a measurement, "
+        "for regression. `multi`: 0 or 1 for each of several classes. Nothing is guessed: other labels are refused.",
+    )
     classes: tuple[str, ...] | None = Field(
         None,
         description="Names of the classes in the order of the head. Default: the model's own names, "
@@ -247,8 +223,9 @@ class Data(Section):
         "Default: the other half; none if only `fit` is given.",
     )
     split_seed: int = Field(0, ge=0, description="Which samples fall into which fraction.")
+    limits: Limits = Field(default_factory=Limits, description="What a file may hold before it is refused.")
     preprocessing: Preprocessing = Field(
-        default_factory=lambda: Preprocessing.model_validate({}),
+        default_factory=Preprocessing,
         description="Replaces parts of what the model says about its own input.",
     )
     batch_size: int = Field(256, ge=1, description="Batch for evaluation.")
@@ -260,30 +237,32 @@ class Data(Section):
         description="Folder for decoded images: they are kept there in files, mapped instead of held in memory "
         "(so that `memory_limit` does not count them), and found again by later commands. Default: none.",
     )
-    metric: MetricName = Field(
+    metric: MetricName | PythonCode = Field(
         "accuracy",
         description="What is reported and compared: one of these words, or `{python: module:function}`. "
-        "Higher is better; `loss` and `perplexity` are negated.",
+        "Higher is better; `loss` and `perplexity` are negated. Default for other targets than `class`: `r2` "
+        "for `number`, `loss` for `multi`.",
     )
     loss: PythonCode | None = Field(
         None,
-        description="`{python: module:function}` called with model and batch. Default: cross-entropy, "
-        "or the model's own loss.",
+        description="`{python: module:function}` called with model and batch. Default: the model's own loss, or "
+        "by `target` cross-entropy, the squared error or binary cross-entropy.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _halves(cls, given: Any) -> Any:
-        # Splits that are not mentioned at all mean half and half; written out so that the resolved recipe says so.
-        if isinstance(given, dict) and "fit" not in given and given.get("python") is None:
-            if given.get("report") is not None or given.get("train") is not None:
-                return given
-            return {**given, "fit": 0.5, "report": 0.5}
-        return given
+    def _defaults(cls, given: Any) -> Any:
+        # Defaults that depend on other keys are written out, so that the resolved recipe states them.
+        if not isinstance(given, dict):
+            return given
+        if (usual := {"number": "r2", "multi": "loss"}.get(str(given.get("target")))) is not None:
+            given = {"metric": usual, **given}
+        splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
+        return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        exactly_one(self, DATA_KINDS)
+        _kind_of(self, DATA_KINDS)
         splits = {name: s for name in ("train", "fit", "report") if (s := getattr(self, name)) is not None}
         if self.python is not None:
             if splits:
@@ -298,15 +277,17 @@ class Data(Section):
             )
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
-        _disjoint(splits)
+        if self.target != "class" and self.images is not None:
+            raise ValueError("target: expected class, which folders of images are sorted by")
+        _check_disjoint(splits)
         return self
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in DATA_KINDS if getattr(self, kind) is not None)
+        return _kind_of(self, DATA_KINDS)
 
 
-def _disjoint(splits: dict[str, Split]) -> None:
+def _check_disjoint(splits: dict[str, Split]) -> None:
     """Two splits may share a part only in fractions or counts that leave room for each other."""
     by_part: dict[str | None, dict[str, Split]] = {}
     for name, split in splits.items():
@@ -328,8 +309,6 @@ def _disjoint(splits: dict[str, Split]) -> None:
 
 
 SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "seed")
-_WHOLE = frozenset({"seed"})
-_LOWEST = {"lr": 0, "weight_decay": 0, "epochs": 0, "label_smoothing": 0, "augmentation": 0, "seed": 0}
 
 
 def _space(value: Any, about: str) -> Any:
@@ -371,10 +350,9 @@ class Finetune(Section):
         "What a mapping leaves out is drawn as above; `trials` is the length of the list.",
     )
     batch_size: int = Field(128, ge=1, description="Samples per step.")
-    optimizer: str = Field("adamw", pattern="^(adamw|sgd)$", description="`adamw` or `sgd`.")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="Which optimiser trains.")
     warmup: float = Field(0.1, ge=0, lt=1, description="Share of the steps with linear warm-up.")
     clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient. null: no limit.")
-    parallel: int = Field(1, ge=1, description="Trials trained at once, where the device has room.")
 
     @model_validator(mode="before")
     @classmethod
@@ -384,27 +362,23 @@ class Finetune(Section):
         return given
 
     @model_validator(mode="after")
-    def _sensible(self) -> Self:
-        for name in SEARCHED:
-            if getattr(self, name).lowest() < _LOWEST[name]:
-                raise ValueError(f"{name}: expected 0 or more, found {getattr(self, name).lowest()}")
+    def _known(self) -> Self:
         for index, settings in enumerate(self.listed or ()):
             for name, value in settings.items():
                 if name not in SEARCHED:
-                    close = nearest(name, SEARCHED)
-                    hint = f"did you mean {close}?" if close else f"known: {', '.join(SEARCHED)}"
+                    close = difflib.get_close_matches(name, SEARCHED, n=1)
+                    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(SEARCHED)}"
                     raise ValueError(f"listed.{index}.{name}: unknown key; {hint}")
-                if value < _LOWEST[name]:
+                if value < 0:
                     raise ValueError(f"listed.{index}.{name}: expected 0 or more, found {value}")
         return self
 
     def trial(self, index: int, seed: int) -> dict[str, int | float]:
         """The hyperparameters of one trial: a pure function of the recipe, the trial's number and the seed."""
         drawn = {
-            name: getattr(self, name).draw(f"{seed}/{index}/{name}", name in _WHOLE) for name in SEARCHED
+            name: getattr(self, name).draw(f"{seed}/{index}/{name}", name == "seed") for name in SEARCHED
         }
-        listed = self.listed[index] if self.listed is not None else {}
-        return {**drawn, **listed}
+        return {**drawn, **(self.listed[index] if self.listed is not None else {})}
 
 
 class Output(Section):
@@ -418,7 +392,9 @@ class Output(Section):
     tensorboard: bool = Field(
         False, description="Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."
     )
-    overwrite: bool = Field(False, description="Replace another run in that directory.")
+    overwrite: bool = Field(
+        False, description="Replace another run in that directory, as `--overwrite` does."
+    )
 
 
 class Recipe(Section):
@@ -427,16 +403,12 @@ class Recipe(Section):
     base: str | None = Field(
         None, description="Folder that relative paths start from. Default: the recipe's own folder."
     )
-    pool: PoolSection = Field(
-        default_factory=lambda: PoolSection.model_validate({}), description="The checkpoints."
-    )
+    pool: PoolSection = Field(default_factory=PoolSection, description="The checkpoints.")
     model: Model = Field(description="The model they belong to.")
     data: Data = Field(description="Samples to learn on and to report on.")
-    method: Method = Field(
-        default_factory=lambda: Method.model_validate({}), description="How mixing weights are found."
-    )
+    method: Method = Field(default_factory=Method, description="How mixing weights are found.")
     finetune: Finetune | None = Field(None, description="How the pool is made, if it is not there yet.")
-    output: Output = Field(default_factory=lambda: Output.model_validate({}), description="Where results go.")
+    output: Output = Field(default_factory=Output, description="Where results go.")
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
     @model_validator(mode="after")
@@ -461,13 +433,8 @@ class Recipe(Section):
     def resolved(self) -> dict[str, Any]:
         """Every default filled in, in plain values; loads again from any folder as the same recipe."""
         whole = self.model_dump(mode="json", exclude={"method"})
-        return {
-            "base": str(self._folder),
-            **{k: v for k, v in whole.items() if k in ("pool", "model", "data")},
-            "method": self.method.resolved(),
-            **({"finetune": whole["finetune"]} if self.finetune is not None else {}),
-            "output": whole["output"],
-        }
+        whole.update(base=str(self._folder), method=self.method.resolved())
+        return {name: whole[name] for name in Recipe.model_fields if whole[name] is not None}
 
     def digest(self) -> str:
         """SHA-256 of what decides the result: neither where the files lie nor where the output goes."""

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 
@@ -26,51 +17,18 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-def nearest(word: object, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return close[0] if close else None
+def _any_of(*schemas: Any) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(schemas)})
 
 
-def _did_you_mean(word: object, known: Iterable[str]) -> str:
-    close = nearest(word, known)
-    return f"; did you mean {close!r}?" if close else ""
-
-
-def word_of(known: Iterable[str]) -> Any:
-    """A string type that accepts the known words only and suggests the nearest."""
-    words = tuple(known)
-
-    def check(value: object) -> object:
-        if isinstance(value, str) and value in words:
-            return value
-        raise ValueError(f"expected one of {', '.join(words)}, found {value!r}{_did_you_mean(value, words)}")
-
-    return Annotated[str, BeforeValidator(check), WithJsonSchema({"enum": list(words), "type": "string"})]
-
-
-def number_or_word(words: tuple[str, ...], least: float | None) -> Any:
-    """A whole number, or one of the words."""
-
-    def check(value: object) -> object:
-        if isinstance(value, str) and value in words:
-            return value
-        if isinstance(value, int) and not isinstance(value, bool):
-            if least is None or value >= least:
-                return value
-            raise ValueError(f"expected a value >= {least:g}, found {value!r}")
-        raise ValueError(f"expected a whole number, {', '.join(words)} or null, found {value!r}")
-
-    number = {"type": "integer"} if least is None else {"type": "integer", "minimum": least}
-    schema = {"anyOf": [number, {"enum": list(words)}]}
-    return Annotated[int | str, BeforeValidator(check), WithJsonSchema(schema)]
-
-
+_TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
 
 
-def _bytes(value: object) -> int:
+def parse_bytes(value: object) -> int:
+    """A number of bytes, or a size with its unit."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
@@ -79,14 +37,10 @@ def _bytes(value: object) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-Bytes = Annotated[
-    int,
-    BeforeValidator(_bytes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
-]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
 
 
-def _code(value: object) -> str:
+def _code(value: object) -> object:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", value):
         return value
     raise ValueError(f"expected module:function, found {value!r}")
@@ -103,23 +57,6 @@ class PythonCode(Section):
     python: Code
 
 
-def word_or_code(words: tuple[str, ...]) -> Any:
-    """One of the words, or `{python: module:function}`."""
-
-    def check(value: object) -> object:
-        if isinstance(value, PythonCode) or (isinstance(value, str) and value in words):
-            return value
-        if isinstance(value, dict) and set(value) == {"python"}:
-            return PythonCode(python=_code(value["python"]))
-        raise ValueError(
-            f"expected one of {', '.join(words)} or {{python: module:function}}, found {value!r}"
-            f"{_did_you_mean(value, words)}"
-        )
-
-    schema = {"anyOf": [{"enum": list(words)}, PythonCode.model_json_schema()]}
-    return Annotated[str | PythonCode, BeforeValidator(check), WithJsonSchema(schema)]
-
-
 def _names(value: object) -> tuple[str, ...]:
     given = [value] if isinstance(value, str) else value
     if isinstance(given, (list, tuple)) and given and all(isinstance(v, str) and v for v in given):
@@ -127,18 +64,47 @@ def _names(value: object) -> tuple[str, ...]:
     raise ValueError(f"expected a name or a list of names, found {value!r}")
 
 
-Names = Annotated[
-    tuple[str, ...],
-    BeforeValidator(_names),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), _any_of(_TEXT, {"type": "array", "items": _TEXT})]
 
 
-def exactly_one(section: BaseModel, kinds: tuple[str, ...]) -> None:
-    given = [kind for kind in kinds if getattr(section, kind) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none of them"
-        raise ValueError(f"expected exactly one of {', '.join(kinds)}, found {found}")
+def _donor(value: object) -> object:
+    number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if number or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"expected the name or the number of an ingredient, found {value!r}")
+
+
+Donor = Annotated[int | str, BeforeValidator(_donor), _any_of({"type": "integer", "minimum": 0}, _TEXT)]
+
+
+def _folder_or_config(value: object) -> object:
+    configured = isinstance(value, dict) and isinstance(value.get("model_type"), str)
+    if value is None or configured or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"expected a local folder, a config.json or a mapping with model_type, found {value!r}")
+
+
+FolderOrConfig = Annotated[Any, BeforeValidator(_folder_or_config), _any_of(_TEXT, {"type": "object"})]
+
+
+def _pixels(value: Any) -> tuple[int, int]:
+    pair = value if isinstance(value, (list, tuple)) else (value, value)
+    if len(pair) == 2 and all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in pair):
+        return pair[0], pair[1]
+    raise ValueError(f"expected a size in pixels or [height, width], found {value!r}")
+
+
+_PAIR = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
+Pixels = Annotated[tuple[int, int], BeforeValidator(_pixels), _any_of(_COUNT, _PAIR)]
+
+
+def _number(value: Any) -> int | float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise ValueError(f"expected a number, found {value!r}")
+
+
+Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
 
 
 class Split(Section):
@@ -147,8 +113,8 @@ class Split(Section):
     of: str | None = Field(
         None, description="The named part: a file or sub-folder of the source, or one of its splits."
     )
-    fraction: float | None = Field(None, gt=0, le=1, description="Share of the part, stratified by label.")
-    count: int | None = Field(None, ge=1, description="Number of samples, stratified by label.")
+    fraction: float | None = Field(None, gt=0, le=1, description="Share of the part, stratified by class.")
+    count: int | None = Field(None, ge=1, description="Number of samples, stratified by class.")
     rows: str | None = Field(
         None,
         description="File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file "
@@ -166,37 +132,16 @@ class Split(Section):
 def _short_split(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"expected a fraction, a number of samples or a name, found {value!r}")
-    if isinstance(value, int) and value > 1:
-        return {"count": value}
     if isinstance(value, (int, float)):
-        return {"fraction": value}
-    if isinstance(value, str):
-        return {"of": value}
-    return value
+        return {"count" if isinstance(value, int) and value > 1 else "fraction": value}
+    return {"of": value} if isinstance(value, str) else value
 
 
 ShortSplit = Annotated[
     Split,
     BeforeValidator(_short_split),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string"},
-                Split.model_json_schema(),
-            ]
-        }
-    ),
+    _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT, Split.model_json_schema()),
 ]
-
-
-def _number(value: Any) -> int | float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return value
-    raise ValueError(f"expected a number, found {value!r}")
-
-
-Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
 
 
 class Space(Section):
@@ -212,13 +157,14 @@ class Space(Section):
         if self.choices is not None:
             if self.min is not None or self.max is not None:
                 raise ValueError("expected choices or a range, found both")
-            return self
-        if self.min is None or self.max is None:
+        elif self.min is None or self.max is None:
             raise ValueError("expected a value, a list of choices, or a range with min and max")
-        if self.min > self.max:
+        elif self.min > self.max:
             raise ValueError(f"expected min <= max, found {self.min} > {self.max}")
-        if self.scale == "log" and self.min <= 0:
+        elif self.scale == "log" and self.min <= 0:
             raise ValueError(f"expected min > 0 for a log range, found {self.min}")
+        if self.lowest() < 0:
+            raise ValueError(f"expected 0 or more, found {self.lowest()}")
         return self
 
     def draw(self, key: str, whole: bool) -> int | float:
@@ -245,21 +191,15 @@ class Space(Section):
 def _short_space(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return {"choices": (value,)}
-    if isinstance(value, (list, tuple)):
-        return {"choices": tuple(value)}
-    return value
+    return {"choices": tuple(value)} if isinstance(value, (list, tuple)) else value
 
 
 ShortSpace = Annotated[
     Space,
     BeforeValidator(_short_space),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number"},
-                {"type": "array", "items": {"type": "number"}, "minItems": 1},
-                Space.model_json_schema(),
-            ]
-        }
+    _any_of(
+        {"type": "number"},
+        {"type": "array", "items": {"type": "number"}, "minItems": 1},
+        Space.model_json_schema(),
     ),
 ]

@@ -1,6 +1,6 @@
 """A run, told to people: one HTML page, its Markdown version, and the table's rows.
 
-Reads run records only and never imports methods; plotting and templates are loaded when a report is written.
+Reads run records only; plotting and templates are loaded when a report is written.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stockpot.report.rows import HEADINGS, Row, summary_rows
+    from stockpot.report.tables import HEADINGS, Row, summary_rows
     from stockpot.report.write import write_report
 
 __all__ = ["HEADINGS", "Row", "summary_rows", "write_report"]
@@ -17,7 +17,7 @@ __all__ = ["HEADINGS", "Row", "summary_rows", "write_report"]
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    homes = {"HEADINGS": "rows", "Row": "rows", "summary_rows": "rows", "write_report": "write"}
+    homes = {"HEADINGS": "tables", "Row": "tables", "summary_rows": "tables", "write_report": "write"}
     if name in homes:
         return getattr(import_module(f"stockpot.report.{homes[name]}"), name)
     raise AttributeError(f"module 'stockpot.report' has no attribute {name!r}")

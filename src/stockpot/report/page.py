@@ -7,12 +7,26 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stockpot.report import charts, glossary, words
-from stockpot.report.charts.canvas import Picture
-from stockpot.report.decisions import Decision, greedy_decisions, guard_decision
-from stockpot.report.facts import ingredient_table, machine_facts, pool_facts
-from stockpot.report.record import Run
-from stockpot.report.rows import DATA, Row, common_kind, rows_of
+from stockpot.report import words
+from stockpot.report.charts.curves import curves
+from stockpot.report.charts.drawing import Picture
+from stockpot.report.charts.ingredients import distances, score_against_weight
+from stockpot.report.charts.scores import comparison, cost, growth
+from stockpot.report.charts.weights import distribution, weights_by_group, weights_by_method
+from stockpot.report.reading import Run
+from stockpot.report.tables import (
+    DATA,
+    Decision,
+    Row,
+    common_kind,
+    greedy_decisions,
+    guard_decision,
+    ingredient_table,
+    machine_facts,
+    pool_facts,
+    rows_of,
+)
+from stockpot.soups.registry import METHODS
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,6 @@ class Page:
     recipe: str
     environment: list[tuple[str, str]]
     notes: list[tuple[str, str]]
-    terms: tuple[tuple[str, str], ...]
     version: str
 
 
@@ -65,7 +78,7 @@ def page_of(run: Run) -> Page:
         verdict=str(run.results.get("verdict") or _verdict(rows)),
         tiles=_tiles(run, rows),
         rows=rows,
-        explained={row.method: glossary.METHODS.get(row.method, "") for row in rows},
+        explained={row.method: METHODS[row.method].summary if row.method in METHODS else "" for row in rows},
         data=DATA[common_kind(run, run.recommended)],
         pictures=_pictures(run, rows),
         showpiece=run.showpiece.name if run.showpiece else "",
@@ -77,10 +90,9 @@ def page_of(run: Run) -> Page:
         ingredient_columns=columns,
         facts=pool_facts(run),
         command=shlex.join(str(word) for word in run.about.get("command") or []),
-        recipe=run.recipe.strip(),
+        recipe=run.record.recipe.strip(),
         environment=machine_facts(run),
         notes=_notes(run),
-        terms=glossary.TERMS,
         version=str(run.about.get("stockpot") or ""),
     )
 
@@ -96,15 +108,15 @@ def _notes(run: Run) -> list[tuple[str, str]]:
 def _pictures(run: Run, rows: list[Row]) -> dict[str, Picture]:
     shown = run.showpiece
     found = {
-        "comparison": charts.comparison(rows),
-        "weights": charts.weights_by_group(run, shown) if shown else None,
-        "distribution": charts.distribution(run),
-        "pot": charts.weights_by_method(run),
-        "ingredients": charts.score_against_weight(run, shown) if shown else None,
-        "curves": charts.curves(run),
-        "distances": charts.distances(run),
-        "growth": charts.growth(run),
-        "cost": charts.cost(rows) if len(rows) > 1 else None,
+        "comparison": comparison(rows),
+        "weights": weights_by_group(run, shown) if shown else None,
+        "distribution": distribution(run),
+        "pot": weights_by_method(run),
+        "ingredients": score_against_weight(run, shown) if shown else None,
+        "curves": curves(run),
+        "distances": distances(run),
+        "growth": growth(run),
+        "cost": cost(rows) if len(rows) > 1 else None,
     }
     return {name: chart for name, chart in found.items() if chart is not None}
 
@@ -155,7 +167,7 @@ def _tiles(run: Run, rows: list[Row]) -> list[Tile]:
     if row is not None and row.score is not None:
         n = f", {row.score.n:,} examples" if row.score.n else ""
         between = f" (95 %: {row.metric.bare(row.score.low)} to {row.metric.bare(row.score.high)})"
-        tiles.append(Tile(row.metric.value(row.score.mean), f"{row.method} on {DATA[row.kind]}{n}{between}"))
+        tiles.append(Tile(row.metric.value(row.score.value), f"{row.method} on {DATA[row.kind]}{n}{between}"))
     if row is not None and row.difference is not None:
         mean, low, high = row.difference
         tone = "good" if low > 0 else "bad" if high < 0 else ""
@@ -184,6 +196,6 @@ def _verdict(rows: list[Row]) -> str:
     scored = [row for row in rows if row.score is not None]
     if not scored:
         return "Nothing has been scored yet."
-    best = max(scored, key=lambda row: row.score.mean if row.score else -math.inf)
+    best = max(scored, key=lambda row: row.score.value if row.score else -math.inf)
     score, between = best.cells()[1:3]
     return f"So far {best.method} scores highest: {score} on the {DATA[best.kind]} (95 % interval {between})."

@@ -8,44 +8,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_CONTROL = [chr(i) for i in (*range(32), *range(0x7F, 0xA0)) if chr(i) not in "\n\t"]
-_DIRECTION = [chr(i) for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
-_UNFIT = frozenset([*_CONTROL, *_DIRECTION, "\ufffe", "\uffff"])
-
 
 @dataclass(frozen=True)
 class Metric:
-    """How scores are written: accuracy in percent, anything else as the number it is."""
+    """How scores are written: shares in percent, anything else as the number it is."""
 
     name: str = "accuracy"
+    percent: bool = True
 
     @property
     def scale(self) -> float:
-        return 100.0 if self.name == "accuracy" else 1.0
+        return 100.0 if self.percent else 1.0
 
     @property
     def title(self) -> str:
-        if self.name == "loss":
-            return "score (minus the loss)"  # a task negates the loss, because higher is better everywhere
-        return self.name
+        if self.name in ("loss", "perplexity"):
+            return f"score (minus the {self.name})"  # higher is better everywhere
+        return self.name.replace("_", " ")
 
     @property
     def axis(self) -> str:
-        return f"{self.title} (%)" if self.scale == 100 else self.title
+        return f"{self.title} (%)" if self.percent else self.title
 
     @property
     def unit(self) -> str:
-        return "points" if self.scale == 100 else ""
+        return "points" if self.percent else ""
 
     def value(self, score: float) -> str:
         if not math.isfinite(score):
             return "none"
-        return f"{self.bare(score)} %" if self.scale == 100 else self.bare(score)
+        return f"{self.bare(score)} %" if self.percent else self.bare(score)
 
     def bare(self, score: float) -> str:
         if not math.isfinite(score):
             return "?"
-        shown = f"{100 * score:.2f}" if self.scale == 100 else _decimal(score)
+        shown = f"{100 * score:.2f}" if self.percent else _decimal(score)
         return shown.replace("-", "−")
 
     def between(self, ends: Sequence[Any] | None) -> str:
@@ -58,7 +55,7 @@ class Metric:
     def change(self, difference: float) -> str:
         if not math.isfinite(difference):
             return "?"
-        shown = f"{100 * difference:+.2f}" if self.scale == 100 else _decimal(difference, "+")
+        shown = f"{100 * difference:+.2f}" if self.percent else _decimal(difference, "+")
         return shown.replace("-", "−") if float(shown) else shown.lstrip("+-")
 
 
@@ -103,14 +100,6 @@ def share(part: float) -> str:
 
 def plural(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def clean(text: str) -> str:
-    """Control characters, lone surrogates and changes of writing direction become a replacement mark.
-
-    XML and UTF-8 cannot carry the former; the latter make a name look like another one.
-    """
-    return "".join("\ufffd" if c in _UNFIT or unicodedata.category(c) == "Cs" else c for c in text)
 
 
 def columns(text: str) -> int:

@@ -1,14 +1,16 @@
-"""The report's files, written beside the run they describe."""
+"""The report's files, written beside the run they describe: one HTML page and its short Markdown version."""
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files as package_files
 from pathlib import Path
 
-from stockpot import atomic
-from stockpot.report.html import html
-from stockpot.report.markdown import markdown
-from stockpot.report.page import page_of
-from stockpot.report.record import read
+from stockpot import files
+from stockpot.errors import RunError, describe
+from stockpot.report.page import Page, page_of
+from stockpot.report.reading import read
+from stockpot.report.tables import HEADINGS
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -16,6 +18,73 @@ HTML, MARKDOWN = "report.html", "report.md"
 def write_report(run_dir: Path) -> Path:
     """report.html and report.md from the record alone; the same record gives the same bytes."""
     page = page_of(read(run_dir))
-    atomic.write_bytes(run_dir / MARKDOWN, markdown(page).encode())
-    atomic.write_bytes(run_dir / HTML, html(page).encode())
+    files.write_bytes(run_dir / MARKDOWN, markdown(page).encode(), root=run_dir)
+    files.write_bytes(run_dir / HTML, html(page).encode(), root=run_dir)
     return run_dir / HTML
+
+
+def html(page: Page) -> str:
+    """Everything is escaped except the charts, which are made of escaped text already."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise RunError(
+            describe(
+                "library jinja2",
+                expected="an installed one, for the page of a report",
+                found="none",
+                fix="pip install 'stockpot[cli]'",
+            )
+        ) from error
+    folder = package_files("stockpot.report") / "templates"
+    names = [file.name for file in folder.iterdir() if file.name.endswith((".j2", ".css"))]
+    sources = {name: (folder / name).read_text("utf-8") for name in names}
+    environment = jinja2.Environment(
+        loader=jinja2.DictLoader(sources),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    css = sources["report.css"]
+    return environment.get_template("report.html.j2").render(page=page, css=css) + "\n"
+
+
+def markdown(page: Page) -> str:
+    lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
+    lines += [f"> {escape(notice)}\n" for notice in page.notices]
+    lines += [f"**{escape(page.verdict)}**", ""]
+    if page.rows:
+        lines += [
+            "| " + " | ".join(HEADINGS) + " |",
+            "|---|" + "---:|" * (len(HEADINGS) - 1),
+            *(_row(row.cells(), bold=row.recommended and len(page.rows) > 1) for row in page.rows),
+            "",
+            f"Scores are on {page.data}. Differences are paired sample by sample, with their 95 % interval.",
+            "",
+        ]
+    lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page.notes), ""] if page.notes else []
+    if page.guard_summary:
+        lines += [escape(page.guard_summary), ""]
+    if page.command:
+        lines += ["To get this again:", "", _fenced(page.command, "sh"), ""]
+    if page.version:
+        lines += [f"Made by stockpot {escape(page.version)}.", ""]
+    return "\n".join(lines)
+
+
+def _row(cells: tuple[str, ...], *, bold: bool) -> str:
+    shown = [escape(cell) for cell in cells]
+    if bold:
+        shown[:2] = [f"**{cell}**" for cell in shown[:2]]
+    return "| " + " | ".join(shown) + " |"
+
+
+def escape(text: str) -> str:
+    """Names are anybody's: nothing in them may become markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,41 +1,54 @@
-"""Where a method's unfinished work lies: the disk's side of `stockpot.soups.StateStore`."""
+"""What a run keeps while it is under way: events.jsonl, and the state of the method that is not finished yet."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, from_numpy
 
-from stockpot import atomic
-from stockpot.errors import RunError, describe
+from stockpot import files
+from stockpot.errors import RunError, StockpotError, describe
+from stockpot.events import Event
+from stockpot.run.record import VALUES, as_array, as_values
+from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
 
 STATE = "state.safetensors"
-INTERVAL = 10.0  # seconds of work a kill may cost
+INTERVAL = 10.0  # seconds of work that a kill may cost
+FLUSH_EVERY = 1.0  # seconds that a line may stay in this process
+_SHAPE = {"seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT, "method": {"*": ANY}}
 
 
 class DiskStore:
-    """Tensors and values in one file, so that they cannot disagree after a kill between two writes."""
+    """The disk's side of `stockpot.soups.problem.StateStore`.
 
-    def __init__(self, folder: Path, interval: float = INTERVAL) -> None:
-        self.interval = interval
-        self.earlier = 0.0  # seconds of work that earlier processes put into the loaded state
-        self._path = folder / STATE
+    Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The
+    values are JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it
+    first.
+    """
+
+    def __init__(self, folder: Path, root: Path, interval: float | None = None) -> None:
+        self.interval = INTERVAL if interval is None else interval
+        self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes of host and device in this process
+        self._earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
+        self._path, self._root = folder / STATE, root
         self._began = time.perf_counter()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        if not self._path.exists():
+        if not self._path.exists() and not self._path.is_symlink():
             return None
         try:
-            with safe_open(self._path, framework="pt") as file:
+            with safe_open(files.check_inside(self._root, self._path), framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-                kept = file.metadata()
-            self.earlier = float(kept["seconds"])
-            return tensors, json.loads(kept["values"])
+            values = as_values(tensors.pop(VALUES).numpy())
+            check(values, _SHAPE)
+        except StockpotError:
+            raise
         except Exception as error:
             raise RunError(
                 describe(
@@ -45,15 +58,62 @@ class DiskStore:
                     fix="delete that file; the method then starts from its beginning",
                 )
             ) from error
+        self._earlier = values["seconds"], values["peak_host"], values["peak_device"]
+        return tensors, values["method"]
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        kept = {"values": json.dumps(values), "seconds": repr(self.seconds)}
-        atomic.make_directory(self._path.parent)
-        atomic.write_bytes(self._path, save({k: v.contiguous() for k, v in tensors.items()}, metadata=kept))
+        seconds, host, device = self.cost
+        kept = {"seconds": seconds, "peak_host": host, "peak_device": device, "method": values}
+        data = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        data[VALUES] = from_numpy(as_array(kept).copy())
+        files.make_directory(self._path.parent, self._root)
+        files.write_bytes(self._path, save(data), self._root)
 
     @property
-    def seconds(self) -> float:
-        return self.earlier + time.perf_counter() - self._began
+    def cost(self) -> tuple[float, int, int]:
+        """Seconds, and bytes of host and device at most, of this process and those whose state it continues."""
+        seconds, host, device = self._earlier
+        host_now, device_now = self.peaks()
+        spent = time.perf_counter() - self._began
+        return seconds + spent, max(host, host_now), max(device, device_now)
+
+    @property
+    def earlier(self) -> tuple[float, int, int]:
+        """The same of earlier processes alone."""
+        return self._earlier
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
+        if self._path.parent.is_dir():
+            files.clear(self._path.parent, [STATE], self._root)
+
+
+class Journal:
+    """A listener that appends to events.jsonl. Progress is for drawing and is not kept; everything else is."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self._path = path
+        self._file = files.open_for_append(path, root)  # drops a line that a kill has torn
+        self._flushed = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "progress":
+            return
+        line = {"time": round(time.time(), 3), "kind": event.kind, **plain(dict(event.data))}
+        with files.writing(self._path):
+            self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            if time.monotonic() - self._flushed > FLUSH_EVERY:
+                self._file.flush()
+                self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        with files.writing(self._path):
+            self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; the last one may be torn while a run is going on or after it was killed."""
+    try:
+        content = files.read_bytes(path, files.LINES_LIMIT)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in content.split(b"\n")[:-1]]

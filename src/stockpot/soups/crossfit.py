@@ -1,14 +1,15 @@
 """Cross-fitting: learn once per fold, stop on the fold left out, average the mixing weights, and guard the result.
 
-Every fold sets out from its own greedy soup, chosen without the samples it leaves out. Since every sample is left out by
-one fold, the folds' own soups have a score on all of them. It is a little too good, because the same samples said when to
-stop, and lower than the average of all folds deserves. The guard holds it against what is simpler: the uniform soup,
-the best individual and the greedy soup, each chosen without the samples it is scored on. If one of them is better beyond
-chance, that one is returned instead. What a soup is worth, the report data says.
+Every fold sets out from its own greedy soup, chosen without the samples it leaves out. Since every sample is left out
+by one fold, the folds' own soups have a score on all of them. It is a little too good, because the same samples said
+when to stop, and lower than the average of all folds deserves. The guard holds it against what is simpler: the uniform
+soup, the best individual and the greedy soup, each chosen without the samples it is scored on. If one of them is better
+beyond chance, that one is returned instead. What a soup is worth, the report data says.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -68,7 +69,7 @@ def _starts(
         return [tuple(start) for start in saved[1]["starts"]]
     return [
         greedy(
-            problem, live, indices=inside, ties=settings.ties, calibration=CALIBRATION,
+            problem, live, indices=inside, ties=settings.ties, by_content=True, calibration=CALIBRATION,
             label=f"greedy soup, fold {f + 1} of {len(splits)}",
         ).chosen
         for f, (inside, _) in enumerate(splits)
@@ -90,25 +91,72 @@ def _learned(
         for f, (inside, outside) in enumerate(splits)
     ]
     learner = Learner(problem, live, method, settings, folds, store)
-    parts: dict[int, Scores] = {}
+    several = len(set(starts)) > 1
+    parts: list[Scores] = []  # each fold's own soup on the samples it did not fit on
+    loss_together = math.nan  # of the average of all folds, on all fitting data
 
-    def score(fold: Fold) -> None:
-        """A fold's own soup on the samples it did not fit on."""
-        W, _ = average([fold], method.simplex)
-        parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
+    def judge(some: Sequence[Fold]) -> None:
+        nonlocal loss_together
+        W, _ = average(some, method.simplex)
+        if len(some) == 1:
+            outside = splits[some[0].number][1]
+            parts.append(problem.score_live(live, W, indices=outside, with_loss=several))
+        elif several:
+            loss_together = problem.score_live(live, W).loss
 
-    learner.run(score)
-    W, beta = average(folds, method.simplex)
-    held_out = together([parts[f] for f in range(len(folds))], [outside for _, outside in splits])
+    learner.run(judge)
+    kept: Sequence[Fold] = folds
+    history, notes = learner.history(), learner.notes()
+    if several:
+        kept, record, note = without_hill(folds, [one.loss for one in parts], loss_together)
+        problem.listen(Event("average", record))
+        history, notes = (*history, {"kind": "average", **record}), (*note, *notes)
+    W, beta = average(kept, method.simplex)
     return Decision(
         W,
         live.layout,
         beta,
-        held_out=held_out,
-        history=learner.history(),
+        held_out=together(parts, [outside for _, outside in splits]),
+        history=history,
         models_used=int((W != 0).any(dim=1).sum()),
-        notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
+        notes=(*notes, *_thin_classes(data.labels, settings.folds)),
     )
+
+
+def without_hill(
+    folds: Sequence[Fold], losses: Sequence[float], loss_together: float
+) -> tuple[Sequence[Fold], dict[str, Any], tuple[str, ...]]:
+    """The folds to average, what was compared, and a note where some are left out.
+
+    The average of soups is better than they are where the loss has no hill between them. Folds that set out from one
+    place have none; folds from different places may. The average is flattered on the fitting data, by the folds that
+    learned from it, and the folds are not on what they left out (`losses`): where the average is worse even so, a hill
+    lies between, and the folds with the lowest loss that set out from one place are kept alone.
+    """
+    by_start: dict[Any, list[Fold]] = {}
+    for fold in folds:
+        by_start.setdefault(fold.start, []).append(fold)
+
+    def mean_loss(some: Sequence[Fold]) -> float:
+        sizes = {fold.number: len(fold.held_out) for fold in some if fold.held_out is not None}
+        return sum(losses[number] * size for number, size in sizes.items()) / sum(sizes.values())
+
+    def names(some: Sequence[Fold]) -> str:
+        return f"fold{'s' * (len(some) > 1)} {', '.join(str(fold.number + 1) for fold in some)}"
+
+    apart = mean_loss(folds)
+    record = {
+        "together": finite(loss_together),
+        "apart": {names(one): mean_loss(one) for one in by_start.values()},
+    }
+    if not math.isfinite(apart) or loss_together <= apart:
+        return folds, {**record, "kept": "all"}, ()
+    kept = min(by_start.values(), key=mean_loss)
+    note = (
+        f"only {names(kept)} {'are' if len(kept) > 1 else 'is'} in this soup: the average of all folds has a loss of"
+        f" {loss_together:.4g} on the fitting data, the folds themselves {apart:.4g} on what they left out"
+    )
+    return kept, {**record, "kept": names(kept)}, (note,)
 
 
 def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
@@ -132,7 +180,9 @@ def _guarded(
 ) -> Decision:
     """What was found, or what is simpler and better beyond chance."""
     assert found.held_out is not None
-    known = {"learned": found.held_out, **_simple(problem, live, splits, starts)}
+    simple = _simple(problem, live, splits, starts)
+    problem.held_out.update(simple)
+    known = {"learned": found.held_out, **simple}
     record = judged(known)
     problem.listen(Event("guard", record))
     history = (*found.history, {"kind": "guard", **record})
@@ -147,9 +197,9 @@ def _guarded(
     if winner == "uniform":
         W = weights.uniform(K, G)
     elif winner == "best":
-        W = weights.chosen(K, G, [problem.best_on()])
+        W = weights.chosen(K, G, [problem.best_on(by_content=True)])
     else:
-        W = greedy(problem, live, ties=settings.ties).W
+        W = greedy(problem, live, ties=settings.ties, by_content=True).W
     used = int((W != 0).any(dim=1).sum())
     notes = (note, *found.notes)
     return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
@@ -162,7 +212,7 @@ def _simple(
     K, G = len(problem.pool), len(live.layout)
     own = problem.individual()
     places = [outside for _, outside in splits]
-    best = [own[problem.best_on(inside)].rows(outside) for inside, outside in splits]
+    best = [own[problem.best_on(inside, by_content=True)].rows(outside) for inside, outside in splits]
     mean = problem.theta_bar(live)
     live.theta.copy_(live.mean(listen=problem.listen) if mean is None else mean)
     uniform = problem.score_live(live, weights.uniform(K, G), with_loss=False)

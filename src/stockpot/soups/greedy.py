@@ -44,18 +44,20 @@ def greedy(
     indices: Tensor | None = None,
     ties: bool = False,
     early: bool = True,
+    by_content: bool = False,
     calibration: int | None = None,
     label: str = "greedy soup",
 ) -> Greedy:
     """Choose on `indices` of the fitting data (default: all). `early=False` is the plain algorithm, for tests.
 
-    A candidate stays when the score rises (with `ties`: does not fall). `calibration`: samples that a candidate's
+    Ingredients of equal score are tried in the pool's order or, `by_content`, in that of their digests. A candidate
+    stays when the score rises (with `ties`: does not fall). `calibration`: samples that a candidate's
     running statistics are estimated from, at most.
     """
     K, G = len(problem.pool), len(live.layout)
     everything = torch.arange(len(problem.task.fit)) if indices is None else indices  # (n,)
     own = [scores.rows(everything) for scores in problem.individual()]
-    ranking = problem.ranked([scores.value for scores in own])
+    ranking = problem.ranked([scores.value for scores in own], by_content=by_content)
     chosen = [ranking[0]]
     current = own[ranking[0]]  # scores of the soup so far
     history = [_decision(problem, ranking[0], True, current.value, current.n)]
@@ -63,7 +65,9 @@ def greedy(
     candidate = torch.empty_like(total)
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
-    difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
+    difficulty = (
+        torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None
+    )  # (n,)
     for position, k in enumerate(ranking[1:], start=2):
         live.read(k, out=candidate).add_(total)
         torch.div(candidate, len(chosen) + 1, out=live.theta)
@@ -106,7 +110,9 @@ def _hopeless(ceiling: float, n: int, best: float, ties: bool) -> Callable[[floa
     return lambda score, done: not _wins(score + ceiling * (n - done), best, ties)
 
 
-def _decision(problem: Problem, k: int, added: bool, score: float | None, evaluated: int) -> dict[str, object]:
+def _decision(
+    problem: Problem, k: int, added: bool, score: float | None, evaluated: int
+) -> dict[str, object]:
     return {
         "kind": "greedy",
         "ingredient": problem.pool.names[k],

@@ -26,16 +26,19 @@ from stockpot.engine.inner_loop import Step
 from stockpot.engine.plan import NAMES
 from stockpot.errors import LearningError, RunError, describe
 from stockpot.events import Event
+from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
 from stockpot.soups.mehl import BURST, State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
-from stockpot.signals import Stop, held
 from stockpot.task import Data
 
 EVALUATIONS = 30  # judgements per block
-SLOWEST, FASTEST = 0.5**4, 2.0**10  # of the rate: a fold gives up at the first, and goes no faster than the second
+SLOWEST, FASTEST = (
+    0.5**4,
+    2.0**10,
+)  # of the rate: a fold gives up at the first, and goes no faster than the second
 FASTER, SLOWER = 1.5, 0.5
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
@@ -96,7 +99,9 @@ class Learner:
         self.blocks = [sorted(ranked[i] for i in block) for block in drawn]
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
-        self._entries: list[tuple[int, int, int, int, float, float]] = []  # kind, block, fold, step, loss, rate
+        self._entries: list[
+            tuple[int, int, int, int, float, float]
+        ] = []  # kind, block, fold, step, loss, rate
         self._saved_at = time.monotonic()
         self._stop = Stop()
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
@@ -106,18 +111,18 @@ class Learner:
                 alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
             fold.state = State(alpha, beta)
 
-    def run(self, with_each: Callable[[Fold], None] | None = None) -> None:
-        """`with_each` is called for every fold in the end, when its soup is in the model."""
+    def run(self, judge: Callable[[Sequence[Fold]], None] | None = None) -> None:
+        """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
         # A block that could not be finished begins again from here, for all folds.
         self._at_block = copy.deepcopy([fold.state for fold in self.folds])
         self._restore()
         while True:
             try:
-                return self._attempt(with_each)
+                return self._attempt(judge)
             except torch.OutOfMemoryError as error:
                 self._take_less(error)
 
-    def _attempt(self, with_each: Callable[[Fold], None] | None) -> None:
+    def _attempt(self, judge: Callable[[Sequence[Fold]], None] | None) -> None:
         self._engine: Engine | None = None
         self.live.drop_theta()
         engine = self._engine = Engine(
@@ -142,11 +147,10 @@ class Learner:
                         if fold.state.t == t:
                             self._learn_block(engine, fold, t)
                     self._at_block = copy.deepcopy([fold.state for fold in self.folds])
-            for fold in self.folds if with_each is not None else ():
-                engine.load(self.blocks[-1])
-                engine.theta_fix(fold.state.alpha, self.blocks[-1])
-                self._mix(engine, fold.state.alpha[self.blocks[-1]])
-                with_each(fold)
+            if judge is not None:
+                for folds in [*([fold] for fold in self.folds), self.folds]:
+                    self._put(engine, folds)
+                    judge(folds)
         finally:
             engine.close()
 
@@ -218,6 +222,16 @@ class Learner:
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.mix(engine.fixed, c.to(engine.fixed))
 
+    def _put(self, engine: Engine, folds: Sequence[Fold]) -> None:
+        """Make the model the average of these folds' soups."""
+        alphas = [fold.state.alpha for fold in folds]
+        c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(
+            dim=0
+        )  # (K, G)
+        block = self.blocks[-1]
+        engine.load(block)
+        engine.mix(engine.theta_fix(c, block), c[block].to(engine.fixed))
+
     # What happened ------------------------------------------------------------------------------------
 
     def _tell_steps(self, fold: Fold, t: int, J: int) -> None:
@@ -240,7 +254,14 @@ class Learner:
     def history(self) -> tuple[dict[str, Any], ...]:
         """Every step and judgement, in order."""
         return tuple(
-            {"kind": KINDS[kind], "block": t, "fold": fold, "step": j, "loss": finite(loss), "lr": finite(rate)}
+            {
+                "kind": KINDS[kind],
+                "block": t,
+                "fold": fold,
+                "step": j,
+                "loss": finite(loss),
+                "lr": finite(rate),
+            }
             for kind, t, fold, j, loss, rate in self._entries
         )
 
@@ -373,7 +394,9 @@ class Learner:
             fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
             fold.best_loss = math.inf if kept["best_loss"] is None else kept["best_loss"]
             fold.skipped, fold.skipped_before = kept["skipped"]
-            self._at_block[fold.number] = State(tensors[f"{n}at_block"], kept["at_block"][1], kept["at_block"][0])
+            self._at_block[fold.number] = State(
+                tensors[f"{n}at_block"], kept["at_block"][1], kept["at_block"][0]
+            )
 
     def _stopped(self, fold: Fold, t: int, J: int) -> LearningError:
         which = f", fold {fold.number + 1}" if fold.held_out is not None else ""

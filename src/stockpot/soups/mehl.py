@@ -8,8 +8,8 @@
 With one block of all K models this is HL-Soup(+). With `simplex` it is Learned-Soup(+): alpha goes through a softmax
 over the models, and since that sums to one, following the d_k is the same as mixing the theta_k.
 
-`mehl_soup` is a generator. It yields after every burst of steps and holds nothing that is not in `State`: whoever drives
-it may save, stop, go on in another process, change the coefficients or the pace, or try again with less memory.
+`mehl_soup` is a generator. It yields after every burst of steps and holds nothing that is not in `State`: whoever
+drives it may save, stop, go on in another process, change the coefficients or the pace, or try again with less memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def mehl_soup(
     weight_decay: float = 0.1,
     simplex: bool = False,
     every: int = BURST,
-    seed: Callable[[int], None] = lambda i: None,
+    seed: Callable[[int], None] = lambda _: None,
     state: State,
 ) -> Iterator[State]:
     """Algorithm 1 from `state` on. `batches(i)` are the samples of step i; it yields at every multiple of `every`."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from stockpot.engine import Live
@@ -69,6 +68,7 @@ class Problem:
         self._theta_bar: tuple[object, Tensor] | None = None
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
+        self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
         with Live(task, pool, self.layout("model")) as live:
             live.load_ingredient(0)
             task.check_loss()
@@ -95,7 +95,9 @@ class Problem:
 
     def theta_bar(self, live: Live) -> Tensor | None:
         """The mean of all ingredients as a vector of this layout, if it was computed before. (P,)"""
-        return self._theta_bar[1] if self._theta_bar is not None and self._theta_bar[0] == live.places else None
+        return (
+            self._theta_bar[1] if self._theta_bar is not None and self._theta_bar[0] == live.places else None
+        )
 
     def remember_theta_bar(self, live: Live, theta_bar: Tensor) -> None:
         self._theta_bar = (live.places, theta_bar)
@@ -122,21 +124,20 @@ class Problem:
             self.known, self.known_seconds = scores, time.perf_counter() - began
         return self.known
 
-    def ranked(self, scores: Sequence[float]) -> list[int]:
-        """Ingredients by score, highest first; of equals, the same one first wherever they stand in the pool.
+    def ranked(self, scores: Sequence[float], *, by_content: bool = False) -> list[int]:
+        """Ingredients by score, highest first; one without a score (NaN) comes last.
 
-        An ingredient without a score (NaN) comes last.
+        Equals stand in the pool's order or, `by_content`, in that of their digests, so that a permuted pool gives the
+        same choice.
         """
-        return sorted(
-            range(len(scores)),
-            key=lambda k: (scores[k] != scores[k], -scores[k], self.facts.digests[k], k),
-        )
+        order = self.facts.digests if by_content else [""] * len(scores)
+        return sorted(range(len(scores)), key=lambda k: (scores[k] != scores[k], -scores[k], order[k], k))
 
-    def best_on(self, indices: Tensor | None = None) -> int:
+    def best_on(self, indices: Tensor | None = None, *, by_content: bool = False) -> int:
         """The ingredient that scores highest on these samples of the fitting data (default: all)."""
         own = self.individual()
         parts = own if indices is None else [one.rows(indices) for one in own]
-        return self.ranked([one.value for one in parts])[0]
+        return self.ranked([one.value for one in parts], by_content=by_content)[0]
 
     # Scores of soups ----------------------------------------------------------------------------------
 
@@ -159,11 +160,11 @@ class Problem:
 
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
-        rule = self.task.statistics
-        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about)
+        copied = self.task.statistics == "copy" or single(W) is not None
+        soup = Soup(self.pool, layout, W, copy_statistics=copied, about=about)
         soup.load_into(self.task.model)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
-            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about)
+            soup = Soup(self.pool, layout, W, statistics, about=about)
         return soup

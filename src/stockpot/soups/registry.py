@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 from stockpot.errors import MethodError, describe
 from stockpot.soups.settings import Settings, declared, unknown
 
 DEFAULT = "crossfit"
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -22,18 +20,13 @@ class Method:
     name: str
     summary: str  # one line for people who have read no paper
     decides: str  # module:function in stockpot.soups, (problem, method, settings, store) -> Decision
-    defaults: Mapping[str, Any] = field(default=_NONE)  # settings that differ from those of `Settings`
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that differ from those of `Settings`
     learned: bool = False
     simplex: bool = False  # a softmax over the models; all of them are loaded at once
     blockwise: bool = False  # a block size can be chosen
     scores_ingredients: bool = False  # every ingredient is evaluated on the fitting data on the way
     vectors: int = 3  # of P numbers held at a time, for methods that do not learn
     own: frozenset[str] = frozenset()  # settings that a comparison's common settings do not reach
-
-    def load(self) -> Any:
-        """The function; its module, and torch, are imported now."""
-        module, function = self.decides.split(":")
-        return getattr(import_module(f"stockpot.soups.{module}"), function)
 
 
 # The paper's appendix B: lr 0.01 and weight decay 0.1 on the hyperplane, 0.05 and 0 on the simplex.
@@ -76,6 +69,17 @@ PRESETS: Mapping[str, str] = {
     "authors": "what the authors' released code does instead, in a file of its own (hl, hl+, mehl, mehl+)",
 }
 AUTHORS = ("hl", "hl+", "mehl", "mehl+")
+
+
+def decides(method: Method, preset: str | None = None) -> Any:
+    """The function that decides mixing weights; its module, and torch, are imported now."""
+    module, function = ("authors:authors_soup" if preset == "authors" else method.decides).split(":")
+    return getattr(import_module(f"stockpot.soups.{module}"), function)
+
+
+def preset_for(name: str, preset: str | None) -> str | None:
+    """The preset as far as this method has it; the paper's text is what methods do without one."""
+    return preset if preset == "authors" and name in AUTHORS else None
 
 
 def method_named(name: str) -> Method:
@@ -136,5 +140,6 @@ def settings_in_comparison(
         reach.pop("folds", None)
     if method.defaults.get("granularity") == "model":
         reach.pop("granularity", None)  # it tells hl from hl+
-    own_preset = preset if preset != "authors" or name in AUTHORS else None
-    return settings_for(name, own_preset, **{**reach, **each.get(name, {})})
+    if preset == "authors" and name not in AUTHORS:
+        preset = None
+    return settings_for(name, preset, **{**reach, **each.get(name, {})})

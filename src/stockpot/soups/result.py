@@ -1,15 +1,37 @@
-"""What cooking gives back."""
+"""From what a method decided to what a caller gets: the soup, its scores, what it cost.
+
+The report data is opened here and nowhere else: finished decisions go in, their scores come out. A decision is known by
+what it was asked for: the method, its settings, the ingredients and the groups. Learning is deterministic, so the same
+question asked again (a run that is continued) is the same decision, and allowed; any other question is refused by the
+task from the first look on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import torch
+
+from stockpot.engine import PeakMemory
+from stockpot.errors import LearningError
+from stockpot.events import Event, Listener, ignore
+from stockpot.layout import Layout
+from stockpot.pool import Pool
 from stockpot.soup import Soup
-from stockpot.soups.settings import Settings
-from stockpot.task import Scores
+from stockpot.soups.problem import Problem, StateStore
+from stockpot.soups.registry import decides, method_named
+from stockpot.soups.settings import Settings, as_json
+from stockpot.task import Data, Scores, Task
 from stockpot.task.scores import worded
+from stockpot.task.sealed import open_report
+
+Key = TypeVar("Key")
+SHOWN = 5  # ingredients named in one note
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +65,120 @@ class Result:
         models = f"{self.models_used} model{'s' if self.models_used != 1 else ''}"
         line = f"{self.method}: {worded(self.score)} on {where} data, {models}, {self.seconds:.1f} s"
         return "\n".join([line, *(f"  {note}" for note in self.notes)])
+
+
+def decided(
+    problem: Problem,
+    name: str,
+    settings: Settings,
+    preset: str | None = None,
+    store: StateStore | None = None,
+) -> Result:
+    """One method up to, and without, the report data; refused once that has been looked at."""
+    method, how = method_named(name), about(name, settings, preset)
+    layout = None
+    if name != "ensemble":
+        layout = problem.layout(settings.granularity if method.learned else "model")
+    problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
+    problem.listen(Event("method", {"method": name}))
+    known_before, began = problem.known_seconds, time.perf_counter()
+    with PeakMemory(problem.task.device) as peak:
+        try:
+            found = decides(method, preset)(problem, method, settings, store)
+        except LearningError as error:
+            if isinstance(error.best, torch.Tensor) and layout is not None:
+                error.best = Soup(problem.pool, layout, error.best, about={**how, "stopped": str(error)})
+            raise
+        soup, scores = None, found.scores
+        if found.W is not None and found.layout is not None:
+            how |= {} if found.beta is None else {"beta": found.beta}
+            soup = problem.build(found.layout, found.W, how)
+            scores = problem.task.score()
+    seconds = time.perf_counter() - began
+    if method.scores_ingredients:
+        seconds += known_before  # scored for an earlier method, but this one needs it too
+    used = found.models_used
+    problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
+    return Result(
+        name, settings, soup, scores, found.held_out,
+        history=found.history, models_used=used, seconds=seconds,
+        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task)),
+    )  # fmt: skip
+
+
+def about(method: str, settings: Settings, preset: str | None = None) -> dict[str, Any]:
+    """What a soup's record says of how it was decided."""
+    named = {} if preset is None else {"preset": preset}
+    return {"method": method, **named, "settings": as_json(settings)}
+
+
+def decision(how: Mapping[str, Any], digests: Iterable[str], layout: Layout | None) -> str:
+    """The name of a decision; `how` is what `about` gives. The ensemble has no layout and no settings."""
+    what = {"method": how["method"], "ingredients": list(digests)}
+    if layout is not None:
+        what |= {"preset": how.get("preset"), "settings": how["settings"], "layout": layout.to_json()}
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# The report data -----------------------------------------------------------------------------------------
+
+
+def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple[Key, Result]]:
+    """The same results with their scores on the report data, one after the other.
+
+    All of them must be given at once: from the first look on, the task takes part in no other decision.
+    """
+    listen = problem.listen
+    data = open_report(problem.task, [_decision_of(problem, result) for result in results.values()])
+    listen(Event("unsealed", {"decisions": len(results), "samples": len(data)}))
+    for key, result in results.items():
+        scores = _report_scores(problem, result, data)
+        listen(Event("report", {"method": result.method, "value": scores.value, "n": scores.n}))
+        yield key, replace(result, report=scores)
+
+
+def report_weights(task: Task, listen: Listener = ignore) -> Scores:
+    """The weights that are in the model now, decided elsewhere: those of a file."""
+    total = hashlib.sha256()
+    for name, tensor in task.model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            total.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
+    return task.score(open_report(task, [total.hexdigest()]), listen=listen)
+
+
+def _report_scores(problem: Problem, result: Result, data: Data) -> Scores:
+    if result.soup is None:
+        return problem.task.ensemble_scores(problem.members(), data, listen=problem.listen)
+    result.soup.load_into(problem.task.model)
+    return problem.task.score(data, listen=problem.listen)
+
+
+def _decision_of(problem: Problem, result: Result) -> str:
+    if result.soup is None:
+        return decision({"method": result.method}, problem.facts.digests, None)
+    return decision(result.soup.about, result.soup.pool.digests(), result.soup.layout)
+
+
+# What a reader of any result must know about the pool and the data ---------------------------------------
+
+
+def _notes(pool: Pool, task: Task) -> tuple[str, ...]:
+    found = []
+    if pool.dropped:
+        more = f" and {len(pool.dropped) - SHOWN} more" if len(pool.dropped) > SHOWN else ""
+        found.append(
+            f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}"
+        )
+    labels = task.fit.labels
+    if labels is not None:
+        labels = labels[labels >= 0]
+        if len(labels) and bool((labels == labels[0]).all()):
+            found.append(
+                f"all {len(labels)} labels of the fitting data are {int(labels[0])}: whatever always says so is right"
+            )
+    if task.reports_on_fit:
+        found.append(
+            "the report data is the fitting data: its scores are too good to be true, and say nothing of new data"
+        )
+    return tuple(found)

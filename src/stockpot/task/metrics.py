@@ -223,7 +223,7 @@ def _r2(table: Tensor) -> float:
     spread = (target - target.mean(0)).square().sum(0)
     constant = torch.where(left == 0, 1.0, 0.0).double()
     constant[left.isnan()] = math.nan
-    return float(torch.where(spread == 0, constant, 1 - left / spread).mean())
+    return float(torch.where(_is_flat(spread, target.T), constant, 1 - left / spread).mean())
 
 
 def _correlation(found: Tensor, target: Tensor, counts: Tensor) -> Tensor:
@@ -233,10 +233,13 @@ def _correlation(found: Tensor, target: Tensor, counts: Tensor) -> Tensor:
     cx, cy = counts * x, counts * y
     xx, yy = (cx * x).sum(1), (cy * y).sum(1)
     r = ((cx * y).sum(1) / (xx * yy).sqrt()).clamp(-1, 1)
-    # What rounding leaves of a constant is no spread.
-    flat = [spread <= 1e-28 * n[:, 0] * v.abs().amax(1).square() for spread, v in ((xx, found), (yy, target))]
-    r = torch.where(flat[0], torch.zeros_like(r), r)
-    return torch.where(flat[1], torch.full_like(r, math.nan), r)
+    r = torch.where(_is_flat(xx, found), torch.zeros_like(r), r)
+    return torch.where(_is_flat(yy, target), torch.full_like(r, math.nan), r)
+
+
+def _is_flat(spread: Tensor, values: Tensor) -> Tensor:
+    """Whether a sum of squares about the mean, (B,) of values (B, N), is what rounding leaves of a constant."""
+    return spread <= 1e-28 * values.shape[1] * values.abs().amax(1).square()
 
 
 def _pearson(table: Tensor, counts: Tensor) -> Tensor:

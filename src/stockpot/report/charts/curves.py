@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.report.charts import canvas
-from stockpot.report.charts.canvas import COLOURS, Picture, picture
-from stockpot.report.record import Run
+from stockpot.report.charts import drawing
+from stockpot.report.charts.drawing import COLOURS, Picture, picture
+from stockpot.report.reading import Run
 
 if TYPE_CHECKING:
-    from stockpot.report.charts.canvas import Axes, Figure
+    from stockpot.report.charts.drawing import Axes, Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def curves(run: Run) -> Picture | None:
             len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2
         )
         down = -(-len(found) // across)
-        fig = canvas.figure(width, 40 + down * (250 if len(found) == 1 else 165))
+        fig = drawing.figure(width, 40 + down * (250 if len(found) == 1 else 165))
         grid = fig.subplots(down, across, squeeze=False, sharey=True)
         for axes, (name, (fit, held_out, ends)) in zip(grid.flat, found.items(), strict=False):
             chosen = run.recommended is not None and run.recommended.name == name
@@ -94,8 +94,8 @@ def _panel(axes: Axes, fit: list[Line], held_out: list[Line], ends: list[float])
                 zorder=5,
             )
     axes.grid(axis="y")
-    canvas.whole_numbers(axes.xaxis, 4)
-    canvas.few_ticks(axes.yaxis, 5)
+    drawing.whole_numbers(axes.xaxis, 4)
+    drawing.few_ticks(axes.yaxis, 5)
 
 
 def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.report.charts import canvas
-from stockpot.report.charts.canvas import COLOURS, LEVELS
+from stockpot.report.charts import drawing
+from stockpot.report.charts.drawing import COLOURS, LEVELS
 from stockpot.report.words import columns, labels
 
 if TYPE_CHECKING:
-    from stockpot.report.charts.canvas import Axes, Figure
+    from stockpot.report.charts.drawing import Axes, Figure
 
+MOST = 72  # rows: of more ingredients a chart shows some, and its caption says which
 DOT = 7  # pixels; smaller cells have no room for a mark
 
 
@@ -72,14 +73,14 @@ def cells(
 ) -> Axes:
     """Draw the cells with their row labels; the axes count in cells, downwards."""
     height, width = values.shape
-    axes = canvas.axes_at(fig, grid.left, top, grid.cell_width * width, grid.cell_height * height)
+    axes = drawing.axes_at(fig, grid.left, top, grid.cell_width * width, grid.cell_height * height)
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
-    canvas.bare(axes)
+    drawing.bare(axes)
     axes.set_yticks(np.arange(height) + 0.5, grid.rows, fontsize=grid.font, color=COLOURS["fg"])
     found = levels(values, limit)
     for level in np.unique(found):
-        canvas.patches(axes, _runs(found == level), colour(int(level)))
+        drawing.patches(axes, _runs(found == level), colour(int(level)))
     if marked is not None and min(grid.cell_width, grid.cell_height) >= DOT:
         for strong in (False, True):  # on strong colours the mark takes the page's colour
             y, x = np.nonzero(marked & ((np.abs(found) > LEVELS // 2) == strong))
@@ -102,12 +103,12 @@ def legend(fig: Figure, grid: Grid, top: int, values: NDArray[np.float64], limit
     high = f"≥ {limit:g}" if np.nanmax(values) > limit else f"{limit:g}"
     steps = list(range(first, LEVELS + 1))
     side = 12
-    axes = canvas.axes_at(fig, grid.left, top, side * len(steps), 10)
+    axes = drawing.axes_at(fig, grid.left, top, side * len(steps), 10)
     axes.set_xlim(0, len(steps))
     axes.set_ylim(1, 0)
-    canvas.bare(axes)
+    drawing.bare(axes)
     for i, step in enumerate(steps):
-        canvas.patches(axes, [(i, 0, 1, 1)], colour(step))
+        drawing.patches(axes, [(i, 0, 1, 1)], colour(step))
     names = {first: low, 0: "0", LEVELS: high}
     ticks = {steps.index(step) + 0.5: text for step, text in names.items()}
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=10, color=COLOURS["muted"])

@@ -1,4 +1,4 @@
-"""The mixing weights of one soup, ingredient by group, and of all soups, ingredient by method."""
+"""The mixing weights: of one soup by group, of all soups by ingredient, and how they are distributed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stockpot.report import words
-from stockpot.report.charts import canvas, heatmap
-from stockpot.report.charts.canvas import COLOURS, Picture, picture
-from stockpot.report.record import Method, Run
+from stockpot.report.charts import drawing, heatmap
+from stockpot.report.charts.drawing import COLOURS, Picture, picture
+from stockpot.report.reading import Method, Run
 
 if TYPE_CHECKING:
-    from stockpot.report.charts.canvas import Axes, Figure
+    from stockpot.report.charts.drawing import Axes, Figure
+
 
 TOLERANCE = 1e-9  # weights of 0 and 1 that went through arithmetic are not extrapolated
 
@@ -29,8 +30,8 @@ def weights_by_group(run: Run, method: Method) -> Picture | None:
     W = method.W
     if W is None or not W.size or W.shape[1] < 2:
         return None
-    order = run.best_first
-    W = W[order]  # (K, G)
+    order = _heaviest(run.best_first, np.abs(W).max(axis=1))
+    W = W[order]  # (K or fewer, G)
     names = [run.names[k] for k in order]
     limit = heatmap.nice(float(np.quantile(np.abs(W), 0.995)))
     extrapolated = outside(W)
@@ -47,21 +48,22 @@ def weights_by_group(run: Run, method: Method) -> Picture | None:
         grid = heatmap.Grid.plan(width, names, bins)
         values, marked, starts = _binned(W, extrapolated, bins)
         height = grid.height() + 66
-        fig = canvas.figure(width, height, manual=True)
+        fig = drawing.figure(width, height, manual=True)
         axes = heatmap.cells(fig, grid, 20, values, limit, marked)
         _parts(axes, grid, [method.groups[g] for g in starts])
         heatmap.legend(fig, grid, grid.height() + 34, W, limit)
         return fig
 
-    return picture("weights", alt, _caption(method, extrapolated), paint)
+    return picture("weights", alt, _group_caption(method, extrapolated) + _left_out(run, order), paint)
 
 
 def weights_by_method(run: Run) -> Picture | None:
     soups = [m for m in run.methods if m.weight is not None]
     if len(soups) < 2:
         return None
-    order = run.best_first
-    means = np.stack([m.weight for m in soups if m.weight is not None], axis=1)[order]  # (K, methods)
+    means = np.stack([m.weight for m in soups if m.weight is not None], axis=1)  # (K, methods)
+    order = _heaviest(run.best_first, np.abs(means).max(axis=1))
+    means = means[order]
     names = [run.names[k] for k in order]
     limit = heatmap.nice(min(1.0, float(np.quantile(np.abs(means), 0.98))))
     alt = f"Mean weight of each of the {len(names)} ingredients in each of the {len(soups)} soups."
@@ -73,12 +75,13 @@ def weights_by_method(run: Run) -> Picture | None:
         caption += (
             " A dot marks weights below 0 or above 1: less than nothing of a model, or more than all of it."
         )
+    caption += _left_out(run, order)
 
     def paint(width: int) -> Figure:
         grid = heatmap.Grid.plan(width, names, len(soups))
         upright = grid.cell_width > 62
         head = 22 if upright else 66
-        fig = canvas.figure(width, grid.height() + head + 36, manual=True)
+        fig = drawing.figure(width, grid.height() + head + 36, manual=True)
         axes = heatmap.cells(fig, grid, head, means, limit, outside(means))
         for x, method in enumerate(soups):
             axes.annotate(
@@ -98,6 +101,18 @@ def weights_by_method(run: Run) -> Picture | None:
         return fig
 
     return picture("pot", alt, caption, paint)
+
+
+def _heaviest(best_first: list[int], weight: NDArray[np.float64]) -> list[int]:
+    """Those of the ingredients that matter most, where there are more than a chart has rows for; best first."""
+    kept = set(np.argsort(-weight, kind="stable")[: heatmap.MOST].tolist())
+    return [k for k in best_first if k in kept]
+
+
+def _left_out(run: Run, shown: Sequence[int]) -> str:
+    if len(shown) == len(run.names):
+        return ""
+    return f" Shown are the {len(shown)} ingredients with the largest weights, of {len(run.names)}."
 
 
 def _binned(
@@ -148,7 +163,7 @@ def block_name(group: str) -> str:
     return parts[0]
 
 
-def _caption(method: Method, extrapolated: NDArray[np.bool_]) -> str:
+def _group_caption(method: Method, extrapolated: NDArray[np.bool_]) -> str:
     assert method.W is not None
     K, G = method.W.shape
     parts = [
@@ -168,3 +183,111 @@ def _caption(method: Method, extrapolated: NDArray[np.bool_]) -> str:
             f"Where {G} parts are more than fit, neighbours share a column, which shows the largest of their weights."
         )
     return " ".join(parts)
+
+
+MOST = 3
+FIRST = ("learned+", "mehl+", "crossfit", "hl+")  # the paper's pair, our default, and what stands in
+
+
+def distribution(run: Run) -> Picture | None:
+    shown = _chosen(run)
+    if not shown:
+        return None
+    weights = {m.name: m.W.ravel() for m in shown if m.W is not None}
+    shares = {name: float(outside(W).mean()) for name, W in weights.items()}
+    everything = np.concatenate(list(weights.values()))
+    low, high = _range(everything)
+    edges = _edges(low, high)
+    stated = ", ".join(f"{name} {words.share(part)}" for name, part in shares.items())
+    alt = f"Histograms of mixing weights. Extrapolated, that is below 0 or above 1: {stated}."
+
+    def paint(width: int) -> Figure:
+        wide = width > 500
+        fig = drawing.figure(width, 44 + 92 * len(shown))
+        panels = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, W) in zip(panels, weights.items(), strict=True):
+            heights, _ = np.histogram(
+                np.clip(W, edges[0], edges[-1]), edges, weights=np.full(len(W), 100 / len(W))
+            )
+            middles = (edges[:-1] + edges[1:]) / 2
+            out = (middles < 0) | (middles > 1)
+            for part, tint in ((~out, "accent"), (out, "outside")):
+                bars = [
+                    (edges[i], 0.0, edges[i + 1] - edges[i], heights[i])
+                    for i in np.flatnonzero(part & (heights > 0))
+                ]
+                drawing.patches(axes, bars, COLOURS[tint])
+            axes.set_xlim(edges[0], edges[-1])
+            axes.set_ylim(0, max(heights.max() * 1.06, 1e-9))
+            axes.axvline(0, color=COLOURS["muted"], linewidth=0.8)
+            if high > 1:
+                axes.axvline(1, color=COLOURS["muted"], linewidth=0.8)
+            axes.set_title(
+                name, fontweight="bold" if run.recommended and run.recommended.name == name else "normal"
+            )
+            axes.set_title(
+                f"{words.share(shares[name])} extrapolated",
+                loc="right",
+                color=COLOURS["outside" if shares[name] else "muted"],
+            )
+            axes.grid(axis="y")
+            drawing.few_ticks(axes.yaxis, 3)
+            axes.spines["left"].set_visible(False)
+            axes.set_ylabel("% of weights" if wide else "%", fontsize=10)
+        drawing.few_ticks(panels[-1].xaxis, 9 if wide else 5)
+        panels[-1].set_xlabel("mixing weight (orange: below 0 or above 1)")
+        return fig
+
+    return picture(
+        "distribution",
+        alt,
+        _distribution_caption(shares, len(run.names), bool(np.median(np.abs(everything)) < 0.1)),
+        paint,
+    )
+
+
+def _chosen(run: Run) -> list[Method]:
+    able = [m for m in run.methods if m.learned and m.W is not None and m.W.size > 1]
+    fine = [m for m in able if m.W is not None and m.W.shape[1] > 1] or able
+    first = sorted(fine, key=lambda m: FIRST.index(m.name) if m.name in FIRST else len(FIRST))[:MOST]
+    return [m for m in fine if m in first]
+
+
+def _range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """All but the most extreme weights, which are counted in the outermost bars."""
+    low, high = (float(q) for q in np.quantile(values, [0.001, 0.999]))
+    low, high = min(low, 0.0), max(high, low + 1e-3)
+    margin = 0.03 * (high - low)
+    return low - margin, high + margin
+
+
+def _edges(low: float, high: float) -> NDArray[np.float64]:
+    """About sixty bars; 0 and 1 are edges, so that no bar mixes weights from inside and outside."""
+    step = 1 / np.ceil(60 / (high - low))
+    first, last = np.floor(low / step), np.ceil(high / step)
+    return np.asarray(np.arange(first, last + 1) * step)
+
+
+def _distribution_caption(shares: dict[str, float], models: int, near_zero: bool) -> str:
+    free = [name for name, part in shares.items() if part > 0]
+    bound = [name for name, part in shares.items() if part == 0]
+    text = (
+        "All mixing weights, over all ingredients and parts of the model;"
+        f" an even mix would put every one at {1 / models:.3g}."
+    )
+    if near_zero:
+        text += " Most lie near zero."
+    if free and bound:
+        text += (
+            f" {_and(bound)} only interpolates: its weights stay between 0 and 1."
+            if len(bound) == 1
+            else f" {_and(bound)} only interpolate: their weights stay between 0 and 1."
+        )
+    if free:
+        stated = _and([f"{name} {words.share(shares[name])}" for name in free])
+        text += f" Extrapolated weights let a soup move away from an ingredient; their share is {stated}."
+    return text
+
+
+def _and(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from stockpot import files
 from stockpot.errors import RunError, SoupError, describe
 from stockpot.events import Listener, ignore
-from stockpot.run.directory import METHODS, RESULTS, RUN, RunDirectory, slug
-from stockpot.soup.record import RECORD
+from stockpot.run.record import METHODS, RUN, SOUP, read_run, slug
 from stockpot.soup.soup import rebuild
-
-SOUP = "soup"
 
 
 def recommended_soup(run: Path) -> Path:
-    directory = RunDirectory.open(run)
-    path = _folder(directory, None) / SOUP
+    path = files.check_inside(run, _folder(run, None) / SOUP)
     if not path.is_dir():
         raise RunError(
             describe(
@@ -40,52 +38,56 @@ def rebuild_soup(
     listen: Listener = ignore,
 ) -> tuple[Path, bool]:
     """Where the soup is now, and whether it was there before and has been compared byte by byte."""
-    record = _folder(RunDirectory.open(source), method) if (source / RUN).is_file() else source
+    of_run = (source / RUN).exists() or (source / RUN).is_symlink()
+    record = files.check_inside(source, _folder(source, method)) if of_run else source
     given = None if ingredients is None else list(ingredients)
     if out is not None:
         return rebuild(record, out, ingredients=given, overwrite=overwrite, listen=listen), False
-    path = record / SOUP if record is not source else source
+    path = record / SOUP if of_run else source
+    files.check_inside(source, path)
     if not path.exists():
         return rebuild(record, path, ingredients=given, listen=listen), False
-    again = path.with_name(f".{path.name}.compared")
+    # Beside it, where there is room for another one; the name cannot be known before.
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".compared", dir=path.parent))
     try:
-        rebuild(record, again, ingredients=given, overwrite=True, listen=listen)
-        _compare(path, again)
+        rebuild(record, beside / SOUP, ingredients=given, listen=listen)
+        _compare(path, beside / SOUP)
     finally:
-        shutil.rmtree(again, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
     return path, True
 
 
-def _folder(directory: RunDirectory, method: str | None) -> Path:
+def _folder(run: Path, method: str | None) -> Path:
     """The files of one method, which must have made a soup."""
-    results = directory.read_json(RESULTS)
-    name = method or (results or {}).get("recommended")
+    found = read_run(run)
+    name = method or found.results.get("recommended")
     if name is None:
+        finished = bool(found.results)
         raise RunError(
             describe(
-                f"run {directory.path}",
-                expected="a finished run",
-                found=f"one that is {directory.run['status']}",
-                fix="finish it by calling the same command again, or make the soup of one of its methods:"
-                " `stockpot rebuild RUN --method NAME`",
+                f"run {run}",
+                expected="a run that recommends a soup",
+                found="one that recommends none" if finished else f"one that is {found.about['status']}",
+                fix=("" if finished else "finish it by calling the same command again, or ")
+                + "make the soup of one of its methods: `stockpot rebuild RUN --method NAME`",
             )
         )
-    known = sorted(path.parent.name for path in (directory.path / METHODS).glob(f"*/{RECORD}"))
-    if slug(str(name)) not in known:  # in particular no path out of the run
+    known = sorted(one.name for one in found.methods if one.W is not None)
+    if name not in known:  # in particular no path out of the run
         raise RunError(
             describe(
-                f"method {name!r} of run {directory.path}",
-                expected=f"one that made a soup: {', '.join(known).replace('-plus', '+')}",
+                f"method {name!r} of run {run}",
+                expected=f"one that made a soup: {', '.join(known)}",
                 found="an ensemble, which is no soup" if name == "ensemble" else "none of that name",
                 fix="choose one of these with --method",
             )
         )
-    return directory.method(name)
+    return run / METHODS / slug(name)
 
 
 def _compare(first: Path, second: Path) -> None:
     names = sorted(file.name for file in second.iterdir() if file.suffix == ".safetensors")
-    differing = [name for name in names if not _equal(first / name, second / name)]
+    differing = [name for name in names if not _equal(files.check_inside(first, first / name), second / name)]
     if differing:
         raise SoupError(
             describe(

@@ -1,0 +1,637 @@
+"""The one place that writes files, makes temporary names, locks and clears.
+
+A write happens whole or not at all: everything goes to a temporary sibling, is flushed to the disk and renamed into
+place; then the directory is flushed too, so that the new name outlives a power cut. A killed process leaves either the
+old content or the new one, plus at most a stray temporary name, which `sweep` removes. (Windows cannot flush a
+directory. There a process may be killed at any time; a power cut may cost the last rename.)
+
+Nothing that a directory contains leads out of it. `root` is the directory that the user named (by default the one the
+path is in): it may be reached through links, but no component below it may be one, for reading and for writing.
+Each directory is opened from the one above it and keeps its descriptor, so a name cannot be exchanged for a link
+between a look and the use. Temporary names cannot be predicted and are created exclusively. FIFOs and devices are
+never opened to be read or written: the first wait for ever and the others never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
+
+LIMIT = 64 * 2**20  # bytes of a small file; ours have kilobytes, the largest index of shards a few megabytes
+LINES_LIMIT = 2**30  # bytes of a file that lines are appended to
+MARGIN = 16 * 2**20  # bytes beyond a forecast: directories, reports, lines about what happened
+LOCK = ".lock"
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.(?P<kind>writing|replaced)", re.DOTALL)
+_WINDOWS = os.name == "nt"
+_DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")  # everywhere but on Windows
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO does not wait for its other end
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_BUSY = (errno.EWOULDBLOCK, errno.EACCES)
+
+
+# ---- writing
+
+
+def write_bytes(path: Path, data: bytes, root: Path | None = None) -> None:
+    temporary = _temporary(path.name)
+    with writing(path), _folder(path.parent, root) as folder:
+        try:
+            handle = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            folder.rename(temporary, path.name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder.remove(temporary)
+            raise
+        folder.sync()
+
+
+def write_json(path: Path, value: Any, root: Path | None = None) -> None:
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), root)
+
+
+@contextlib.contextmanager
+def file(path: Path, root: Path | None = None) -> Iterator[Path]:
+    """Yield a place for a library to write one file to; it becomes `path` when the block ends without an error.
+
+    The place is in a directory of its own, so that whatever else the library puts there goes away with it. No other
+    process may be writing the same path.
+    """
+    with writing(path):
+        with _folder(path.parent, root) as folder:
+            temporary = folder.make_temporary(path.name)
+        place = path.parent / temporary / path.name
+        try:
+            yield place
+            _finish(place, _readable(place.parent))
+            with _folder(path.parent, root) as folder:
+                folder.rename(os.path.join(temporary, path.name), path.name)  # noqa: PTH118
+        finally:
+            with contextlib.suppress(OSError), _folder(path.parent, root) as folder:
+                folder.remove(temporary)
+        with _folder(path.parent, root) as folder:
+            folder.sync()
+
+
+@contextlib.contextmanager
+def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) -> Iterator[Path]:
+    """Yield an empty temporary directory that becomes `path` when the block ends without an error.
+
+    With `overwrite` it takes the place of what is there: of a link itself, never of what the link leads to. No other
+    process may be writing the same path.
+    """
+    path = path.absolute()
+    make_directory(path.parent, root)
+    with writing(path):
+        with _folder(path.parent, root) as folder:
+            folder.recover(path.name)
+            if folder.status(path.name) is not None and not overwrite:
+                raise SoupError(
+                    describe(
+                        str(path),
+                        expected="a new directory",
+                        found="something that already exists",
+                        fix="choose another path, or pass overwrite=True",
+                    )
+                )
+            temporary = folder.make_temporary(path.name)
+        place = path.parent / temporary
+        try:
+            yield place
+            for entry in (*place.rglob("*"), place):
+                _finish(entry, _readable(place))
+            with _folder(path.parent, root) as folder:
+                folder.replace_directory(temporary, path.name)
+        except BaseException:
+            with contextlib.suppress(OSError), _folder(path.parent, root) as folder:
+                folder.remove(temporary)
+            raise
+        with _folder(path.parent, root) as folder:
+            folder.sync()
+
+
+def make_directory(path: Path, root: Path | None = None) -> None:
+    """Make it and what it lies in, each flushed into its parent: files flushed into it later are not lost with it."""
+    if root is not None and path != root:
+        make_directory(root)
+        for part in [path, *path.parents][len(_below(root, path)) - 1 :: -1]:
+            with writing(part), _folder(part.parent, root) as folder:
+                folder.make(part.name)
+        return
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_directory(path.parent)
+    with writing(path):
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def open_for_append(path: Path, root: Path | None = None) -> TextIO:
+    """A file of lines, opened to add some. What a killed process left of a last line is cut off first."""
+    with writing(path), _folder(path.parent, root) as folder:
+        handle = folder.open(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NONBLOCK)
+        try:
+            _require_own(handle, path)
+            _cut_torn_line(handle, path)
+            return os.fdopen(handle, "a", encoding="utf-8")
+        except BaseException:
+            os.close(handle)
+            raise
+
+
+def _cut_torn_line(handle: int, path: Path) -> None:
+    size = end = os.fstat(handle).st_size
+    if size > LINES_LIMIT:
+        raise _refused(path, f"a file of at most {LINES_LIMIT:,} bytes", f"{size:,} bytes", "remove it")
+    while end:
+        start = max(0, end - 2**20)
+        os.lseek(handle, start, os.SEEK_SET)
+        # A power cut may leave zeros where lines were on their way.
+        block = os.read(handle, end - start).partition(b"\0")[0]
+        end = start + block.rfind(b"\n") + 1
+        if b"\n" in block:
+            break
+    if end != size:
+        os.truncate(handle, end)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission in our words; errors about files elsewhere are left alone."""
+    try:
+        yield
+    except OSError as error:
+        elsewhere = error.filename is not None and not _near(error.filename, path)
+        if elsewhere or error.errno in (None, errno.EPIPE):
+            raise
+        raise _no_room(path, error.strerror or str(error), error.errno) from error
+    except Exception as error:
+        # safetensors has an error of its own; known by its name, so that this file needs no library.
+        if type(error).__name__ == "SafetensorError" and "(os error " in str(error):
+            raise _no_room(path, str(error), None) from error
+        raise
+
+
+def _near(filename: str | bytes, path: Path) -> bool:
+    return Path(os.fsdecode(filename)).absolute().is_relative_to(path.parent.absolute())
+
+
+def _no_room(path: Path, found: str, number: int | None) -> WriteError:
+    denied = number in (errno.EACCES, errno.EPERM, errno.EROFS)
+    first = "make it writable" if denied else "free some space"
+    fix = f"{first} or choose another place; what was there before is unchanged"
+    return _refused(path, "room and permission to write", found, fix)
+
+
+def _refused(path: Path, expected: str, found: str, fix: str) -> WriteError:
+    return WriteError(describe(str(path), expected=expected, found=found, fix=fix))
+
+
+def _readable(folder: Path) -> int:
+    # What a library makes may be private; files are to be as readable as any other of the user.
+    return folder.stat().st_mode & 0o666
+
+
+def _finish(path: Path, mode: int) -> None:
+    if path.is_symlink():
+        raise LinkError(f"{path} is a symbolic link, which a library made instead of a file")
+    if path.is_dir():
+        sync_directory(path)
+    else:
+        path.chmod(mode)
+        _flush(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)  # Windows flushes only what is writable
+
+
+def sync_directory(path: Path) -> None:
+    """Flush the names in a directory. Windows cannot; there this does nothing."""
+    if not _WINDOWS:
+        _flush(path, _DIRECTORY)
+
+
+def _flush(path: Path, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---- reading
+
+
+def read_bytes(path: Path, limit: int = LIMIT, root: Path | None = None, *, follow: bool = False) -> bytes:
+    """The content of a regular file. Raises OSError or ValueError and nothing else.
+
+    `follow` is for what the user has named or collected (a recipe, the files of a pool), which may be links.
+    """
+    flags = os.O_RDONLY | _NONBLOCK
+    if follow:
+        handle = os.open(path, flags)
+    else:
+        with _folder(path.parent, root) as folder:
+            handle = folder.open(path.name, flags)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise OSError("not a regular file")
+    with os.fdopen(handle, "rb") as content:
+        if status.st_size > limit:
+            raise ValueError(f"{status.st_size:,} bytes, more than such a file has")
+        return content.read(status.st_size)
+
+
+def read_text(path: Path, limit: int = LIMIT, root: Path | None = None, *, follow: bool = False) -> str:
+    return read_bytes(path, limit, root, follow=follow).decode("utf-8")
+
+
+def read_json(path: Path, limit: int = LIMIT, root: Path | None = None, *, follow: bool = False) -> Any:
+    return parse_json(read_bytes(path, limit, root, follow=follow))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Plain values. Raises ValueError and nothing else.
+
+    JSON that says a key twice is refused: every reader would be free to believe another of the two.
+    """
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        return json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:80]!r} appears twice")
+        found[key] = value
+    return found
+
+
+def check_inside(root: Path, path: Path) -> Path:
+    """`path`, for a library to open: no component below `root` is a link, and its end is a plain file or directory.
+
+    What does not exist is not refused. Raises LinkError.
+    """
+    parts = _below(root, path)
+    place = root
+    for part in parts:
+        place = place / part
+        try:
+            mode = place.lstat().st_mode
+        except OSError:
+            return path  # the library that opens it says why it cannot
+        if stat.S_ISLNK(mode):
+            raise _is_link(place)
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise LinkError(f"{place} is neither a regular file nor a directory")
+    return path
+
+
+def _below(root: Path, path: Path) -> tuple[str, ...]:
+    try:
+        parts = path.absolute().relative_to(root.absolute()).parts
+    except ValueError:
+        parts = ("..",)
+    if ".." in parts:
+        raise LinkError(f"{path} is not inside {root}")
+    return parts
+
+
+def _is_link(path: Path) -> LinkError:
+    return LinkError(
+        f"{path} is a symbolic link, which is never followed here; put the real file or folder there"
+    )
+
+
+# ---- removing
+
+
+def sweep(path: Path, root: Path | None = None) -> None:
+    """Remove what killed processes left half-written in a directory, which nobody else may be writing to."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _folder(path, root) as folder:
+        folder.sweep()
+
+
+def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
+    """Remove these entries of a directory, where they are; of a link the link itself."""
+    with writing(folder / LOCK), _folder(folder, root) as opened:
+        for name in names:
+            opened.remove(name)
+        opened.sync()
+
+
+def remove_tree(path: Path, root: Path | None = None) -> None:
+    clear(path.parent, [path.name], root)
+
+
+# ---- directories, opened
+
+
+class _Folder:
+    """An open directory. Names in it are looked up in it, and no link among them is followed."""
+
+    def __init__(self, path: Path, handle: int | None) -> None:
+        self.path = path
+        self._handle = handle  # None: no descriptors here (Windows), so names are whole paths
+
+    def _at(self, name: str) -> str:
+        return name if self._handle is not None else str(self.path / name)
+
+    def status(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(self._at(name), dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def _is_directory(self, name: str) -> bool:
+        status = self.status(name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def refuse_link(self, name: str) -> None:
+        status = self.status(name)
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            raise _is_link(self.path / name)
+
+    def open(self, name: str, flags: int) -> int:
+        if not _NOFOLLOW:
+            self.refuse_link(name)
+        try:
+            return os.open(self._at(name), flags | _NOFOLLOW, 0o666, dir_fd=self._handle)
+        except OSError:
+            self.refuse_link(name)  # the system's words for it (ELOOP, ENOTDIR) would mislead
+            raise
+
+    def make(self, name: str) -> None:
+        try:
+            os.mkdir(self._at(name), dir_fd=self._handle)
+        except FileExistsError:
+            if not self._is_directory(name):
+                self.refuse_link(name)
+                raise
+        else:
+            self.sync()
+
+    def make_temporary(self, name: str) -> str:
+        """A new directory in which `name` is prepared; what earlier processes left of such ones goes away."""
+        self.sweep(name)
+        temporary = _temporary(name)
+        os.mkdir(self._at(temporary), dir_fd=self._handle)
+        return temporary
+
+    def rename(self, name: str, target: str) -> None:
+        os.replace(self._at(name), self._at(target), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+
+    def sync(self) -> None:
+        if self._handle is None:
+            sync_directory(self.path)
+        else:
+            os.fsync(self._handle)
+
+    def names(self) -> list[str]:
+        return os.listdir(self.path if self._handle is None else self._handle)  # noqa: PTH208
+
+    def remove(self, name: str) -> None:
+        """A file, a link (not what it leads to), a directory with all that is in it, or nothing."""
+        if not self._is_directory(name):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._at(name), dir_fd=self._handle)
+        elif self._handle is None:
+            shutil.rmtree(self.path / name)
+        else:
+            inner = _Folder(self.path / name, self.open(name, _DIRECTORY))
+            with contextlib.closing(inner):
+                for entry in inner.names():
+                    inner.remove(entry)
+            os.rmdir(name, dir_fd=self._handle)
+
+    def sweep(self, only: str | None = None) -> None:
+        for entry in self.names():
+            found = _TEMPORARY.fullmatch(entry)
+            if found is None or only not in (None, found["name"]):
+                continue
+            if found["kind"] == "replaced":
+                self.recover(found["name"])
+            with contextlib.suppress(OSError):
+                self.remove(entry)
+
+    def recover(self, name: str) -> None:
+        """A process killed between the two renames of `replace_directory` left the old content under another name."""
+        if self.status(name) is None:
+            for entry in self.names():
+                found = _TEMPORARY.fullmatch(entry)
+                aside = found is not None and found["kind"] == "replaced" and found["name"] == name
+                if aside and self._is_directory(entry):
+                    self.rename(entry, name)
+                    return
+
+    def replace_directory(self, new: str, name: str) -> None:
+        """Give `name` to the directory `new`; what had it before goes away.
+
+        A directory cannot be renamed over a full one. Where the system can exchange two names, there is content under
+        the name at any time; elsewhere the old one steps aside first, is put back if the second rename fails, and
+        removed only after the new one stands.
+        """
+        aside = None
+        if self._is_directory(name):
+            if _exchange(self._handle, self._at(new), self._at(name)):
+                aside = new
+            else:
+                aside = _temporary(name, "replaced")
+                self.rename(name, aside)
+        elif self.status(name) is not None:
+            self.remove(name)
+        if aside != new:
+            try:
+                self.rename(new, name)
+            except BaseException:
+                if aside is not None:
+                    self.rename(aside, name)
+                raise
+        self.sync()
+        if aside is not None:
+            with contextlib.suppress(OSError):
+                self.remove(aside)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+
+@contextlib.contextmanager
+def _folder(path: Path, root: Path | None) -> Iterator[_Folder]:
+    """Open a directory: links may lead to `root` (by default to `path` itself), none from there."""
+    parts = () if root is None else _below(root, path)
+    place = path if root is None else root
+    if _DESCRIPTORS:
+        folder = _Folder(place, os.open(place, _DIRECTORY))
+    else:
+        check_inside(place, path)
+        folder, parts = _Folder(path, None), ()
+    try:
+        for part in parts:
+            inner = _Folder(folder.path / part, folder.open(part, _DIRECTORY))
+            folder.close()
+            folder = inner
+        yield folder
+    except OSError as error:
+        # Errors of calls with a descriptor know the name in the directory only.
+        for side in ("filename", "filename2"):
+            name = getattr(error, side)
+            if isinstance(name, str) and not Path(name).is_absolute() and folder.path / name != Path(name):
+                setattr(error, side, str(folder.path / name))
+        raise
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "Directories nested too deeply", str(path)) from None
+    finally:
+        folder.close()
+
+
+def _temporary(name: str, kind: str = "writing") -> str:
+    return f".{name}.{secrets.token_hex(8)}.{kind}"
+
+
+def _exchange(folder: int | None, first: str, second: str) -> bool:
+    """Give each the other's name in one step, or answer that this cannot be done here."""
+    try:
+        rename = ctypes.CDLL(None).renameat2  # Linux
+    except (OSError, AttributeError, TypeError):
+        return False
+    exchange = 2  # RENAME_EXCHANGE
+    return folder is not None and bool(
+        rename(folder, os.fsencode(first), folder, os.fsencode(second), exchange) == 0
+    )
+
+
+# ---- asking a directory
+
+
+class Lock:
+    """One process per directory. The lock is the kernel's, so it dies with the process that holds it.
+
+    It is our own because the library `filelock` truncates the file it opens, says nothing about the holder and does
+    not look at what it opened (a link planted by others, a FIFO).
+    """
+
+    def __init__(self, folder: Path, name: str = LOCK, root: Path | None = None) -> None:
+        self._path = folder / name
+        self._root = root
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Ours alone, or an error that says whose it is."""
+        holder = self._take()
+        if holder is not None:
+            raise RunError(
+                describe(
+                    str(self._path.parent),
+                    expected="a directory that no other process works in",
+                    found=f"one in use by process {holder}" if holder else "one in use by another process",
+                    fix="wait until that one has finished, or choose another directory",
+                )
+            )
+
+    def try_acquire(self) -> bool:
+        return self._take() is None
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Lock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _take(self) -> str | None:
+        """None when the lock is ours now; otherwise the process that holds it, as far as it is known."""
+        with writing(self._path), _folder(self._path.parent, self._root) as folder:
+            while True:
+                handle = folder.open(self._path.name, os.O_RDWR | os.O_CREAT | _NONBLOCK)
+                try:
+                    _require_own(handle, self._path)
+                    if not _lock(handle):
+                        return os.read(handle, 32).decode(errors="replace").strip()
+                    status = folder.status(self._path.name)
+                    if status is not None and os.path.samestat(status, os.fstat(handle)):
+                        os.truncate(handle, 0)
+                        os.write(handle, f"{os.getpid()}\n".encode())
+                        self._handle = handle
+                        return None
+                    # Whoever held it before has removed the file: a lock on it would be nobody's.
+                finally:
+                    if self._handle != handle:
+                        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows; two processes there are the user's own care
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _BUSY  # some file systems have no locks at all
+    return True
+
+
+def _require_own(handle: int, path: Path) -> None:
+    """A file that is changed in place must be a regular one, and without a second name outside of the directory."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "a regular file", "something else", "remove it, or choose another directory")
+    if status.st_nlink > 1:
+        fix = "put a copy in its place, or choose another directory"
+        raise _refused(path, "a file of its own", "one with a second name elsewhere (a hard link)", fix)
+
+
+def require_space(path: Path, nbytes: int, what: str) -> None:
+    """Raise when `nbytes` and a margin do not fit where `path` is, or will be: before hours of work, not after."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return  # cannot be known; the writes themselves will say
+    if free < nbytes + MARGIN:
+        raise _refused(
+            path,
+            f"{_size(nbytes + MARGIN)} of free space for {what}",
+            _size(free),
+            "free some space or choose another place; nothing was changed",
+        )
+
+
+def _size(nbytes: int) -> str:
+    for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= width:
+            return f"{nbytes / width:.1f} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,197 @@
+"""The JSON files of a run: what each may hold, and the one reader that believes none of it before it has looked.
+
+A run directory may come from anybody. A file is read if it is an ordinary one of bearable size with a
+bearable number of values, and believed if every value has the declared shape: a type, `[shape]` for lists,
+`{"name": shape}` for objects with exactly these names, `{"*": shape}` for objects with any names, a tuple for
+alternatives, and ANY for whatever JSON holds. Numbers are finite: JSON has no others, although Python's
+reader takes them.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stockpot import files
+from stockpot.errors import RunError, StockpotError, describe
+
+LIMIT = 64 * 2**20  # bytes; a pool of a thousand ingredients takes half of that for its distances
+CONTAINERS, VALUES = 10**6, 8 * 10**6  # objects and lists, and values, in one file
+ANY = object()
+NUMBER, TEXT, COUNT = float, str, int
+MAYBE = (None, NUMBER)
+
+SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
+_CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
+_GREEDY = {
+    "kind": TEXT,
+    "ingredient": TEXT,
+    "index": COUNT,
+    "added": bool,
+    "score": MAYBE,
+    "evaluated": COUNT,
+}
+_GUARD = {
+    "held_out": {"*": MAYBE}, "intervals": {"*": [MAYBE]}, "over_learned": {"*": [MAYBE]}, "winner": TEXT,
+}  # fmt: skip
+RUN_SHAPE = {
+    "format": COUNT, "kind": TEXT, "title": TEXT, "created": TEXT, "stockpot": TEXT, "command": [TEXT],
+    "status": TEXT, "metric": TEXT, "percent": bool, "seed": COUNT, "recipe_digest": TEXT, "code": {"*": TEXT},
+    "settings": {"*": {"*": ANY}}, "layout": {"*": ANY}, "fit_digest": TEXT, "report_digest": (None, TEXT),
+    "environment": {"*": ANY},
+}  # fmt: skip
+POOL_SHAPE = {
+    "ingredients": [
+        {
+            "name": TEXT, "path": TEXT, "format": TEXT, "bytes": COUNT, "digest": TEXT, "fit": SCORE,
+            "trial": (None, {"*": ANY}),
+        }
+    ],
+    "parameters": COUNT, "tensors": COUNT, "dtypes": {"*": COUNT}, "frozen": [TEXT], "tied": [[TEXT]],
+    "duplicates": [[COUNT]], "distances": [[MAYBE]], "to_mean": [MAYBE], "norms": [MAYBE],
+    "outlier": (None, COUNT),
+}  # fmt: skip
+RESULT_SHAPE = {
+    "method": TEXT, "settings": {"*": ANY}, "seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT,
+    "models_used": COUNT, "notes": [TEXT], "fit": SCORE, "held_out": SCORE, "report": SCORE, "groups": [TEXT],
+    "curves": {"fit": _CURVES, "held_out": _CURVES}, "greedy": (None, [_GREEDY]), "guard": (None, _GUARD),
+}  # fmt: skip
+RESULTS_SHAPE = {
+    "methods": [TEXT], "recommended": (None, TEXT), "verdict": TEXT, "baseline": (None, TEXT),
+    "compared_on": (None, TEXT), "differences": {"*": [MAYBE]},
+    "held_out": {"*": {"value": NUMBER, "low": MAYBE, "high": MAYBE}},
+    "growth": (None, {"*": [{"models": COUNT, "report": SCORE}]}), "failed": {"*": TEXT},
+}  # fmt: skip
+
+
+def read_json(path: Path, root: Path, shape: Any) -> Any:
+    """The values of one file of a run, as declared; None where there is no such file."""
+    with readable(path):
+        try:
+            content = files.read_bytes(path, LIMIT, root=root)
+        except FileNotFoundError:
+            return None
+        if content.count(b"[") + content.count(b"{") > CONTAINERS or content.count(b",") > VALUES:
+            raise ValueError("more values than such a file has")
+        value = files.parse_json(content)
+        check(value, shape)
+        return value
+
+
+def check(value: Any, shape: Any, place: str = "") -> None:
+    """Raise ValueError, with the place in the file, where a value has another shape than declared."""
+    if isinstance(shape, tuple):
+        fitting = [one for one in shape if _kind_fits(value, one)]
+        if not fitting:
+            raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {_named(shape)}")
+        shape = fitting[0]
+    if not _kind_fits(value, shape):
+        raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {_named(shape)}")
+    if isinstance(shape, list):
+        for number, item in enumerate(value):
+            check(item, shape[0], f"{place}[{number}]")
+    elif isinstance(shape, dict):
+        names = value if "*" in shape else shape
+        lacking = [name for name in names if name not in value]
+        foreign = [name for name in value if name not in names]
+        if lacking or foreign:
+            what = f"no {lacking[0]!r}" if lacking else f"an unknown {foreign[0][:60]!r}"
+            raise ValueError(f"{place or 'it'} has {what}")
+        for name in names:
+            check(value[name], shape.get("*", shape.get(name)), f"{place}.{name[:60]}".lstrip("."))
+    elif shape is ANY:
+        _check_any(value, place)
+
+
+def _check_any(value: Any, place: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place or 'it'} is {value}, which is no number of JSON")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_any(item, place)
+
+
+def _kind_fits(value: Any, shape: Any) -> bool:
+    if shape is ANY:
+        return True
+    if shape is None or isinstance(value, bool):
+        return value is None if shape is None else shape is bool
+    if shape is NUMBER:
+        return isinstance(value, (int, float)) and abs(value) < 1e308  # also refuses NaN
+    if shape is COUNT:
+        return isinstance(value, int) and 0 <= value < 2**63
+    return isinstance(value, shape if isinstance(shape, type) else type(shape))
+
+
+def _named(shape: Any) -> str:
+    known = {NUMBER: "a number", COUNT: "a count", TEXT: "a text", bool: "true or false", None: "null"}
+    if isinstance(shape, tuple):
+        return " or ".join(_named(one) for one in shape)
+    if isinstance(shape, (list, dict)):
+        return "a list" if isinstance(shape, list) else "an object"
+    return known[shape]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    return "null" if value is None else repr(value)[:40]
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A file of the record that somebody damaged, replaced or removed, in our words."""
+    try:
+        yield
+    except StockpotError:
+        raise
+    except Exception as error:  # libraries that read arrays have errors of their own
+        found = " ".join(str(error).split())[:300] or type(error).__name__
+        raise RunError(
+            describe(
+                str(path),
+                expected="a file of a run record",
+                found=found,
+                fix="restore it from a copy, or start again with another output directory",
+            )
+        ) from error
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON, which has neither NaN nor infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+_CONTROL = [chr(i) for i in (*range(32), *range(0x7F, 0xA0)) if chr(i) not in "\n\t"]
+_DIRECTION = [chr(i) for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
+_UNFIT = frozenset([*_CONTROL, *_DIRECTION, "\ufffe", "\uffff"])
+
+
+def clean(text: str) -> str:
+    """Control characters, lone surrogates and changes of writing direction become a replacement mark.
+
+    XML and UTF-8 cannot carry the former; the latter make a name look like another one.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\ufffd" if c in _UNFIT or unicodedata.category(c) == "Cs" else c for c in text)
+
+
+def cleaned(value: Any) -> Any:
+    """Names come from files of strangers: what no page can carry is removed once, here."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    if isinstance(value, dict):
+        return {clean(key): cleaned(item) for key, item in value.items()}
+    return value
