@@ -141,7 +141,9 @@ def test_pixels_without_a_known_range_are_refused(dtype: type, said: str, tmp_pa
 def test_an_image_has_a_limit_as_it_is_stored_and_as_it_is_resized(tmp_path: Path) -> None:
     PIL.new("L", (1, 8000)).save(tmp_path / "thin.png")  # 85 bytes that became 2.3 GB
     wanted = ImageInput(size=(224, 224), resize=224, channels=3)
-    with pytest.raises(DataError, match="its shorter side resized to 224: expected at most 67,108,864 pixels"):
+    with pytest.raises(
+        DataError, match="its shorter side resized to 224: expected at most 67,108,864 pixels"
+    ):
         decode([tmp_path / "thin.png"], wanted)
     PIL.new("L", (50, 50)).save(tmp_path / "small.png")
     with pytest.raises(DataError, match=r"expected at most 100 pixels, found 50 x 50.\n.*data.limits.pixels"):

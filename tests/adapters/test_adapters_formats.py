@@ -105,13 +105,84 @@ def test_parts_of_a_folder_of_tables(tmp_path: Path) -> None:
     assert "is one file" in refusal(read_table, tmp_path / "val.csv", "test")
 
 
+def test_rows_and_unfolded_bytes_have_limits_that_can_be_raised(tmp_path: Path) -> None:
+    for name, text in (("a.csv", "x\n1\n2\n3\n"), ("a.jsonl", '{"x": 1}\n' * 3)):
+        (tmp_path / name).write_text(text)
+        assert "expected at most 2 rows, found 3" in refusal(
+            read_table, tmp_path / name, None, Limits(rows=2)
+        )
+        assert len(read_table(tmp_path / name, None, Limits(rows=3))) == 3
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(20_000))
+    small = Limits(bytes=1000)
+    said = refusal(read_arrays, tmp_path / "a.npz", None, small)
+    assert "found at least 160,128" in said
+    assert "raise data.limits.bytes to 262144" in said
+    assert len(read_arrays(tmp_path / "a.npz", None, Limits(bytes=262144))) == 20_000
+
+
+def test_a_tiny_parquet_file_with_gigabytes_in_it(tmp_path: Path) -> None:
+    """Runs of one number, and one text in every row, take hardly any place in a file."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    numbers = pa.table({"x": np.zeros(2**20, np.int64)})
+    with pq.ParquetWriter(tmp_path / "numbers.parquet", numbers.schema) as writer:
+        for _ in range(9):
+            writer.write_table(numbers)
+    assert (tmp_path / "numbers.parquet").stat().st_size < 100_000
+    assert "content of at most 67,108,864 bytes" in refusal(read_table, tmp_path / "numbers.parquet", None)
+    codes, text = pa.array(np.zeros(1000, np.int32)), pa.array(["a" * 10**5])
+    for name in ("text", "texts"):
+        column = pa.DictionaryArray.from_arrays(codes, text).cast(pa.string())
+        nested = pa.ListArray.from_arrays(pa.array(np.arange(1001, dtype=np.int32)), column)
+        pq.write_table(pa.table({"x": column if name == "text" else nested}), tmp_path / f"{name}.parquet")
+        assert (tmp_path / f"{name}.parquet").stat().st_size < 200_000
+        assert "content of at most 67,108,864" in refusal(read_table, tmp_path / f"{name}.parquet", None)
+
+
+def test_values_that_store_no_bytes_are_counted(tmp_path: Path) -> None:
+    nothing = pa.ListArray.from_arrays(pa.array([0, 2**28], pa.int32()), pa.nulls(2**28))
+    write_dataset(tmp_path / "d", pa.table({"x": nothing}))
+    assert "at most 67,108,864 bytes" in refusal(read_dataset, tmp_path / "d", None)
+
+
+def test_lists_of_lists_and_tensors_of_a_fixed_shape_keep_their_shape(tmp_path: Path) -> None:
+    pixels = np.arange(4 * 2 * 3, dtype=np.uint8).reshape(4, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(pixels)
+    nested = pa.array(pixels.tolist(), pa.list_(pa.list_(pa.uint8(), 3)))
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"a": tensors, "b": nested}), tmp_path / "a.parquet")
+    write_dataset(tmp_path / "d", pa.table({"a": tensors, "b": nested}))
+    for table in (read_table(tmp_path / "a.parquet", None), read_dataset(tmp_path / "d", None)):
+        for name in ("a", "b"):
+            column = table.columns[name]
+            assert isinstance(column, np.ndarray)
+            assert column.dtype == np.uint8
+            np.testing.assert_array_equal(column, pixels)
+
+
+def test_texts_of_a_dictionary_stay_one_object(tmp_path: Path) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 1]), ["a" * 100, "b" * 100])
+    write_dataset(tmp_path / "d", pa.table({"x": words}))
+    column = read_dataset(tmp_path / "d", None).columns["x"]
+    assert column == ["b" * 100, "a" * 100, None, "b" * 100]
+
+
+def test_text_is_never_made_up() -> None:
+    assert as_text("NA", "x") == "NA"
+    assert as_text("caf\u00e9".encode(), "x") == "caf\u00e9"
+    assert as_text(3, "x") == "3"
+    for nothing in (None, float("nan")):
+        assert "row 3: expected text, found nothing" in refusal(as_text, nothing, "row 3")
+    assert "expected UTF-8 text, found bytes ff fe" in refusal(as_text, b"\xff\xfe", "row 3")
+    assert "expected text, found list" in refusal(as_text, ["a"], "row 3")
+
+
 # Hugging Face datasets on disk -----------------------------------------------------------------------
 
 
-def write_dataset(folder: Path, columns: dict[str, list[Any]]) -> None:
+def write_dataset(folder: Path, columns: Any) -> None:
     """The layout of `save_to_disk`: Arrow streams and a state file that lists them."""
     folder.mkdir(parents=True)
-    table = pa.table(columns)
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     names = []
     for number, start in enumerate(range(0, len(table), 2)):
         names.append(f"data-{number:05d}.arrow")
@@ -174,6 +245,18 @@ def test_arrays_of_objects_are_refused_unread(tmp_path: Path) -> None:
         read_arrays, tmp_path / "a.npz", None
     )
     assert not marker.exists()
+
+
+def test_arrays_of_text_and_of_nothing(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", t=np.array(["a", "b"]), b=np.array([b"c", b"\xc3\xa9"]))
+    assert read_arrays(tmp_path / "a.npz", None).columns == {"t": ["a", "b"], "b": ["c", "\u00e9"]}
+    np.savez(tmp_path / "b.npz", t=np.array([b"a", b"\xff"]))
+    assert "b.npz, t, row 1: expected UTF-8 text" in refusal(read_arrays, tmp_path / "b.npz", None)
+    header = b"{'descr': '|S0', 'fortran_order': False, 'shape': (40000000,), }"
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert "40,000,000 rows of nothing" in refusal(read_arrays, tmp_path / "f", None)
 
 
 def test_bad_arrays(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from stockpot.adapters.extras import need
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, first_line, not_there
 from stockpot.errors import DataError
-from stockpot.small_files import read_json
+from stockpot.files import read_json
 
 _BATCH = 65_536  # Rows that Parquet decodes at once, where they are small.
 _WIDTH = {"INT64": 8, "DOUBLE": 8, "INT96": 12, "INT32": 4, "FLOAT": 4}
@@ -68,7 +68,7 @@ def read_dataset(path: Path, part: str | None, limits: Limits = LIMITS) -> Table
 def _dataset_files(folder: Path) -> list[Path]:
     listing, fix = folder / "state.json", "save the dataset again with save_to_disk"
     try:
-        names = [entry["filename"] for entry in read_json(listing)["_data_files"]]
+        names = [entry["filename"] for entry in read_json(listing, follow=True)["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(listing, error) from error
     for name in names or [None]:
@@ -84,7 +84,7 @@ def _dataset_folder(path: Path, part: str | None) -> Path:
     listing = path / "dataset_dict.json"
     if listing.is_file():
         try:
-            splits = read_json(listing)["splits"]
+            splits = read_json(listing, follow=True)["splits"]
             if not isinstance(splits, list) or not all(
                 isinstance(s, str) and Path(s).name == s for s in splits
             ):

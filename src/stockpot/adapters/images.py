@@ -23,10 +23,9 @@ from torch import Tensor
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, not_there
-from stockpot.atomic import sync_directory
 from stockpot.errors import DataError
 from stockpot.events import Listener, ignore, progress
-from stockpot.small_files import read_bytes
+from stockpot.files import check_inside, read_bytes, sync_directory
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 # By content, whatever the name says. Not EPS among others, which would start another program.
@@ -81,7 +80,7 @@ def decode(
     shape = (len(items), *first.shape)
     if cache is not None:
         how = f"{wanted.size} {wanted.resize} {wanted.interpolation} {wanted.channels}"
-        file = cache / f"{name}-{_digest(items, folder, how)[:16]}.u8"
+        file = check_inside(cache, cache / f"{name}-{_digest(items, folder, how)[:16]}.u8")
         if not file.is_file() or file.stat().st_size != first.nbytes * len(items):
             with _new_file(file, first.nbytes * len(items)) as place:
                 mapped = np.memmap(place, np.uint8, "r+", shape=shape)
@@ -167,7 +166,7 @@ def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> A
     ):  # the library has a limit of its own
         pil.MAX_IMAGE_PIXELS = max(pil.MAX_IMAGE_PIXELS, limits.pixels)
     try:
-        encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _ENCODED)
+        encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _ENCODED, follow=True)
         with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
             _check_pixels(picture.size, what, limits)
             picture.load()

@@ -12,7 +12,7 @@ import numpy as np
 
 from stockpot.adapters.tables import Array, Table, bad_data, not_there
 from stockpot.errors import DataError
-from stockpot.small_files import read_bytes
+from stockpot.files import read_bytes
 
 # The order in which shares are cut: more fitting data never changes which samples are reported on.
 ORDER = ("report", "fit", "train")
@@ -119,7 +119,7 @@ def read_rows(file: Path, table: Table) -> Array:
     if not file.is_file():
         raise not_there(file, "a .npy array or a text file that lists samples")
     try:
-        content = read_bytes(file, _LIST)
+        content = read_bytes(file, _LIST, follow=True)
         given = np.load(io.BytesIO(content), allow_pickle=False) if file.suffix == ".npy" else _lines(content)
     except (OSError, ValueError) as error:
         raise _wrong(file, "a .npy array of numbers or a text file", str(error)) from error

@@ -10,8 +10,8 @@ from typing import Any
 from stockpot.adapters.extras import bad_model, need, no_bars
 from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
 from stockpot.errors import TaskError
+from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
-from stockpot.small_files import read_json
 
 _WEIGHTS = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -114,7 +114,7 @@ def _configuration(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path 
             "download the model first; stockpot reads local files only",
         )
     try:
-        content = read_json(file)
+        content = read_json(file, follow=True)
     except (OSError, ValueError) as error:
         raise bad_model(str(file), "a JSON configuration", str(error), "correct the file") from error
     if not isinstance(content, dict) or "model_type" not in content:
@@ -180,7 +180,7 @@ def _image(folder: Path | None, config: Any) -> ImageInput | None:
     for name in ("preprocessor_config.json", "processor_config.json") if folder is not None else ():
         assert folder is not None
         if (folder / name).is_file():
-            content = read_json(folder / name)
+            content = read_json(folder / name, follow=True)
             content = content.get("image_processor", content)
             if {"image_mean", "size", "do_normalize", "do_resize"} & set(content):
                 return processor_image(content, channels)
