@@ -207,6 +207,9 @@ def test_sweeping_removes_halves_and_puts_back_what_stepped_aside(tmp_path: Path
     mine = [".hidden", "c.writing", ".c.writing", f"a.{HEX}.writing", ".a.0123.writing"]
     for name in mine:
         (tmp_path / name).write_text("mine")
+    files.sweep(tmp_path, names=["a.json"])
+    assert not (tmp_path / f".a.json.{HEX}.writing").exists()
+    assert (tmp_path / f".b.{HEX}.writing").exists()
     files.sweep(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*mine, "done", "soup"])
     assert (tmp_path / "soup" / "model").read_text() == "old"
@@ -632,17 +635,19 @@ def test_a_lock_is_for_one_and_says_whose(tmp_path: Path) -> None:
 def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, removed = files._lock, []
+    real = files._lock
+    removed: list[bool] = []
 
     def lock(handle: int) -> bool:
         if not removed:
-            removed.append((tmp_path / ".lock").unlink())
+            (tmp_path / ".lock").unlink()
+            removed.append(True)
         return real(handle)
 
     monkeypatch.setattr(files, "_lock", lock)
     with Lock(tmp_path):
         assert not Lock(tmp_path).try_acquire()
-    assert removed == [None]
+    assert removed == [True]
 
 
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:

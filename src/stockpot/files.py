@@ -328,10 +328,13 @@ def _is_link(path: Path) -> LinkError:
 # ---- removing
 
 
-def sweep(path: Path, root: Path | None = None) -> None:
-    """Remove what killed processes left half-written in a directory, which nobody else may be writing to."""
+def sweep(path: Path, root: Path | None = None, names: Iterable[str] | None = None) -> None:
+    """Remove what killed processes left half-written in a directory: of everything, or of these names.
+
+    Nobody else may be writing them.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), _folder(path, root) as folder:
-        folder.sweep()
+        folder.sweep(None if names is None else set(names))
 
 
 def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
@@ -395,7 +398,7 @@ class _Folder:
 
     def make_temporary(self, name: str) -> str:
         """A new directory in which `name` is prepared; what earlier processes left of such ones goes away."""
-        self.sweep(name)
+        self.sweep({name})
         temporary = _temporary(name)
         os.mkdir(self._at(temporary), dir_fd=self._handle)
         return temporary
@@ -426,10 +429,10 @@ class _Folder:
                     inner.remove(entry)
             os.rmdir(name, dir_fd=self._handle)
 
-    def sweep(self, only: str | None = None) -> None:
+    def sweep(self, only: set[str] | None = None) -> None:
         for entry in self.names():
             found = _TEMPORARY.fullmatch(entry)
-            if found is None or only not in (None, found["name"]):
+            if found is None or (only is not None and found["name"] not in only):
                 continue
             if found["kind"] == "replaced":
                 self.recover(found["name"])

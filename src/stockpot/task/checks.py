@@ -14,10 +14,13 @@ from stockpot.errors import DataError, TaskError, describe
 from stockpot.task.batches import find_labels, leaves
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss, are_probabilities
-from stockpot.task.metrics import METRICS, Metric
+from stockpot.task.metrics import METRICS
+from stockpot.task.scores import Metric
 
 STATISTICS = ("recalibrate", "average", "copy")
-CLASSES = ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")  # metrics of class labels
+CLASSES = [
+    METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")
+]  # of class labels
 AUTOCAST = (None, torch.bfloat16, torch.float16)
 _PIECE = 1024  # samples looked at together
 
@@ -67,7 +70,12 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
         # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
         found = torch.empty(0, device=wanted).device
         model.to(found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+        TypeError,
+    ) as error:  # float64 on Apple's: TypeError
         raise _wrong(
             "device",
             "a device of this machine with room for the model",
@@ -146,14 +154,22 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
     targets = data.targets
     if targets is None or logits is None:
         return
-    judged = metric.name in CLASSES and metric.name in METRICS
+    judged = metric in CLASSES
     if targets.is_floating_point():
         if (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]:
             _check_probabilities(targets, data.name)
     elif judged or loss:
         _check_classes(targets, logits, data.name, own)
-    if metric.name in ("roc_auc", "pearson", "spearman") and metric == METRICS[metric.name]:
+    if metric in (METRICS["roc_auc"], METRICS["pearson"], METRICS["spearman"]):
         _check_variety(targets, metric.name, data.name)
+
+
+def has_several_labels(targets: Tensor | None, logits: Tensor | None) -> bool:
+    """Whether each sample has a 0 or 1 for each of the logits (n, C), and not always a single 1."""
+    if targets is None or logits is None or logits.ndim != 2 or targets.shape[1:] != logits.shape[1:]:
+        return False
+    hot = bool(((targets == 0) | (targets == 1)).all())
+    return hot and (not targets.is_floating_point() or bool((targets.sum(1) != 1).any()))
 
 
 def _check_probabilities(targets: Tensor, name: str) -> None:

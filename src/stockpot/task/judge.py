@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from stockpot.task.batches import (
     find_logits,
     find_loss,
     need_logits,
+    users_code,
 )
 from stockpot.task.loss import (
     Form,
@@ -35,7 +36,8 @@ from stockpot.task.loss import (
     users_loss,
     users_sample_losses,
 )
-from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, Metric, check_statistics, loss_statistics
+from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, loss_statistics
+from stockpot.task.scores import Metric
 
 
 class Judge:
@@ -57,13 +59,28 @@ class Judge:
         self.form: Form | None = None  # what the model's own loss is for each sample, where that is known
         self.has_own_loss = False  # whether the model computes one
 
-    def _cast(self) -> AbstractContextManager[Any]:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.autocast)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        cast = (
+            nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
+        )
+        try:
+            with cast:
+                yield
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise TaskError(
+                describe(
+                    "a batch of one sample",
+                    expected="two or more: the model's normalisation layers take mean and variance from the batch",
+                    found=str(error),
+                    fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
+                )
+            ) from error
 
     def call(self, batch: Any) -> Any:
-        with self._cast():
+        with self._running():
             return call(self.model, batch)
 
     def forward(self, batch: Any) -> None:
@@ -75,7 +92,7 @@ class Judge:
 
     def _call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
-        with self._cast():
+        with users_code("loss", self.users_loss), self._running():
             return self.users_loss(self.model, batch)
 
     def logits(self, batch: Any) -> Tensor:
@@ -158,7 +175,7 @@ class Judge:
             losses = self._sample_losses(outputs, batch)
             total = Loss(losses.totals.sum(), losses.weights.sum())
             return loss_statistics(self.metric, losses), total
-        table = check_statistics(self.metric.statistics(outputs, batch), n)
+        table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
         if self.users_loss is not None:
@@ -179,11 +196,11 @@ class Judge:
             reason = "a loss of your own calls the model itself"
         else:
             try:
-                return check_statistics(self.metric.statistics(logits, batch), n)
-            except TaskError:
-                raise
-            except Exception as error:
-                reason = f"the metric does not take a tensor of logits ({type(error).__name__}: {error})"
+                return self.metric.of_batch(logits, batch, n)
+            except TaskError as error:
+                if error.__cause__ is None:
+                    raise
+                reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
         raise TaskError(
             describe(
                 "score of averaged logits",
