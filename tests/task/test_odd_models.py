@@ -65,7 +65,9 @@ def test_an_error_in_the_users_metric_is_the_users() -> None:
 def test_an_error_in_the_users_reduction_is_the_users() -> None:
     metric = Metric("odd", lambda outputs, batch: outputs[:, :2], broken_reduction)
     scores = Task(linear(), (X, Y), metric=metric).score()
-    with pytest.raises(TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError") as e:
+    with pytest.raises(
+        TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError"
+    ) as e:
         _ = scores.value
     assert line_of("table[:, 7]") in str(e.value)
 
@@ -121,6 +123,7 @@ class Masked(nn.Module):
     def __init__(self, mask: Tensor) -> None:
         super().__init__()
         self.net = linear()
+        self.mask: Tensor
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -210,7 +213,7 @@ def test_losses_of_whole_batches_are_told_from_sums() -> None:
 # Devices without double precision
 
 
-class NoDouble(TorchDispatchMode):
+class NoDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fails wherever a tensor in double precision is made, as on Apple's MPS."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -251,7 +254,7 @@ def test_nothing_on_the_device_is_in_double_precision(name: str, monkeypatch: py
         original = getattr(judge.Judge, method)
 
         def guarded(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-            with NoDouble():
+            with NoDouble():  # type: ignore[no-untyped-call]
                 return original(*args, **kwargs)
 
         monkeypatch.setattr(judge.Judge, method, guarded)
@@ -268,7 +271,7 @@ def test_doubles_in_the_data_become_singles_where_there_are_none() -> None:
     seen: list[torch.dtype] = []
 
     class Leaf(Tensor):
-        def to(self, *args: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        def to(self, *args: Any, **kwargs: Any) -> Tensor:
             seen.append(self.dtype)
             return self
 
