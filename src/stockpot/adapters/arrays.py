@@ -118,7 +118,7 @@ def _check_inflated(path: Path) -> None:
 def _safetensors(path: Path) -> dict[str, Column]:
     import torch
 
-    from stockpot.pool.safetensors_format import open_safetensors
+    from stockpot.pool.safetensors_files import open_safetensors
 
     try:
         file = open_safetensors(path)

@@ -24,7 +24,7 @@ from stockpot.errors import SoupError, describe
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
-from stockpot.pool.files import stays_inside
+from stockpot.pool.source import stays_inside
 from stockpot.soup.kept import StatisticsRule, kept_tensor
 from stockpot.soup.mix import check_holds, mix_tensor
 

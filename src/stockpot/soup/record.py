@@ -17,8 +17,8 @@ from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError, 
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.pool.files import listed
-from stockpot.pool.safetensors_format import open_safetensors
+from stockpot.pool.safetensors_files import open_safetensors
+from stockpot.pool.source import listed
 from stockpot.soup.kept import StatisticsRule
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 import torch
 
 from stockpot.errors import LayoutError, describe
-from stockpot.layout.groups import GRANULARITIES
 from stockpot.pool import Pool, PoolFacts
 
 # Why a tensor is not mixed.
@@ -18,6 +19,9 @@ FROZEN = "frozen"  # identical in all ingredients: copied through
 EXCLUDED = "excluded"  # the user's patterns: taken from the donor
 INTEGER = "integer"  # integers and booleans: taken from the heaviest ingredient, never averaged
 STATISTIC = "statistic"  # running statistics of normalisation layers: recalibrated, averaged or copied
+
+WHOLE_MODEL = "model"
+_NUMBERED = re.compile(r"\d+|.*\D\d+")  # "7", "layer1", "encoder_layer_3"
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class Layout:
         from the ingredient `donor` (an index or a name). `facts` tells which tensors are frozen or tied.
         """
         group_name = _grouping(granularity)
-        tied = tuple(facts.tied) if facts else ()
+        tied = facts.tied if facts else ()
         first_of = {name: names[0] for names in tied for name in names}
         left_out = _left_out(pool, include, exclude, tied)
-        frozen = facts.frozen if facts else frozenset()
+        frozen = _frozen(pool, facts)
         kept: dict[str, str] = {}
         wanted: dict[str, str] = {}  # mixed tensor -> group name
         for name, spec in pool.specs.items():
@@ -65,17 +69,25 @@ class Layout:
             elif name in frozen or spec.numel == 0:
                 kept[name] = FROZEN
             elif spec.dtype.is_complex:
-                raise _complex(name)
+                raise LayoutError(
+                    describe(
+                        f"tensor {name}",
+                        expected="real numbers",
+                        found="complex ones that differ between the ingredients",
+                        fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
+                    )
+                )
             else:
                 # Tied tensors share the group of their first name, so that they stay equal.
                 wanted[name] = group_name(first_of.get(name, name))
         if not wanted:
+            counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
             raise LayoutError(
                 describe(
                     "layout",
                     expected="at least one tensor to mix",
-                    found=f"none of {len(pool.specs)} ({_count(kept)})",
-                    fix="widen include or exclude; ingredients that are all identical have nothing to mix",
+                    found=f"none of {len(pool.specs)} ({counts})",
+                    fix="widen include or exclude",
                 )
             )
         groups = tuple(dict.fromkeys(wanted.values()))
@@ -119,10 +131,40 @@ def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def by_block(name: str) -> str:
+    """The transformer layer or residual stage a tensor belongs to.
+
+    That is the name up to its first numbered part: `encoder.layer.3.attention.query.weight` -> `encoder.layer.3`,
+    `layer1.0.conv1.weight` -> `layer1`. A tensor outside any numbered part stays with its module.
+    """
+    parts = name.split(".")
+    # A root such as `wav2vec2` or `gpt2` has a number but is no block when numbered layers stand below it.
+    below = [part.isdigit() for part in parts[1:-1]]
+    skip_root = not parts[0].isdigit() and any(below) and not below[0]
+    for position, part in enumerate(parts[:-1]):
+        if position == 0 and skip_root:
+            continue
+        if _NUMBERED.fullmatch(part):
+            return ".".join(parts[: position + 1])
+    return by_module(name)
+
+
+def by_module(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+GRANULARITIES: Mapping[str, Callable[[str], str]] = {
+    "model": lambda _: WHOLE_MODEL,
+    "block": by_block,
+    "module": by_module,
+    "tensor": lambda name: name,
+}
+
+
 def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
-    if callable(granularity):
-        return _checked(granularity)
-    if granularity not in GRANULARITIES:
+    if isinstance(granularity, str) and granularity in GRANULARITIES:
+        return GRANULARITIES[granularity]
+    if isinstance(granularity, str):
         raise LayoutError(
             describe(
                 f"granularity {granularity!r}",
@@ -131,12 +173,9 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
                 fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
             )
         )
-    return GRANULARITIES[granularity]
 
-
-def _checked(group_name: Callable[[str], str]) -> Callable[[str], str]:
     def checked(name: str) -> str:
-        group = group_name(name)
+        group = granularity(name)
         if not isinstance(group, str):
             raise LayoutError(
                 describe(
@@ -151,15 +190,16 @@ def _checked(group_name: Callable[[str], str]) -> Callable[[str], str]:
     return checked
 
 
-def _complex(name: str) -> LayoutError:
-    return LayoutError(
-        describe(
-            f"tensor {name}",
-            expected="real numbers",
-            found="complex ones that differ between the ingredients",
-            fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
-        )
-    )
+def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
+    """What is copied through. Identical ingredients are mixed all the same: any soup of them is one of them."""
+    if facts is None:
+        return frozenset()
+    mixable = [
+        name
+        for name, spec in pool.specs.items()
+        if spec.dtype.is_floating_point and spec.numel and name not in pool.statistics
+    ]
+    return facts.frozen.difference(mixable) if facts.frozen.issuperset(mixable) else facts.frozen
 
 
 def _left_out(
@@ -172,27 +212,23 @@ def _left_out(
     together = {name: set(names) for names in tied for name in names}
 
     def matching(option: str, patterns: Iterable[str]) -> set[str]:
-        found = [_matching(pool, option, pattern) for pattern in _patterns(patterns)]
+        listed = [patterns] if isinstance(patterns, str) else list(patterns)
+        found = [_matching(pool, option, pattern) for pattern in listed]
         return {other for names in found for name in names for other in together.get(name, {name})}
 
     left_out = set() if include is None else set(pool.specs) - matching("include", include)
     return left_out | matching("exclude", exclude or ())
 
 
-def _patterns(value: Iterable[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
 def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
     names = set(fnmatch.filter(pool.specs, pattern))
     if not names:
-        some = ", ".join(list(pool.specs)[:5])
         raise LayoutError(
             describe(
                 f"{option} pattern {pattern!r}",
                 expected="a pattern that matches tensor names",
                 found="no match",
-                fix=f"names look like: {some}",
+                fix=f"names look like: {', '.join(list(pool.specs)[:5])}",
             )
         )
     return names
@@ -211,8 +247,3 @@ def _donor(pool: Pool, donor: int | str) -> int:
             fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
         )
     )
-
-
-def _count(kept: Mapping[str, str]) -> str:
-    reasons = list(kept.values())
-    return ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
