@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-PLANTED = ("yaml", "pydantic", "typer", "rich", "random", "difflib", "json", "torch", "numpy", "resource")
+PLANTED = (
+    "yaml",
+    "typing",
+    "pydantic",
+    "typer",
+    "rich",
+    "random",
+    "difflib",
+    "json",
+    "torch",
+    "numpy",
+    "resource",
+)
 
 
 @pytest.mark.parametrize("command", ["module", "script"])

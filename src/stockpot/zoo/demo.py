@@ -43,6 +43,7 @@ SPACES: Mapping[str, Space] = {
 }
 EPOCHS = 20.0  # of pre-training
 CLUSTERS, ROUNDS, PATCH = 30, 20, 2
+BESIDE = "from stockpot.zoo.demo import run_beside; run_beside()"
 PATIENCE = 60.0  # seconds that the second process may take to save and end
 POOL, PRETRAINED, RECIPE = "pool", "pretrained.safetensors", "recipe.yaml"
 
@@ -284,14 +285,12 @@ def _pretrained(folder: Path, seed: int, listen: Listener) -> dict[str, Tensor]:
 @contextlib.contextmanager
 def _second_process(folder: Path, seed: int, trials: int) -> Iterator[None]:
     """The same search once more beside this one. If it dies, this one takes its trial over."""
-    package = Path(__file__).parents[2]  # not the current folder, in which a stranger's modules may lie
-    program = "from stockpot.zoo.demo import run_beside; run_beside()"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(folder), str(seed), str(trials)],
+        [sys.executable, "-c", BESIDE, str(folder), str(seed), str(trials)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=package,
+        cwd=Path(__file__).parents[2],  # not the current folder, in which a stranger's modules may lie
     )
     try:
         yield
