@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stockpot.finetune import Augmentation
+from stockpot.zoo import Augmentation
 from stockpot.recipe import Recipe
 from stockpot.run.finetuning import plan_of
 

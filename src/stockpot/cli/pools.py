@@ -127,26 +127,21 @@ def demo(
     stockpot demo --out /tmp/soup --seed 1
     ```
     """
-    import torch
-
     from stockpot.recipe import load_recipe
     from stockpot.report import write_report
     from stockpot.zoo import make_demo_pool
+    from stockpot.zoo.demo import one_thread
 
-    began, threads = time.perf_counter(), torch.get_num_threads()
+    began = time.perf_counter()
     path = _demo_recipe(out, seed, overwrite)
     recipe = load_recipe(path)
-    try:
-        torch.set_num_threads(1)  # its tensors are tiny: more threads are slower, and other numbers
-        with drawing() as listen:
-            listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
-            make_demo_pool(out, seed=seed, listen=listen)
-            listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
-            run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
-            listen(Event("phase", {"text": "3 of 3: writing the report"}))
-            report = write_report(run)
-    finally:
-        torch.set_num_threads(threads)
+    with drawing() as listen, one_thread():
+        listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
+        make_demo_pool(out, seed=seed, listen=listen)
+        listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
+        run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
+        listen(Event("phase", {"text": "3 of 3: writing the report"}))
+        report = write_report(run)
     if as_json:
         document(summary(run, report))
         return
