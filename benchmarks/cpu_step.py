@@ -21,11 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import stockpot
-from stockpot.engine import Descent, Live
-from stockpot.engine.loader import Loader
+from stockpot.engine import Engine, Live, Options
+from stockpot.engine.inner_loop import Batch
 from stockpot.layout import Layout
-from stockpot.soups.classic import Classic
-from stockpot.soups.settings import settings_for
+from stockpot.soups.mehl import State, mehl_soup
 
 
 class Classifier(nn.Module):
@@ -42,6 +41,18 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(tokens)).mean(dim=1))
+
+
+def autograd_through_all(pool: stockpot.Pool, layout: Layout, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The coefficients' gradient the classic way: one graph from W through all models to the loss. (K, G)"""
+    alpha = torch.zeros(len(pool), len(layout), requires_grad=True)
+    W = 1 / len(pool) + alpha - alpha.mean(dim=0)
+    mixed = {
+        name: torch.tensordot(W[:, j], torch.stack([pool.tensor(k, name) for k in range(len(pool))]), dims=1)
+        for name, j in layout.group_of.items()
+    }
+    outputs = torch.func.functional_call(Classifier().eval(), mixed, (tokens,))
+    return torch.autograd.grad(nn.functional.cross_entropy(outputs, labels), alpha)[0]
 
 
 def main() -> None:
@@ -62,10 +73,9 @@ def main() -> None:
             save_file(state, Path(folder) / f"m{k}.safetensors")
         pool = stockpot.Pool.open(folder)
         task = stockpot.Task(Classifier(), (tokens, labels))
-        settings = settings_for("hl+", steps=10_000, batch_size=args.batch)
         indices = torch.arange(args.batch)
         layout = Layout.of(pool, "tensor")
-        wanted = Classic(pool, task, layout, simplex=False).gradient(indices)
+        wanted = autograd_through_all(pool, layout, tokens[indices], labels[indices])
         plain_model = Classifier().eval()
         batch = (tokens[: args.batch], labels[: args.batch])
 
@@ -74,17 +84,19 @@ def main() -> None:
             nn.functional.cross_entropy(plain_model(batch[0]), batch[1]).backward()
 
         with Live(task, pool, layout) as live, task.learning():
-            loader = Loader(live)
-            mean = loader.mean()
-            directions = loader.load(list(range(b)), mean)
-            descent = Descent(live, directions, mean, torch.zeros(b, len(layout)), None, settings, 10_000)
-            descent.gradient(task.fit, indices)
-            assert descent.raw.grad is not None
-            error = float((descent.raw.grad - wanted).norm() / wanted.norm())
+            engine = Engine(live, Options(batch_size=args.batch), task.fit, block_size=b)
+            directions = engine.load(range(b))
+            start = torch.zeros(b, len(layout))
+            engine.mix(engine.theta_fix(start, range(b)), start)
+            _, slope, _ = engine.gradient(directions, Batch([batch], args.batch), None)
+            error = float((slope - slope.mean(dim=0) - wanted).norm() / wanted.norm())
             assert error < 1e-4, error
+            algorithm = mehl_soup(
+                engine, [range(b)], task.fit, lambda _: indices, J=10_000, eta=0.01, state=State(start)
+            )
 
             def ours() -> None:
-                descent.run(task.fit, [indices])
+                next(algorithm)
 
             times: dict[str, list[float]] = {"plain": [], "ours": []}
             for _ in range(args.repeat):

@@ -22,7 +22,7 @@ import peers
 import torch
 
 import stockpot
-from stockpot.engine.memory import anonymous_bytes
+from stockpot.engine.resources import anonymous_bytes
 from stockpot.events import Event
 from zoo import Normalised, make_files
 

@@ -22,9 +22,10 @@ import torch
 from torch import nn
 
 import stockpot
-from stockpot.engine import Engine, Live
+from stockpot.engine import Engine, Live, Options
+from stockpot.engine.inner_loop import Batch, CapturedLoop
 from stockpot.layout import Layout
-from stockpot.soups.settings import settings_for
+from stockpot.soups.mehl import State, mehl_soup
 from zoo import Normalised, make_files
 
 BATCH = 128
@@ -85,18 +86,21 @@ def ours(
     pool = stockpot.Pool.open(files[:b]).subset(range(b))
     told: list[Any] = []
     task = stockpot.Task(model, (x[:BATCH].cpu(), y[:BATCH].cpu()))
-    settings = settings_for("mehl+", directions=dtype, block_size=b, steps=1000, compile=compiled)
+    options = Options(batch_size=BATCH, directions=dtype, compile=compiled)
     torch.cuda.reset_peak_memory_stats()
     with Live(task, pool, Layout.of(pool, "tensor")) as live, task.learning():
-        engine = Engine(live, settings, task.fit, block_size=b, listen=told.append)
-        mean = engine.loader.mean()
-        fixed = mean.cuda()
-        directions = engine.loader.load(list(range(b)), mean)
-        descent = engine.descent(directions, fixed, torch.zeros(b, len(live.layout)), None, 1000, task.fit)
+        engine = Engine(live, options, task.fit, block_size=b, listen=told.append)
+        state = State(torch.zeros(b, len(live.layout)))
+        algorithm = mehl_soup(
+            engine, [range(b)], task.fit, lambda _: torch.arange(BATCH), J=1000, eta=0.01, state=state
+        )
+        next(algorithm)
         peak = torch.cuda.max_memory_allocated() - base
-        assert descent.path == "CUDA graph", descent.path
-        ms = median_ms(descent._graph.replay)
-        losses = descent.run(task.fit, [torch.arange(BATCH)] * 3)
+        loop = engine._loop
+        assert isinstance(loop, CapturedLoop), [event.data for event in told if event.kind == "engine"]
+        loop._counter.zero_()
+        ms = median_ms(loop._graph.replay)
+        losses = next(algorithm).steps
         result = {
             "b": b,
             "directions": dtype,
@@ -147,18 +151,28 @@ def agreement(
     layout = Layout.of(pool, "tensor")
     found = {}
     for dtype in ("fp32", "bf16", "int8"):
-        settings = settings_for("mehl+", directions=dtype, block_size=b, steps=1000, batch_size=16)
+        options = Options(batch_size=16, directions=dtype)
         with Live(task, pool, layout) as live, task.learning():
-            engine = Engine(live, settings, task.fit, block_size=b)
-            mean = engine.loader.mean()
-            directions = engine.loader.load(list(range(b)), mean)
-            descent = engine.descent(
-                directions, mean.cuda(), torch.zeros(b, len(layout)), None, 1000, task.fit
+            engine = Engine(live, options, task.fit, block_size=b)
+            directions = engine.load(range(b))
+            start = torch.zeros(b, len(layout))
+            fixed = engine.theta_fix(start, range(b))
+            engine.mix(fixed, start.cuda())
+            batch = Batch([task.to_device(task.fit.batch(torch.arange(16)))], 16)
+            _, slope, _ = engine.gradient(directions, batch, None)
+            state = State(start)
+            algorithm = mehl_soup(
+                engine,
+                [range(b)],
+                task.fit,
+                lambda _: torch.arange(16),
+                J=1000,
+                eta=0.01,
+                every=steps,
+                state=state,
             )
-            gradient = descent.gradient(task.fit, torch.arange(16))
-            slope = descent.raw.grad.clone()
-            descent.run(task.fit, [torch.arange(16)] * steps)
-            found[dtype] = (descent.raw.detach().clone(), slope, gradient)
+            next(algorithm)
+            found[dtype] = (state.alpha.cuda(), slope.clone())
             engine.close()
     peer_model = Normalised(model_name).cuda().eval()
     states = [load_file(f) for f in files[:b]]

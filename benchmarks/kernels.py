@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py [--tune] [--out FILE]
 
-Every kernel is compared with engine/reference.py in float64 before it is timed.
+Every kernel is compared with engine/directions.py's plain functions in float64 before it is timed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import shapes
 import torch
 import triton
 
-from stockpot.engine import kernels, reference
-from stockpot.engine.plan import FlatPlan
-from stockpot.engine.tiles import ALIGN, Tiles
+from stockpot.engine import directions, kernels
+from stockpot.engine.flat import ALIGN, FlatPlan, Tiles
 from stockpot.layout import Layout
 
 
@@ -53,9 +52,9 @@ def check(rows, scale, tiles, plan, gradient, fixed, c, out) -> dict[str, float]
             first, last = tiles.first[j : j + 2].tolist()
             d *= scale[first:last].repeat_interleave(tiles.length[first:last].long(), dim=0).T.double()
         bounds = [(0, end - begin)]
-        want = reference.project(d, gradient[begin:end].double(), bounds)[:, 0]
+        want = directions.project(d, gradient[begin:end].double(), bounds)[:, 0]
         errors["project"] = max(errors["project"], float((got[:, j] - want).norm() / want.norm()))
-        mixed = fixed[begin:end].double() + reference.mix(d, c[:, j : j + 1].double(), bounds)
+        mixed = fixed[begin:end].double() + directions.mix(d, c[:, j : j + 1].double(), bounds)
         errors["mix"] = max(errors["mix"], float((out[begin:end].double() - mixed).norm() / mixed.norm()))
     return errors
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import machine
 import numpy as np
-
 from stockpot.report.record import read
 
 KINDS = ("fp32", "bf16", "int8")

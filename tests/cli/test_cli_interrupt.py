@@ -34,7 +34,7 @@ def started(folder: Path, *options: str, **streams: int) -> subprocess.Popen[str
     events = folder / "run" / "events.jsonl"
     before = events.read_text().count('"step"') if events.exists() else 0
     process: subprocess.Popen[str] = subprocess.Popen(
-        [sys.executable, "-m", "stockpot.cli", "compare", recipe, *SLOW, *options],
+        [sys.executable, "-m", "stockpot", "compare", recipe, *SLOW, *options],
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"},
         **streams,  # type: ignore[call-overload]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stockpot.errors import LayoutError
 from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout
-from stockpot.layout.groups import by_block, by_module
+from stockpot.layout import by_block, by_module
 from stockpot.pool import Pool
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, write
 

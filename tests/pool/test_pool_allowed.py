@@ -10,8 +10,7 @@ from pool_files import write
 
 from stockpot.errors import CheckpointError
 from stockpot.pool import open_checkpoint
-from stockpot.pool.allowed import check_table
-from stockpot.pool.pickles import CodeError, PickleError
+from stockpot.pool.pickles import CodeError, PickleError, check_table
 
 FLOATS = b"ctorch\nFloatStorage\n"
 

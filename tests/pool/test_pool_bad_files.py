@@ -103,7 +103,7 @@ def test_the_refused_class_is_named(tmp_path: Path) -> None:
     ("payload", "words"),
     [
         (pickle.dumps({"w": 1}, protocol=4), "(Unsupported operand 149)"),
-        (b"\x80\x02Q.", "pop from empty list)"),
+        (b"\x80\x02Q.", "takes from an empty stack)"),
         (b"\x80", "cannot read as weights"),
         (b"\x80\x02cposix\nsystem\n(Vtouch marker\ntR.", "asks for posix.system"),
         (b"\x80\x02}U\x01wc__builtin__\neval\n(V1\ntRs.", "eval, which is not plain tensor data"),

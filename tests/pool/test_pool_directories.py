@@ -12,8 +12,8 @@ from pool_files import state, write
 from stockpot import Pool
 from stockpot.errors import CheckpointError, MismatchError, PoolError
 from stockpot.pool import open_checkpoint
-from stockpot.pool.files import looks_like, stays_inside
-from stockpot.pool.huggingface import is_leftover, weights_of
+from stockpot.pool.discover import is_leftover, weights_of
+from stockpot.pool.source import looks_like, stays_inside
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("stockpot.pool.discover.weights_of", refuse)
-    monkeypatch.setattr("stockpot.pool.huggingface.weights_of", refuse)
+    monkeypatch.setattr("stockpot.pool.checkpoint.weights_of", refuse)
     with pytest.raises(PoolError, match="expected a folder to look into, found Permission denied"):
         Pool.open(tmp_path)
     with pytest.raises(CheckpointError, match="expected a checkpoint directory, found Permission denied"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stockpot.pool.header import HeaderError, check_header
+from stockpot.pool.safetensors_files import HeaderError, read_header
 
 
 def written(folder: Path, header: Any, data: int = 16, spaces: int = 0) -> tuple[Path, int]:
@@ -37,7 +37,7 @@ def entry(start: int, stop: int, *shape: int) -> dict[str, Any]:
 )
 def test_headers_that_can_be_true(tmp_path: Path, header: Any, data: int) -> None:
     for spaces in (0, 5):
-        check_header(*written(tmp_path, header, data, spaces))
+        read_header(*written(tmp_path, header, data, spaces))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_headers_that_can_be_true(tmp_path: Path, header: Any, data: int) -> Non
 )
 def test_headers_that_cannot(tmp_path: Path, header: Any, data: int, words: str) -> None:
     with pytest.raises(HeaderError, match=words):
-        check_header(*written(tmp_path, header, data))
+        read_header(*written(tmp_path, header, data))
 
 
 def test_a_header_may_fill_the_file_and_no_more(tmp_path: Path) -> None:
     path, size = written(tmp_path, {}, 0)
-    check_header(path, size)
+    read_header(path, size)
     for length in (size - 7, 2**63, 100_000_001):
         path.write_bytes(struct.pack("<Q", length) + b"{}")
         with pytest.raises(HeaderError, match=f"a header of {length:,} bytes in a file of {size}"):
-            check_header(path, size)
+            read_header(path, size)

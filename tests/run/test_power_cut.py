@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stockpot import atomic
-from stockpot.finetune import Plan, Trial, finetune
+from stockpot.zoo import Plan, Trial, finetune
 from stockpot.run import Identity, Job, RunDirectory, run_job
 from stockpot.soups.settings import settings_for
 from zoo import normed, samples, zoo

@@ -15,7 +15,7 @@ import pytest
 from stockpot.cli.app import app
 from stockpot.disk import require_space
 from stockpot.errors import WriteError
-from stockpot.finetune import Plan, Trial, finetune
+from stockpot.zoo import Plan, Trial, finetune
 from stockpot.recipe import load_recipe
 from stockpot.run import Job
 from stockpot.run.recipe_job import run_cook

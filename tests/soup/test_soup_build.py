@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
-from stockpot.errors import SoupError
+from stockpot.errors import PoolError, SoupError
 from stockpot.layout import Layout
+from stockpot.pool import Pool
 from stockpot.soup import Soup, build, weights
-from stockpot.soup.mix import CHUNK, mix_statistic, mix_tensor
+from stockpot.soup.kept import kept_tensor
+from stockpot.soup.mix import CHUNK, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -74,22 +77,6 @@ def test_a_soup_of_one_is_that_one(case: tuple[int, list[int], torch.dtype, int]
     parts = [random(generator, shape, dtype) for _ in range(K)]
     k = seed % K
     assert torch.equal(mix_tensor(parts, [float(i == k) for i in range(K)]).to(dtype), parts[k])
-
-
-@given(pools)
-@settings(max_examples=50)
-def test_free_weights_need_not_sum_to_one(case: tuple[int, list[int], torch.dtype, int]) -> None:
-    K, shape, dtype, seed = case
-    generator = torch.Generator().manual_seed(seed)
-    parts = [random(generator, shape, dtype) for _ in range(K)]
-    w = torch.randn(K, generator=generator, dtype=torch.float64)
-    wanted = sum(
-        (float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double()
-    )
-    # Anchored at the heaviest part: the error grows with its weight times the spread of the others.
-    scale = (1 + float(w.abs().sum())) * max([float(p.abs().max()) for p in parts if p.numel()], default=0.0)
-    found = mix_tensor(parts, w.tolist(), free=True).double()
-    assert ((found - wanted).abs() <= 2e-6 * scale).all()
 
 
 def test_a_tensor_longer_than_a_chunk() -> None:
@@ -162,7 +149,7 @@ def test_frozen_is_copied_excluded_is_the_donors_integers_are_the_heaviests(tmp_
 def test_tied_tensors_stay_equal_to_the_last_bit(tmp_path: Path) -> None:
     pool = write(tmp_path, fine_tunes(Tied, 3))
     layout = layout_of(pool)
-    W = weights.from_offsets(torch.randn(3, len(layout), generator=torch.Generator().manual_seed(1)))
+    W = torch.softmax(torch.randn(3, len(layout), generator=torch.Generator().manual_seed(1)), dim=0)
     state = Soup(pool, layout, W).state_dict()
     assert torch.equal(state["inner.weight"], state["outer.weight"])
     assert (
@@ -170,14 +157,13 @@ def test_tied_tensors_stay_equal_to_the_last_bit(tmp_path: Path) -> None:
     )  # safetensors wants them apart
 
 
-def test_statistics_are_averaged_without_extrapolating_or_copied_or_given(tmp_path: Path) -> None:
+def test_statistics_are_averaged_without_extrapolating_or_given(tmp_path: Path) -> None:
     pool = write(tmp_path, fine_tunes(normed, 3))
     layout = layout_of(pool, "model")
     W = torch.tensor([[1.5], [-1.0], [0.5]])
     own = [pool.tensor(k, "1.running_var") for k in range(3)]
     averaged = Soup(pool, layout, W).state_dict()["1.running_var"]
     assert torch.allclose(averaged, 0.75 * own[0] + 0.25 * own[2], atol=1e-6)
-    assert torch.equal(Soup(pool, layout, W, copy_statistics=True).state_dict()["1.running_var"], own[0])
     given_ = {"1.running_var": torch.full((8,), 2.0)}
     state = Soup(pool, layout, W, statistics=given_).state_dict()
     assert torch.equal(state["1.running_var"], given_["1.running_var"])
@@ -185,9 +171,45 @@ def test_statistics_are_averaged_without_extrapolating_or_copied_or_given(tmp_pa
     assert torch.allclose(state["1.running_mean"], mean, atol=1e-6)
 
 
-def test_statistics_of_free_weights_that_are_all_negative() -> None:
-    parts = [torch.tensor([1.0]), torch.tensor([3.0])]
-    assert mix_statistic(parts, [-1.0, -2.0]).tolist() == [2.0]
+def test_copied_statistics_are_the_donors_as_the_documentation_says(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(normed, 3))
+    layout = layout_of(pool, "model", donor=1)
+    W = torch.tensor([[0.8], [0.0], [0.2]])  # the donor is not the heaviest
+    copied = Soup(pool, layout, W, statistics_rule="copy").state_dict()
+    assert torch.equal(copied["1.running_var"], pool.tensor(1, "1.running_var"))
+    assert torch.equal(copied["1.num_batches_tracked"], pool.tensor(0, "1.num_batches_tracked"))
+
+
+@pytest.mark.parametrize("rule", ["average", "copy", "recalibrate"])
+def test_a_soup_of_one_ingredient_has_its_own_statistics(tmp_path: Path, rule: Any) -> None:
+    pool = write(tmp_path, fine_tunes(normed, 3))
+    soup = Soup(pool, layout_of(pool, "model"), weights.chosen(3, 1, [2]), statistics_rule=rule)
+    assert torch.equal(soup.state_dict()["1.running_var"], pool.tensor(2, "1.running_var"))
+
+
+@pytest.mark.parametrize("rule", ["average", "copy", "recalibrate"])
+def test_what_is_scored_while_learning_is_what_is_written(tmp_path: Path, rule: Any) -> None:
+    """One rule, in one place: `kept_tensor` gives the file's values for every tensor that is not mixed."""
+    states = fine_tunes(normed, 3)
+    for k, state in enumerate(states):
+        state["ids"], state["frozen"] = torch.tensor([k, k + 1]), torch.ones(2)
+    pool = write(tmp_path, states)
+    layout = layout_of(pool, "module", exclude="4.*", donor=2)
+    W = torch.tensor([[0.1, 1.1], [0.4, -0.6], [0.5, 0.5]], dtype=torch.float64)
+    state = Soup(pool, layout, W, statistics_rule=rule).state_dict()
+    assert set(layout.kept.values()) == {"frozen", "excluded", "integer", "statistic"}
+    for name in layout.kept:
+        assert torch.equal(kept_tensor(pool, layout, W, name, rule), state[name]), name
+
+
+def test_a_statistic_is_the_average_over_positive_weights(tmp_path: Path) -> None:
+    values = (1.0, 2.0, 100.0)
+    pool = write(tmp_path, [{"w": torch.tensor([v]), "bn.running_mean": torch.tensor([v])} for v in values])
+    layout = Layout.of(pool, "model")
+    for row, wanted in (([0.75, 0.75, -0.5], 1.5), ([0.6, 0.2, 0.2], 21.0), ([0.0, 1.0, 0.0], 2.0)):
+        W = torch.tensor(row, dtype=torch.float64)[:, None]
+        found = kept_tensor(pool, layout, W, "bn.running_mean", "average")
+        assert found.tolist() == pytest.approx([wanted])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +277,7 @@ def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
     layout = Layout.of(pool, "model", exclude=["4.bias"])
     W = weights.uniform(3, 1)
     built = dict(build.tensors(pool, layout, W))
-    assert same(built, Soup(pool, layout, W, copy_statistics=False, free=False).state_dict())
+    assert same(built, Soup(pool, layout, W, statistics_rule="average").state_dict())
     assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
     own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
     assert torch.allclose(built["1.running_var"], own.mean(dim=0))
@@ -305,3 +327,30 @@ def test_a_soup_its_type_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
     soup = Soup(pool, Layout.of(pool), torch.tensor([[2.0], [-1.0]], dtype=torch.float64))
     with pytest.raises(SoupError, match="w"):
         soup.state_dict()
+
+
+def test_a_name_that_no_safetensors_file_can_have_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    for k in range(2):
+        torch.save({"w": torch.ones(2) * k, "__metadata__": torch.ones(2) * k}, tmp_path / f"{k}.pt")
+    with pytest.raises((SoupError, PoolError), match="__metadata__"):
+        Soup.uniform(Pool.open(tmp_path))
+
+
+@pytest.mark.parametrize("max_shard", ["5GB", 90])
+def test_buffers_that_overlap_are_saved_each_for_itself(tmp_path: Path, max_shard: int | str) -> None:
+    """Frozen and integer tensors come as views of the file, where they may lie upon each other."""
+    (tmp_path / "pool").mkdir()
+    for k in range(2):
+        base, ids = torch.arange(10.0), torch.arange(10)
+        state = {"w": torch.ones(4) * k, "a": base[:6], "b": base[3:], "c": base.expand(2, 10)}
+        state |= {"ids": ids[:6], "more": ids[3:], "all": ids}
+        torch.save(state, tmp_path / "pool" / f"{k}.pt")
+    pool = Pool.open(tmp_path / "pool")
+    layout = layout_of(pool)
+    saved = Soup(pool, layout, weights.uniform(2, len(layout))).save(tmp_path / "soup", max_shard=max_shard)
+    found: dict[str, Tensor] = {}
+    for file in saved.glob("*.safetensors"):
+        found |= load_file(file)
+    assert same(found, state | {"w": torch.full((4,), 0.5)})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stockpot.soup import mix
 from stockpot.soup.build import AHEAD, THREADS, _ahead
-from stockpot.soup.mix import GAIN, mix_statistic, mix_tensor
+from stockpot.soup.mix import GAIN, mix_tensor
 
 PARTS = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([3.0, 5.0, -1.0]), torch.tensor([-4.0, 0.25, 8.0])]
 
@@ -23,22 +23,19 @@ def expected(weights: list[float]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("weights", "free", "way"),
+    ("weights", "way"),
     [
-        ([0.5, 0.25, 0.25], False, "mean"),
-        ([1.0, -1.0, 1.0], False, "mean"),  # one after the other, the first two would cancel
-        ([-0.25, 0.5, 0.75], False, "mean"),
-        ([3.0, GAIN - 3.0, 1.0 - GAIN], False, "mean"),  # positive ones add up to exactly what is allowed
-        ([3.5, GAIN - 3.4, 0.9 - GAIN], False, "differences"),
-        ([3.0, 3.0, -5.0], False, "differences"),  # too much to take back
-        ([-3.0, 2.0, 2.0], False, "differences"),  # the heaviest is negative
-        ([0.5, 0.25, 0.25], True, "differences"),
-        ([0.5, 0.5, 0.5], True, "differences"),
-        ([-1.0, -1.0, 0.0], True, "differences"),
+        ([0.5, 0.25, 0.25], "mean"),
+        ([1.0, -1.0, 1.0], "mean"),  # one after the other, the first two would cancel
+        ([-0.25, 0.5, 0.75], "mean"),
+        ([3.0, GAIN - 3.0, 1.0 - GAIN], "mean"),  # positive ones add up to exactly what is allowed
+        ([3.5, GAIN - 3.4, 0.9 - GAIN], "differences"),
+        ([3.0, 3.0, -5.0], "differences"),  # too much to take back
+        ([-3.0, 2.0, 2.0], "differences"),  # the heaviest is negative
     ],
 )
 def test_the_way_depends_on_the_weights_and_the_number_does_not(
-    monkeypatch: pytest.MonkeyPatch, weights: list[float], free: bool, way: str
+    monkeypatch: pytest.MonkeyPatch, weights: list[float], way: str
 ) -> None:
     taken: list[str] = []
     for name, function in (("mean", "_running_mean"), ("differences", "_extrapolate")):
@@ -49,17 +46,9 @@ def test_the_way_depends_on_the_weights_and_the_number_does_not(
             real(*args)
 
         monkeypatch.setattr(mix, function, noted)
-    found = mix_tensor(PARTS, weights, free=free) if free else mix_tensor(PARTS, weights)
+    found = mix_tensor(PARTS, weights)
     assert taken == [way]
     assert torch.allclose(found.double(), expected(weights), atol=1e-5)
-
-
-def test_a_statistic_is_the_average_over_positive_weights() -> None:
-    parts = [torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([100.0])]
-    assert mix_statistic(parts, [0.75, 0.75, -0.5]).tolist() == [1.5]
-    assert mix_statistic(parts, [0.6, 0.2, 0.2]).tolist() == pytest.approx([21.0])
-    assert mix_statistic(parts, [0.0, 1.0, 0.0]).tolist() == [2.0]
-    assert mix_statistic(parts[:2], [-1.0, 0.0]).tolist() == [1.5], "without any, all count alike"
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(1, THREADS + 1), (AHEAD // 2, 2), (3 * AHEAD, 1)])

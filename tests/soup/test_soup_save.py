@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,23 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from stockpot import atomic
+from stockpot import files, folders
 from stockpot.errors import DigestError, PoolError, SoupError, WriteError
 from stockpot.events import Event
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soup import Soup, files, rebuild, weights
+from stockpot.soup import Soup, build, rebuild
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
 
 def some_soup(pool: Pool, granularity: str = "tensor", **options: Any) -> Soup:
     layout = layout_of(pool, granularity)
     a = torch.randn(len(pool), len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Soup(
-        pool, layout, weights.from_offsets(0.3 * a), about={"method": "by hand", "lr": 0.1}, **options
-    )
+    W = 1 / len(pool) + 0.3 * (a - a.mean(dim=0))
+    return Soup(pool, layout, W, about={"method": "by hand", "lr": 0.1, "beta": 1.25}, **options)
+
+
+RULES: tuple[Any, ...] = ("average", "copy")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,9 +47,7 @@ def test_rebuilding_gives_the_same_bytes(
     statistics = (
         {"1.running_mean": torch.rand(8), "1.running_var": torch.rand(8)} if build is normed else None
     )
-    saved = some_soup(pool, statistics=statistics, temperature=1.25).save(
-        tmp_path / "soup", dtype=dtype, max_shard=max_shard
-    )
+    saved = some_soup(pool, statistics=statistics).save(tmp_path / "soup", dtype=dtype, max_shard=max_shard)
     again = rebuild(saved, tmp_path / "again")
     assert contents(saved) == contents(again)
     assert ("model.safetensors" in contents(saved)) == (max_shard == "5GB")
@@ -76,14 +78,29 @@ def test_rebuilding_from_moved_renamed_reordered_and_converted_ingredients(tmp_p
 def test_load_gives_back_everything_a_soup_is(tmp_path: Path) -> None:
     pool = write(tmp_path / "pool", fine_tunes(normed, 3))
     layout = layout_of(pool, "module", exclude="4.*", donor=2)
-    W = torch.tensor([[0.1, 1.1], [0.2, -0.3], [0.3, 0.9]], dtype=torch.float64)
-    soup = Soup(pool, layout, W, copy_statistics=True, temperature=0.7, free=True, about={"method": "x"})
-    loaded = Soup.load(soup.save(tmp_path / "soup"))
-    assert torch.equal(loaded.W, W)
-    assert loaded.layout == layout
-    assert (loaded.copy_statistics, loaded.temperature, loaded.free) == (True, 0.7, True)
-    assert loaded.about == {"method": "x"}
-    assert same(loaded.state_dict(), soup.state_dict())
+    W = torch.tensor([[0.1, 1.1], [0.2, -0.3], [0.7, 0.2]], dtype=torch.float64)
+    for rule in RULES:
+        soup = Soup(pool, layout, W, statistics_rule=rule, about={"method": "x", "beta": 0.7})
+        saved = soup.save(tmp_path / "soup", overwrite=True)
+        for loaded in (Soup.load(saved), Soup.load(saved, ingredients=Pool.open(tmp_path / "pool"))):
+            assert torch.equal(loaded.W, W)
+            assert loaded.layout == layout
+            assert loaded.statistics_rule == rule
+            assert loaded.about == {"method": "x", "beta": 0.7}
+            assert same(loaded.state_dict(), soup.state_dict())
+
+
+def test_records_of_soups_that_this_version_would_make_otherwise_are_refused(tmp_path: Path) -> None:
+    """Free weights are gone, and "copied" once meant the heaviest ingredient's statistics."""
+    pool = write(tmp_path / "pool", fine_tunes(normed, 3))
+    saved = Soup.uniform(pool).save(tmp_path / "soup")
+    for change, found in (({"free": True}, "need not sum to one"), ({"statistics": "copied"}, "'copied'")):
+        value = json.loads((saved / "soup.json").read_text())
+        (saved / "soup.json").write_text(json.dumps({**value, **change}))
+        with pytest.raises(SoupError, match=f"expected a soup as this version makes them, found .*{found}"):
+            Soup.load(saved)
+        (saved / "soup.json").write_text(json.dumps({**value, "free": False, "temperature": None}))
+        Soup.load(saved)
 
 
 def test_duplicates_and_a_renamed_pool_are_matched(tmp_path: Path) -> None:
@@ -199,13 +216,18 @@ def test_a_failing_save_leaves_nothing_behind_and_an_existing_soup_intact(
 
     soup = Soup(pool, Layout.of(pool, "model"), torch.tensor([[0.2], [0.3], [0.5]]))
     if moment == "record":
-        monkeypatch.setattr(atomic, "write_json", full)
+        monkeypatch.setattr(files, "write_json", full)
     if moment == "rename":
-        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)  # as on most systems but Linux
-        original = Path.rename
-        monkeypatch.setattr(
-            Path, "rename", lambda self, to: full() if self.name == ".soup.writing" else original(self, to)
-        )
+        # As on most systems but Linux.
+        monkeypatch.setattr(folders, "_exchange", lambda folder, first, second: False)
+        original = os.replace
+
+        def replace(source: str, target: str, **where: Any) -> None:
+            if re.fullmatch(r"\.soup\.[0-9a-f]{16}\.writing", source):
+                full()
+            original(source, target, **where)
+
+        monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(WriteError, match="expected room and permission to write, found No space left"):
         soup.save(target, overwrite=existing, max_shard=200, listen=listen)
     monkeypatch.undo()
@@ -217,7 +239,7 @@ def test_a_failing_save_leaves_nothing_behind_and_an_existing_soup_intact(
 
 def test_no_room_is_said_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soup = Soup.uniform(write(tmp_path / "pool", fine_tunes(mlp, 2)))
-    monkeypatch.setattr(files, "save_file", full)
+    monkeypatch.setattr(build, "save_file", full)
     with pytest.raises(WriteError, match="expected room and permission to write, found No space left"):
         soup.save(tmp_path / "soup")
     assert not (tmp_path / "soup").exists()
@@ -227,8 +249,8 @@ def test_what_a_kill_between_the_two_renames_left_is_put_back(tmp_path: Path) ->
     pool = write(tmp_path / "pool", fine_tunes(mlp, 2))
     saved = Soup.uniform(pool).save(tmp_path / "soup")
     before = contents(saved)
-    saved.rename(tmp_path / ".soup.replaced")
-    (tmp_path / ".soup.writing").mkdir()
+    saved.rename(tmp_path / ".soup.0123456789abcdef.replaced")
+    (tmp_path / ".soup.0123456789abcdef.writing").mkdir()
     with pytest.raises(SoupError, match="expected a new directory, found something that already exists"):
         Soup.uniform(pool).save(saved)
     assert contents(saved) == before
@@ -287,12 +309,12 @@ def test_a_pool_renamed_by_a_function_cannot_be_reopened_from_a_record(tmp_path:
     ("text", "size"), [("2GB", 2 * 10**9), ("1.5 MiB", 1572864), ("300", 300), ("7kb", 7000), (12, 12)]
 )
 def test_sizes(text: str | int, size: int) -> None:
-    assert files.parse_size(text) == size
+    assert build.parse_size(text) == size
 
 
 def test_a_size_that_is_none() -> None:
     with pytest.raises(SoupError, match="size 'big': expected a number of bytes such as 2000000"):
-        files.parse_size("big")
+        build.parse_size("big")
 
 
 def test_the_soup_is_as_readable_as_any_file_of_the_user(tmp_path: Path) -> None:
@@ -309,3 +331,35 @@ def test_an_export_is_the_saved_weights_and_nothing_else(tmp_path: Path) -> None
     assert contents(exported) == {"model.safetensors": (saved / "model.safetensors").read_bytes()}
     with pytest.raises(SoupError, match="expected a new directory"):
         soup.export(tmp_path / "exported")
+
+
+def test_a_record_names_files_and_no_patterns(tmp_path: Path) -> None:
+    """A stranger's pattern would search the whole disk."""
+    saved = Soup.uniform(write(tmp_path / "pool", fine_tunes(mlp, 2))).save(tmp_path / "soup")
+    pattern = str(tmp_path / "pool" / "*.safetensors")
+    spoil(saved, lambda value: [entry.update(path=pattern) for entry in value["ingredients"]])
+    with pytest.raises(PoolError, match="no files match"):
+        Soup.load(saved)
+    odd = tmp_path / "od[d]*" / "pool"
+    soup = Soup.uniform(write(odd, fine_tunes(mlp, 2)))
+    assert same(Soup.load(soup.save(tmp_path / "odd")).state_dict(), soup.state_dict())
+
+
+@pytest.mark.parametrize("name", ["soup.json", "statistics.safetensors"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "device", "directory"])
+def test_what_leads_out_of_a_soup_or_never_ends_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    pool = write(tmp_path / "pool", fine_tunes(normed, 2))
+    saved = some_soup(pool, statistics={"1.running_mean": torch.zeros(8)}).save(tmp_path / "soup")
+    (saved / name).rename(tmp_path / "elsewhere")
+    if kind == "fifo":
+        os.mkfifo(saved / name)
+    elif kind == "directory":
+        (saved / name).mkdir()
+    else:
+        target = {"link": tmp_path / "elsewhere", "dangling": tmp_path / "none", "device": Path("/dev/zero")}[
+            kind
+        ]
+        (saved / name).symlink_to(target)
+    with pytest.raises(SoupError, match=r"symbolic link|regular file|a directory|Is a directory"):
+        rebuild(saved, tmp_path / "again")
+    assert not (tmp_path / "again").exists()

@@ -23,7 +23,7 @@ def matrix(*rows: list[float]) -> Tensor:
         (matrix([1, 0.5], [0, 0.5]), None),
         (matrix([0.5, 1], [0.5, 0]), None),
         (matrix([2, 2], [-1, -1]), None),
-        (matrix([1, 2], [0, 0]), None),  # free weights: one ingredient, scaled
+        (matrix([1, 2], [0, 0]), None),  # one ingredient, scaled
         (matrix([0, 0], [0, 0]), None),
         (matrix([1, 1], [0.5, 0], [-0.5, 0]), None),  # the others cancel, and are there all the same
     ],
@@ -44,7 +44,6 @@ def test_columns_sum_to_one_or_are_refused() -> None:
     off = matrix([0.5, 0.25], [0.5, 0.75 + 3e-6])
     with pytest.raises(SoupError, match="a column off by 3e-06"):
         weights.check(off, 2, 2)
-    assert torch.equal(weights.check(off, 2, 2, free=True), off)
     weights.check(matrix([0.5, 0.25], [0.5, 0.75 + 5e-7]), 2, 2)
 
 
@@ -54,15 +53,6 @@ def test_large_weights_that_cancel_are_rounded_in_proportion() -> None:
         weights.check(matrix([1000.0, 0.0], [-999.0 + 2e-3, 1.0]), 2, 2)
     with pytest.raises(SoupError, match="columns that sum to one"):
         weights.check(matrix([0.5], [0.5 + 1.5e-6]), 2, 1)
-
-
-def test_offsets_are_taken_around_their_mean_in_every_group() -> None:
-    a = torch.tensor([[0.5, 0.0], [0.0, 0.0], [-0.2, 3.0]])
-    W = weights.from_offsets(a)
-    assert W.dtype == torch.float64
-    assert torch.allclose(W.sum(dim=0), torch.ones(2, dtype=torch.float64), atol=1e-15)
-    assert W[0, 0].item() == pytest.approx(1 / 3 + 0.5 - 0.1)
-    assert W[2, 1].item() == pytest.approx(1 / 3 + 2.0)
 
 
 def test_uniform_and_chosen() -> None:
@@ -76,6 +66,6 @@ def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
         weights.check(torch.full(shape, 0.5, dtype=torch.float64), 2, 2)
 
 
-def test_weights_that_are_not_finite_are_refused_even_when_free() -> None:
+def test_weights_that_are_not_finite_are_refused() -> None:
     with pytest.raises(SoupError, match="found 1 NaN or Inf"):
-        weights.check(matrix([float("nan")], [1.0]), 2, 1, free=True)
+        weights.check(matrix([float("nan")], [1.0]), 2, 1)

@@ -65,7 +65,7 @@ def test_a_sample_without_a_label_has_no_score_and_is_refused() -> None:
 
 def test_labels_are_not_judged_where_they_cannot_be() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        return model(batch[0], 1).mean()  # type: ignore[no-any-return]
+        return model(batch[0], 1).mean(1)  # type: ignore[no-any-return]
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -76,7 +76,10 @@ def test_labels_are_not_judged_where_they_cannot_be() -> None:
             out: Tensor = self.net(x) ** power
             return out
 
-    Task(Odd(), (X, bad(99)), loss=loss)  # only the loss can call this model
+    Task(Odd(), (X, bad(99)), loss=loss, metric="loss")  # only the loss can call this model
+    with pytest.raises(TaskError, match=r"model Odd: expected a model that can be called .* 'power'") as e:
+        Task(Odd(), (X, bad(99)), loss=loss)  # and accuracy needs its outputs
+    assert 'with one loss per sample and metric="loss"' in str(e.value)
     Task(linear(), (X, bad(99)), loss=lambda m, b: m(b[0]).mean(1), metric="loss")
     Task(linear(), (X, X, bad(99)), loss=lambda m, b: m(b[0]).mean(1), metric="loss")
 

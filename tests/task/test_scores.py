@@ -10,8 +10,9 @@ from torch import Tensor
 
 from stockpot.errors import TaskError
 from stockpot.task import METRICS, Metric, Scores
+from stockpot.task.intervals import bonett_price, student
 from stockpot.task.metrics import as_metric
-from stockpot.task.scores import _bonett_price, _student, worded
+from stockpot.task.scores import worded
 
 MEAN = as_metric(lambda outputs, batch: outputs)
 
@@ -54,7 +55,7 @@ def test_students_interval_of_other_scores() -> None:
     [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (29, 2.0452), (10**6, 1.95997)],
 )
 def test_students_distribution_as_in_the_tables(freedom: int, wanted: float) -> None:
-    assert _student(0.95, freedom) == pytest.approx(wanted, rel=0.01 if freedom == 3 else 2e-3)
+    assert student(0.95, freedom) == pytest.approx(wanted, rel=0.01 if freedom == 3 else 2e-3)
 
 
 def test_one_sample_says_nothing() -> None:
@@ -128,7 +129,7 @@ def test_intervals_hold_what_they_promise(n: int, up: float, down: float) -> Non
     better, worse = (draws < up).sum(1), ((draws >= up) & (draws < up + down)).sum(1)
     held = 0
     for b, w in zip(better.tolist(), worse.tolist(), strict=True):
-        lo, hi = _bonett_price(b, w, n)
+        lo, hi = bonett_price(b, w, n)
         held += lo <= up - down <= hi
     assert held / 4000 > 0.935
 

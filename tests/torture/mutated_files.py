@@ -25,7 +25,7 @@ import torch
 
 from stockpot.errors import StockpotError
 from stockpot.pool import open_checkpoint
-from stockpot.pool.spec import dtype_name
+from stockpot.pool.source import dtype_name
 from torture.decoders import Tensors
 from torture.mutations import Original, damage, originals
 

@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from stockpot._version import __version__
-from stockpot.cli.cooking import compare, cook, demo
+from stockpot.cli.cooking import compare, cook
 from stockpot.cli.evaluate import evaluate, rebuild, report
 from stockpot.cli.failures import guarded
-from stockpot.cli.finetune import finetune
 from stockpot.cli.inspect import inspect
-from stockpot.cli.options import Json
-from stockpot.cli.terminal import document, say
+from stockpot.cli.pools import demo, finetune
+from stockpot.cli.terminal import Json, document, say
 
 # Extra -> the packages that make it work.
 _EXTRAS = {

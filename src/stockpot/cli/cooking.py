@@ -1,38 +1,42 @@
-"""`stockpot cook`, `stockpot compare` and `stockpot demo`: recipes on top of `stockpot.cooking`."""
+"""`stockpot cook` and `stockpot compare`: a recipe's pool and task given to `cook` and `compare`, and how they end."""
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-import shutil
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stockpot.cli.failures import resumable
-from stockpot.cli.options import Json, Out, Overrides, Overwrite, RecipeFile, read_recipe, title_of
-from stockpot.cli.outcome import end, show, summary
 from stockpot.cli.progress import drawing, scalars
-from stockpot.cli.terminal import document, say, shown
-from stockpot.errors import RunError, describe
-from stockpot.events import Event, Listener
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, note, read_recipe, say, shown, table
+from stockpot.events import Listener
 from stockpot.report import words
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
+    from stockpot.report import Row
 
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's."),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Remove the run that is in that directory, with its results, and start anew."
+    ),
+]
 Growth = Annotated[
     bool,
     typer.Option(
         "--growth", help="Also cook with the first half, quarter and eighth of the ingredients. Takes longer."
     ),
 ]
-DemoFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Another seed makes other models and other splits.")]
-Again = Annotated[bool, typer.Option("--overwrite", help="Forget an earlier demo in that directory.")]
-DEMO_MARK = "# What `stockpot demo` ran."  # how a demo's recipe begins
 
 
 @resumable
@@ -56,14 +60,10 @@ def cook(
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
     ```
     """
-    from stockpot.cooking import cook as cook_soup
-    from stockpot.recipe.build import cook_arguments
-
     wanted = read_recipe(recipe, overrides, out)
-    arguments = cook_arguments(wanted, title_of(recipe), ["stockpot", *sys.argv[1:]])
     with drawing() as listen:
-        _run(cook_soup, wanted, arguments, overwrite, listen)
-    end(arguments["run"], recipe, as_json, changed=bool(overrides))
+        run = run_recipe(wanted, "cook", title_of(recipe), listen, overwrite=overwrite)
+    end(run, recipe, as_json, changed=bool(overrides))
 
 
 @resumable
@@ -92,119 +92,135 @@ def compare(
     stockpot compare recipe.yaml --json > results.json
     ```
     """
-    from stockpot.cooking import compare as compare_soups
-    from stockpot.recipe.build import compare_arguments
-
     wanted = read_recipe(recipe, overrides, out)
-    arguments = compare_arguments(wanted, title_of(recipe), ["stockpot", *sys.argv[1:]])
     with drawing() as listen:
-        _run(compare_soups, wanted, {**arguments, "growth": growth}, overwrite, listen)
-    end(arguments["run"], recipe, as_json, changed=bool(overrides))
+        run = run_recipe(wanted, "compare", title_of(recipe), listen, overwrite=overwrite, growth=growth)
+    end(run, recipe, as_json, changed=bool(overrides))
 
 
-def _run(function: Any, recipe: Recipe, arguments: dict[str, Any], overwrite: bool, listen: Listener) -> None:
-    """Call `cook` or `compare` with the recipe's pool and task."""
-    from stockpot.recipe.build import build_pool, build_task
+def title_of(recipe: Path) -> str:
+    """The recipe's name; where that says nothing, its folder's."""
+    return recipe.absolute().parent.name or recipe.stem if recipe.stem == "recipe" else recipe.stem
 
-    overwrite = overwrite or arguments["overwrite"]
-    if not recipe.output.tensorboard:
+
+def run_recipe(
+    recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False, **more: Any
+) -> Path:
+    """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
+    from stockpot import cooking
+    from stockpot.recipe.build import build_pool, build_task, cook_arguments
+
+    arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
+    arguments["overwrite"] |= overwrite
+    run: Path = arguments["run"]
+    writing = (
+        scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
+    )
+    with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
-        function(pool, task, listen=listen, **{**arguments, "overwrite": overwrite})
-        return
-    with scalars(arguments["run"] / "tensorboard", listen) as both:
-        pool, task = build_pool(recipe, listen), build_task(recipe, listen)
-        function(pool, task, listen=both, **{**arguments, "overwrite": overwrite})
+        function = cooking.cook if kind == "cook" else cooking.compare
+        function(pool, task, listen=tell, **{**arguments, **more})
+    return run
 
 
-@resumable
-def demo(
-    out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False
-) -> None:
-    """Make real soups on this machine in about a minute.
-
-    Pre-trains a small vision transformer on scikit-learn's handwritten digits, fine-tunes it twelve times with
-    random hyperparameters, cooks soups of the twelve by every method, and writes soup and report. Needs no
-    network and no GPU.
-
-    Examples:
-
-    ```
-    stockpot demo
-    stockpot demo --out /tmp/soup --seed 1
-    ```
-    """
-    import os
-
-    from stockpot.cooking import compare as compare_soups
-    from stockpot.demo import make_zoo
-    from stockpot.demo.recipe import write_recipe
-    from stockpot.demo.zoo import one_thread
-    from stockpot.recipe.build import compare_arguments
+def end(run: Path, recipe: Path, as_json: bool, *, changed: bool = False) -> None:
+    """After `cook` and `compare`; `changed`: what ran is not the recipe as it stands in its file."""
     from stockpot.report import write_report
 
-    began = time.perf_counter()
-    _require_demo(out)
-    if overwrite:
-        _clear(out)
-    path, recipe = write_recipe(out, seed)
-    arguments = compare_arguments(recipe, "Digits, a demo", ["stockpot", *sys.argv[1:]], "demo")
-    with drawing() as listen, one_thread():
-        listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
-        make_zoo(out, seed=seed, parallel=min(2, os.cpu_count() or 1), listen=listen)
-        listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
-        _run(compare_soups, recipe, {**arguments, "growth": True}, False, listen)
-        listen(Event("phase", {"text": "3 of 3: writing the report"}))
-        report = write_report(arguments["run"])
+    report = write_report(run)
     if as_json:
-        document(summary(arguments["run"], report))
+        document(summary(run, report))
         return
-    show(arguments["run"], report)
-    peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
-    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.")
+    soup = show(run, report)
+    if soup is not None:
+        say("Next:")
+        same = shown(run / "recipe.yaml") if changed else str(recipe)
+        say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
+        say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
+
+
+def show(run: Path, report: Path) -> Path | None:
+    """Table, verdict, and where things are; returns the recommended soup, if there is one."""
+    results, soup = _results(run)
+    print_table(run)
+    say(results["verdict"])
+    for name, why in results["failed"].items():
+        note(f"{name} failed: {why}")
     say()
-    quoted = shlex.quote(shown(path))
-    pool = shlex.quote(shown(out / "pool"))
-    say("Next:")
-    say(f"  open {shown(report)} in a browser")
-    say(f"  stockpot inspect {pool}                 # look at the twelve ingredients")
-    say(f"  stockpot cook {quoted} --out my-soup   # one method, one soup")
-    say(f"  your own checkpoints: docs/tutorial.md, or write a recipe like {quoted}")
+    if soup is not None:
+        say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+    elif results["recommended"] is None:
+        say("Soup:   none is recommended, because no method was judged on data that it was not fitted on.")
+        say(f"        Write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
+    say(f"Report: {shown(report)}")
+    return soup
 
 
-def _require_demo(out: Path) -> None:
-    """Refuse a directory in which somebody else's recipe, pool or run lies: it is neither run nor cleared."""
-    recipe = out / "recipe.yaml"
-    try:
-        with recipe.open(encoding="utf-8") as file:
-            ours = file.readline().startswith(DEMO_MARK)
-    except (OSError, UnicodeDecodeError):
-        ours = False
-    theirs = [name for name in ("recipe.yaml", "pool", "run") if (out / name).exists()]
-    if theirs and not ours:
-        raise RunError(
-            describe(
-                f"demo directory {out}",
-                expected="a new directory, or one of an earlier demo",
-                found=f"{', '.join(theirs)} that no demo made",
-                fix="choose another directory with --out; nothing was changed",
-            )
-        )
+def _results(run: Path) -> tuple[Mapping[str, Any], Path | None]:
+    """What the finished run says of itself, and its recommended soup where that is written."""
+    from stockpot.run.record import METHODS, SOUP, read_run, slug
+
+    results = read_run(run).results
+    recommended = results["recommended"]
+    soup = None if recommended is None else run / METHODS / slug(recommended) / SOUP
+    return results, soup if soup is not None and soup.is_dir() else None
 
 
-def _clear(out: Path) -> None:
-    """Remove what a demo makes. Only called where `_require_demo` has recognised one."""
-    for name in ("pool", "run"):
-        if not (out / name).is_symlink():
-            shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("pretrained.safetensors", "recipe.yaml"):
-        (out / name).unlink(missing_ok=True)
+def print_table(run: Path) -> None:
+    from stockpot.report import summary_rows
+
+    rows = summary_rows(run)
+    say()
+    if rows:
+        marked = next((i for i, row in enumerate(rows) if row.recommended), None)
+        headings = ("method", rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
+        table(headings, [_cells(row) for row in rows], marked=marked)
+    say()
 
 
-def _peak() -> int:
-    """Largest resident memory of this process, file-backed pages included; 0 where unknown."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
+def _cells(row: Row) -> tuple[str, ...]:
+    """Narrower than the report's, so that the table fits 80 columns."""
+
+    def short(value: float, sign: str = "") -> str:
+        return f"{100 * value:{sign}.1f}" if row.metric.percent else f"{value:{sign}.3g}"
+
+    score, change = row.score, row.difference
+    return (
+        row.method,
+        "-" if score is None else row.metric.value(score.value),
+        "-" if score is None else f"{short(score.low)}–{short(score.high)}",
+        "-"
+        if change is None
+        else f"{short(change[0], '+')} ({short(change[1], '+')} to {short(change[2], '+')})",
+        words.seconds(row.seconds),
+        words.size(row.peak),
+        str(row.models_used),
+    )
+
+
+def summary(run: Path, report: Path) -> dict[str, Any]:
+    """The same for programs."""
+    from stockpot.report import summary_rows
+    from stockpot.run.record import read_run
+
+    results, soup = _results(run)
+    scores = {one.name: one.result for one in read_run(run).methods}
+    return {
+        "run": str(run),
+        "report": str(report),
+        "soup": None if soup is None else str(soup),
+        **{key: results[key] for key in ("recommended", "verdict", "failed")},
+        "methods": [
+            {
+                "method": row.method,
+                "data": row.kind,
+                "score": scores[row.method].get(row.kind),
+                "difference": row.difference,
+                "seconds": row.seconds,
+                "peak_host": row.peak_host,
+                "peak_device": row.peak_device,
+                "models_used": row.models_used,
+            }
+            for row in summary_rows(run)
+        ],
+    }

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from stockpot.cli.cooking import print_table
 from stockpot.cli.failures import guarded
-from stockpot.cli.options import Json, Overrides, RecipeFile, read_recipe
-from stockpot.cli.outcome import print_table
 from stockpot.cli.progress import drawing
-from stockpot.cli.terminal import document, say, shown
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
     from stockpot.recipe import Recipe
-    from stockpot.task import Task
 
 Weights = Annotated[
     Path,
@@ -71,26 +69,27 @@ def evaluate(
     stockpot evaluate checkpoints/model_3.pt recipe.yaml --on fit --json
     ```
     """
-    from stockpot.pool.finite import verify_finite
+    from stockpot.pool import verify_finite
     from stockpot.recipe.build import build_task
-    from stockpot.report.words import Metric
-    from stockpot.run.scores import encode
-    from stockpot.soups.reporting import report_weights
+    from stockpot.report import words
+    from stockpot.run.record import encode
+    from stockpot.soups.result import report_weights
 
     wanted = read_recipe(recipe, overrides)
     checkpoint = _open(weights, wanted)
     with drawing() as listen:
         task = build_task(wanted, listen)
-        verify_finite([checkpoint], listen)
-        _load(task, checkpoint)
+        verify_finite(checkpoint, listen)
+        task.check_names(checkpoint.specs)
+        # Not strict: names that the model ties to each other may be stored once.
+        task.model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.specs}, strict=False)
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
-    name = wanted.data.metric if isinstance(wanted.data.metric, str) else "score"
     if as_json:
-        document({"path": str(checkpoint.path), "metric": name, "on": where, "score": encode(scores)})
+        found = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
+        document({**found, "score": encode(scores)})
         return
-    metric = Metric(name)
-    low, high = scores.interval()
+    metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
     data = "report data" if where == "report" else "fitting data"
     say(
         f"{metric.title} {metric.value(scores.value)} on {data}"
@@ -101,7 +100,8 @@ def evaluate(
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot.errors import RunError, describe
     from stockpot.pool import open_checkpoint
-    from stockpot.run.soups import SOUP, recommended_soup
+    from stockpot.run.rebuild import recommended_soup
+    from stockpot.run.record import RUN, SOUP
     from stockpot.soup.record import RECORD
 
     if not path.exists():
@@ -117,17 +117,11 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
                 fix=fix,
             )
         )
-    if (path / "run.json").is_file():
+    if (path / RUN).is_file():
         return open_checkpoint(recommended_soup(path))
     if (path / RECORD).is_file():
         return open_checkpoint(path)  # a soup has its final names already
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
-
-
-def _load(task: Task, checkpoint: Checkpoint) -> None:
-    task.check_names(checkpoint.specs)
-    # Not strict: names that the model ties to each other may be stored once.
-    task.model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.specs}, strict=False)
 
 
 @guarded
@@ -151,7 +145,7 @@ def rebuild(
     stockpot rebuild run --pool /new/place/of/the/checkpoints
     ```
     """
-    from stockpot.run.soups import rebuild_soup
+    from stockpot.run.rebuild import rebuild_soup
 
     with drawing() as listen:
         path, compared = rebuild_soup(

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., None])
 SHELL = 128  # plus the number of the signal, as shells have it
 # What each command that needs memory can do with less.
 _LESS = {
-    "finetune": "train fewer trials at once with --set finetune.parallel=1, or smaller batches",
+    "finetune": "start fewer processes at once, or train with smaller batches: --set finetune.batch_size=32",
     "evaluate": "use smaller batches with --set data.batch_size=32",
 }
 

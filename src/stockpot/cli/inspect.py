@@ -1,9 +1,8 @@
-"""`stockpot inspect`: the pool at a glance, before anything is spent."""
+"""`stockpot inspect`: the pool at a glance, before anything is spent. `inspect_text.py` prints what is found here."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot.cli.failures import guarded
-from stockpot.cli.options import Json, Overrides, read_recipe
-from stockpot.cli.pool_text import show
+from stockpot.cli.inspect_text import show
 from stockpot.cli.progress import drawing
-from stockpot.cli.terminal import document
+from stockpot.cli.terminal import Json, Overrides, document, read_recipe
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
 from stockpot.events import Listener, ignore
 
@@ -42,8 +40,6 @@ Budget = Annotated[
     str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")
 ]
 
-_LEAST = 2**20  # bytes of a budget that can be meant
-
 
 @guarded
 def inspect(
@@ -69,36 +65,28 @@ def inspect(
     stockpot inspect recipe.yaml --json
     ```
     """
-    from stockpot.soup.files import parse_size
+    from stockpot.pool import Pool
+    from stockpot.recipe.build import pool_paths
 
-    prefixes = {}
-    for pair in rename:
-        old, equals, new = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
-        prefixes[old] = new
-    limit = None if budget is None else parse_size(budget)
-    if limit is not None and limit < _LEAST:
-        size = f"{limit} byte{'s' * (limit != 1)}"
-        raise RunError(
-            describe(
-                f"--budget {budget}",
-                expected="memory of a machine",
-                found=size,
-                fix="say the unit, as in 24GB",
-            )
-        )
-    recipe = _recipe(pool, overrides)
+    wrong = [pair for pair in rename if "=" not in pair]
+    if wrong:
+        raise typer.BadParameter(f"expected OLD=NEW, found {wrong[0]!r}", param_hint="--rename")
+    prefixes = dict(pair.split("=", 1) for pair in rename) or None
+    limit = None if budget is None else _bytes(budget)
+    recipe = None
+    if len(pool) == 1 and pool[0].endswith((".yaml", ".yml")):
+        recipe = read_recipe(Path(pool[0]), overrides)
+        section, pool = recipe.pool, pool_paths(recipe)
+        key, prefixes = key or section.key, prefixes or section.rename
+        mixed_dtypes = mixed_dtypes or section.mixed_dtypes
+    elif overrides:
+        raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
     with drawing() as listen:
-        opened = _open(
-            pool,
-            recipe,
-            {"key": key, "rename": prefixes or None, "mixed_dtypes": mixed_dtypes, "listen": listen},
-        )
+        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, listen=listen)
         nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
         found = survey(opened, limit, listen, nonfinite=nonfinite)
         if recipe is not None:
-            _against_model(found, opened, recipe)
+            _check_model(found, opened, recipe)
     if as_json:
         document(found)
     else:
@@ -107,24 +95,24 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _recipe(sources: list[str], overrides: list[str]) -> Recipe | None:
-    if len(sources) == 1 and sources[0].endswith((".yaml", ".yml")):
-        return read_recipe(Path(sources[0]), overrides)
-    if overrides:
-        raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
-    return None
+def _bytes(budget: str) -> int:
+    from stockpot.recipe.values import parse_bytes
 
-
-def _open(sources: list[str], recipe: Recipe | None, options: dict[str, Any]) -> Pool:
-    from stockpot.pool import Pool
-
-    if recipe is not None:
-        paths = recipe.pool.path or ((recipe.finetune.dir,) if recipe.finetune is not None else ())
-        sources = [str(recipe.path(path)) for path in paths]
-        options["key"] = options["key"] or recipe.pool.key
-        options["rename"] = options["rename"] or recipe.pool.rename
-        options["mixed_dtypes"] = options["mixed_dtypes"] or recipe.pool.mixed_dtypes
-    return Pool.open(sources, **options)
+    try:
+        found = parse_bytes(int(budget) if budget.isdecimal() else budget)
+    except ValueError as error:
+        raise RunError(f"--budget: {error}.\n  Fix: say the unit, as in 24GB.") from error
+    if found < 2**20:  # nobody means less
+        size = f"{found} byte{'s' * (found != 1)}"
+        raise RunError(
+            describe(
+                f"--budget {budget}",
+                expected="memory of a machine",
+                found=size,
+                fix="say the unit, as in 24GB",
+            )
+        )
+    return found
 
 
 def survey(
@@ -135,7 +123,7 @@ def survey(
     `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
     """
     from stockpot.layout import Layout
-    from stockpot.run.ingredients import count_parameters, trial_settings
+    from stockpot.run.record import describe_pool
 
     problems: list[str] = []
     try:
@@ -146,62 +134,51 @@ def survey(
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
-    found: dict[str, Any] = {
-        "ingredients": [
-            {
-                "name": name,
-                "path": str(checkpoint.path),
-                "format": checkpoint.format,
-                "key": checkpoint.key,
-                "bytes": checkpoint.nbytes,
-                "digest": digest,
-                "to_mean": None,
-                "norm": None,
-                "trial": trial_settings(checkpoint.path),
-            }
-            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True)
-        ],
-        "parameters": count_parameters(pool, facts),
-        "tensors": len(pool.specs),
-        "dtypes": dict(
-            Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values()).most_common()
-        ),
-        "frozen": sorted(facts.frozen),
-        "tied": [list(names) for names in facts.tied],
-        "dropped": list(pool.dropped),
-        "duplicates": [[pool.names[k] for k in group] for group in facts.duplicates],
-        "distances": None,
-        "outlier": None,
-        "strangers": [],
-        "problems": problems,
-        "forecast": None,
-    }
+    found = describe_pool(pool, facts)
+    lengths = zip(found.pop("to_mean"), found.pop("norms"), strict=True)
+    for entry, checkpoint, (distance, norm) in zip(
+        found["ingredients"], pool.checkpoints, lengths, strict=True
+    ):
+        del entry["fit"]
+        entry.update(key=checkpoint.key, to_mean=distance, norm=norm)
+    outlier = found["outlier"]
+    found.update(
+        outlier=None if outlier is None else pool.names[outlier],
+        strangers=[pool.names[k] for k in facts.distances.strangers()],
+        duplicates=[[pool.names[k] for k in group] for group in facts.duplicates],
+        dropped=list(pool.dropped),
+        problems=problems,
+        forecast=None,
+    )
     try:
         layout = Layout.of(pool, "model", facts=facts)
     except LayoutError as error:
         problems.append(str(error))
-        return found
-    found["kept"] = dict(Counter(layout.kept.values()))
-    measured = facts.distances
-    found["distances"] = [[_finite(d) for d in row] for row in measured.pairs.tolist()]
-    lengths = zip(measured.to_mean.tolist(), measured.norms.tolist(), strict=True)
-    for entry, (distance, norm) in zip(found["ingredients"], lengths, strict=True):
-        entry["to_mean"], entry["norm"] = _finite(distance), _finite(norm)
-    outlier = measured.outlier()
-    found["outlier"] = None if outlier is None else pool.names[outlier]
-    found["strangers"] = [pool.names[k] for k in measured.strangers()]
-    found["forecast"] = _forecast(pool, layout, budget)
+    else:
+        found["kept"] = dict(Counter(layout.kept.values()))
+        found["forecast"] = _forecast(pool, layout, budget)
     return found
 
 
-def _finite(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return value if math.isfinite(value) else None
+def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
+    from stockpot.soups.forecast import NOT_INCLUDED, Size, forecasts, largest_block
+    from stockpot.soups.registry import METHODS
+
+    size = Size.of(pool, layout)
+    blockwise = [name for name, method in METHODS.items() if method.blockwise]
+    return {
+        "budget": budget,
+        "device": "cuda" if size.gpu else "cpu",
+        "mixed_parameters": size.parameters,
+        "not_included": NOT_INCLUDED,
+        "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
+        "largest_block": budget and {name: largest_block(size, name, budget) for name in blockwise},
+    }
 
 
-def _against_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
+def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
     """Whether the pool's tensors are those of the recipe's model, into `found`."""
-    from stockpot.task.checks import differences
+    from stockpot.task.names import differences
 
     model = _architecture(recipe)
     differing = differences(model, pool.specs)
@@ -239,20 +216,3 @@ def _architecture(recipe: Recipe) -> nn.Module:
         except Exception:  # a constructor that looks at its own weights
             pass
     return build_model(recipe).model
-
-
-def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
-    from stockpot.soups.forecast import NOT_INCLUDED, Size, forecasts, largest_block
-
-    size = Size.of(pool, layout)
-    blockwise = ("mehl", "mehl+", "crossfit")
-    return {
-        "budget": budget,
-        "device": "cuda" if size.gpu else "cpu",
-        "mixed_parameters": size.parameters,
-        "not_included": NOT_INCLUDED,
-        "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
-        "largest_block": None
-        if budget is None
-        else {name: largest_block(size, name, budget) for name in blockwise},
-    }

@@ -21,7 +21,7 @@ _CLASSES = 8  # named in one line
 FIRST, SLOWEST = (
     5.0,
     60.0,
-)  # seconds until a plain line about work in progress; doubled after each, up to this
+)  # seconds until a plain line about work in progress; doubled each time, up to the other
 REFRESH = 0.1  # seconds between redraws
 
 
@@ -40,42 +40,35 @@ class Activity:
         self._method = ""
         self._models = ""
         self._trials = 0
-        self._handlers: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
-            "progress": self._progress,
-            "classes": self._classes,
-            "start": self._start,
-            "reused": self._reused,
-            "method": self._method_begins,
-            "growth": self._growth,
-            "step": self._step,
-            "skipped": self._skipped,
-            "setback": self._memory,
-            "cooked": self._cooked,
-            "failed": self._failed,
-            "report": self._report,
-            "dropped": self._dropped,
-            "memory": self._memory,
-            "phase": self._phase,
-            "finetune": self._finetune,
-            "probe": self._probe,
-            "epoch": self._epoch,
-            "trial_done": self._trial_done,
-        }
+        self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
 
     def hear(self, event: Event) -> str | None:
-        handle = self._handlers.get(event.kind)
+        handle: Callable[[Mapping[str, Any]], str | None] | None = getattr(self, f"_on_{event.kind}", None)
         return handle(event.data) if handle is not None else None
 
     def _set(self, text: str, done: int = 0, total: int = 0) -> None:
+        if total != self.total or done < self.done:
+            self._since = time.monotonic(), done
         self.text, self.done, self.total = text, done, total
+
+    def state(self) -> str:
+        """How far the present work is, and how long it will take at the pace so far."""
+        if not self.total:
+            return ""
+        began, first = self._since
+        share = f"{100 * self.done // self.total} %"
+        if self.done <= first:
+            return f" ({share})"
+        left = (time.monotonic() - began) * (self.total - self.done) / (self.done - first)
+        return f" ({share}, {words.seconds(left)} left)"
 
     # What any long work tells.
 
-    def _progress(self, data: Mapping[str, Any]) -> None:
+    def _on_progress(self, data: Mapping[str, Any]) -> None:
         what = _NAMES.get(data["what"], data["what"])
         self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
 
-    def _classes(self, data: Mapping[str, Any]) -> str:
+    def _on_classes(self, data: Mapping[str, Any]) -> str:
         names = data["names"]
         shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
         more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
@@ -83,23 +76,23 @@ class Activity:
 
     # Cooking.
 
-    def _start(self, data: Mapping[str, Any]) -> None:
+    def _on_start(self, data: Mapping[str, Any]) -> None:
         self._steps = data["methods"]
         self._folds, self._blocks = data.get("folds", {}), data.get("blocks", {})
 
-    def _reused(self, data: Mapping[str, Any]) -> str:
+    def _on_reused(self, data: Mapping[str, Any]) -> str:
         return f"{data['method']}: finished earlier, not repeated"
 
-    def _method_begins(self, data: Mapping[str, Any]) -> None:
+    def _on_method(self, data: Mapping[str, Any]) -> None:
         self._name = data["method"]
         self._method = self._name + self._models
         self._set(self._method)
         self._taken = 0
 
-    def _growth(self, data: Mapping[str, Any]) -> None:
+    def _on_growth(self, data: Mapping[str, Any]) -> None:
         self._models = f" with {data['models']} models"
 
-    def _step(self, data: Mapping[str, Any]) -> None:
+    def _on_step(self, data: Mapping[str, Any]) -> None:
         self._taken += 1
         total = self._steps.get(self._method, 0)
         where = "".join(
@@ -109,44 +102,49 @@ class Activity:
         )
         self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
 
-    def _skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+    def _on_skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
         self._taken += 1
 
-    def _cooked(self, data: Mapping[str, Any]) -> str:
+    def _on_cooked(self, data: Mapping[str, Any]) -> str:
         name, self._method = self._method, ""
         return f"{name}: cooked in {words.seconds(data['seconds'])}"
 
-    def _failed(self, data: Mapping[str, Any]) -> str:
+    def _on_failed(self, data: Mapping[str, Any]) -> str:
         self._method = ""
         return f"{data['method']}: failed: {data['error']}"
 
-    def _report(self, data: Mapping[str, Any]) -> None:
+    def _on_report(self, data: Mapping[str, Any]) -> None:
         self._set(f"scoring {data['method']} on the report data")
 
-    def _dropped(self, data: Mapping[str, Any]) -> str:
+    def _on_dropped(self, data: Mapping[str, Any]) -> str:
         return f"left out, because their weights are not finite: {', '.join(data['names'])}"
 
-    def _memory(self, data: Mapping[str, Any]) -> str:
+    def _on_memory(self, data: Mapping[str, Any]) -> str:
         return f"{self._method}: {data['text']}"
 
-    def _phase(self, data: Mapping[str, Any]) -> str:
+    _on_setback = _on_memory
+
+    def _on_phase(self, data: Mapping[str, Any]) -> str:
         return str(data["text"])
 
     # Fine-tuning.
 
-    def _finetune(self, data: Mapping[str, Any]) -> str | None:
+    def _on_finetune(self, data: Mapping[str, Any]) -> str | None:
         self._trials = data["trials"]
         return f"{data['done']} of {data['trials']} trials finished earlier" if data["done"] else None
 
-    def _probe(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
+    def _on_probe(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
         self._set("training the head alone")
 
-    def _epoch(self, data: Mapping[str, Any]) -> None:
+    def _on_waiting(self, data: Mapping[str, Any]) -> None:
+        self._set(f"waiting for other processes: {', '.join(data['trials'])}")
+
+    def _on_epoch(self, data: Mapping[str, Any]) -> None:
         special = {"probe": "training the head alone", "pretraining": "pre-training"}
         name = special.get(data["trial"], f"{data['trial']} of {self._trials}")
         self._set(f"{name}: loss {data['loss']:.4f}", data["epoch"], data["epochs"])
 
-    def _trial_done(self, data: Mapping[str, Any]) -> str:
+    def _on_trial_done(self, data: Mapping[str, Any]) -> str:
         if data["failure"] is not None:
             return f"{data['trial']}: failed: {data['failure']}"
         found = data["score"]
@@ -165,7 +163,14 @@ def drawing() -> Iterator[Listener]:
         yield _Plain()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         SpinnerColumn(),
@@ -173,6 +178,8 @@ def drawing() -> Iterator[Listener]:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as bars:
         task = bars.add_task("", total=None)
@@ -207,10 +214,7 @@ class _Plain:
         if line is not None:
             self._wait = FIRST
         elif now - self._last > self._wait and self._activity.text:
-            share = (
-                f" ({100 * self._activity.done // self._activity.total} %)" if self._activity.total else ""
-            )
-            line = f"{self._activity.text}{share}"
+            line = self._activity.text + self._activity.state()
             self._wait = min(2 * self._wait, SLOWEST)
         if line is not None:
             print(harmless(line), file=sys.stderr, flush=True)
@@ -231,7 +235,7 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
     def write(tag: str, value: float, step: int) -> None:
         nonlocal writer
         if writer is None:  # not before there is something: the run's directory is made by then
-            writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+            writer = SummaryWriter(str(folder))
         writer.add_scalar(tag, value, step)
 
     def both(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Writing to the terminal: rich where there is one, plain lines without control characters where there is not."""
+"""What commands have in common: their arguments, and writing to the terminal."""
 
 from __future__ import annotations
 
@@ -6,16 +6,38 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from stockpot.recipe import Recipe
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.", show_default=False)]
+Overrides = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the recipe, such as `method.lr=0.02`. `stockpot schema` lists all keys.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+
+
+def read_recipe(path: Path, overrides: Sequence[str], out: Path | None = None) -> Recipe:
+    from stockpot.recipe import load_recipe
+
+    where = [] if out is None else [f"output.dir={json.dumps(str(out.absolute()))}"]
+    return load_recipe(path, [*overrides, *where])
 
 
 def harmless(text: str) -> str:
     """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
-    return "".join(char if char.isprintable() or char in "\n\t" else _code(char) for char in text)
-
-
-def _code(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def say(text: str = "") -> None:
@@ -36,7 +58,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int
     """First column to the left, the rest to the right; row `marked` stands out."""
     rows = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        _plain(headings, rows, marked)
+        _plain_table(headings, rows, marked)
         return
     from rich import box
     from rich.console import Console
@@ -54,13 +76,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int
     Console().print(drawn)
 
 
-def _plain(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None) -> None:
+def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None) -> None:
     widths = [max(len(line[i]) for line in (headings, *rows)) for i in range(len(headings))]
     for number, line in enumerate((headings, *rows)):
-        cells = [
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
+        first, *rest = zip(line, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
         star = "*" if marked is not None and number == marked + 1 else " "
         print(f"{star} {'  '.join(cells)}".rstrip())
 

@@ -1,30 +1,37 @@
-"""One opened model: a lazy mapping of names to tensors."""
+"""One opened model, from a file or a Hugging Face directory: a lazy mapping of names to tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import (
+from stockpot.errors import CheckpointError, PoolError, describe
+from stockpot.files import read_json
+from stockpot.pool.discover import weights_of
+from stockpot.pool.safetensors_files import METADATA, open_safetensors
+from stockpot.pool.source import (
     SAFETENSORS_SUFFIXES,
     SUFFIXES,
     TORCH_SUFFIXES,
+    Source,
+    TensorSpec,
     is_directory,
+    listed,
+    natural_key,
+    reason,
+    refusal,
     require_file,
     shown,
+    stays_inside,
 )
-from stockpot.pool.huggingface import open_directory
-from stockpot.pool.naming import Rename, check_rename, new_names
-from stockpot.pool.order import natural_key
-from stockpot.pool.safetensors_format import open_safetensors
-from stockpot.pool.source import Source
-from stockpot.pool.spec import TensorSpec
-from stockpot.pool.torch_format import open_torch
+from stockpot.pool.torch_files import open_torch
+
+Rename = Mapping[str, str] | Callable[[str], str]
+WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +69,14 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
     path = Path(path)
     source = _open_source(path, key)
     if not source.specs:
-        raise CheckpointError(
-            describe(
-                shown(path), expected="a model", found="no tensors at all", fix="leave it out of the pool"
-            )
-        )
-    stored = new_names(source.specs, rename, shown(path))
-    order = sorted(stored, key=natural_key)
+        raise refusal(path, expected="a model", found="no tensors at all", fix="leave it out of the pool")
+    stored = _new_names(source.specs, rename, path)
     renamed = {old: new for new, old in stored.items()}
     return Checkpoint(
         path=path,
         format=source.format,
         key=source.key,
-        specs=MappingProxyType({name: source.specs[stored[name]] for name in order}),
+        specs=MappingProxyType({n: source.specs[stored[n]] for n in sorted(stored, key=natural_key)}),
         aliases=tuple(
             tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in source.aliases
         ),
@@ -86,31 +88,224 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
     )
 
 
+def check_rename(rename: Rename | None) -> None:
+    if rename is None or callable(rename):
+        return
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(old, str) and isinstance(new, str) for old, new in rename.items()
+    ):
+        raise PoolError(
+            describe(
+                "rename",
+                expected="a map of prefixes or a function",
+                found=repr(rename)[:80],
+                fix='give for example rename={"model.": ""}',
+            )
+        )
+
+
 def _open_source(path: Path, key: str | None) -> Source:
     suffix = path.suffix.lower()
     if is_directory(path):
-        source = open_directory(path)
+        source = _open_directory(path)
     elif suffix in TORCH_SUFFIXES:
         return open_torch(path, key)
     elif suffix in SAFETENSORS_SUFFIXES:
         source = open_safetensors(path)
     else:
         require_file(path)
-        raise CheckpointError(
-            describe(
-                shown(path),
-                expected=f"a file that ends in one of {', '.join(SUFFIXES)}, or a Hugging Face directory",
-                found=f"the ending {suffix!r}" if suffix else "no ending",
-                fix="rename the file to what it is, or convert it to safetensors",
-            )
+        raise refusal(
+            path,
+            expected=f"a file that ends in one of {', '.join(SUFFIXES)}, or a Hugging Face directory",
+            found=f"the ending {suffix!r}" if suffix else "no ending",
+            fix="rename the file to what it is, or convert it to safetensors",
         )
     if key is not None:
-        raise CheckpointError(
-            describe(
-                shown(path),
-                expected=f"weights under the key {key!r}",
-                found=f"a flat checkpoint ({source.format}), in which nothing is nested",
-                fix="open it without a key",
-            )
+        raise refusal(
+            path,
+            expected=f"weights under the key {key!r}",
+            found=f"a flat checkpoint ({source.format}), in which nothing is nested",
+            fix="open it without a key",
         )
     return source
+
+
+# Names ------------------------------------------------------------------------------------------------------
+
+
+def _new_names(stored_names: Iterable[str], rename: Rename | None, path: Path) -> dict[str, str]:
+    """Pool name -> name in the file."""
+    names = list(stored_names)
+    prefix = _wrapper_prefix(names)
+    result: dict[str, str] = {}
+    clashes: list[str] = []
+    for stored in names:
+        name = _renamed(stored[len(prefix) :], rename, path)
+        problem = _unusable(name)
+        if problem:
+            raise refusal(
+                path,
+                expected=problem,
+                found=repr(name)[:120],
+                fix="rename the tensor where the file was made, or leave this file out of the pool",
+            )
+        if name in result:
+            clashes.append(f"{result[name]!r} and {stored!r} both become {name!r}")
+        result[name] = stored
+    if clashes:
+        raise refusal(
+            path,
+            expected="different names after renaming",
+            found=listed(clashes, 3),
+            fix="make rename more specific",
+        )
+    return result
+
+
+def _wrapper_prefix(names: list[str]) -> str:
+    """What wrappers put before every single name; empty when only some names have it."""
+    prefix = ""
+    while names:
+        for wrapper in WRAPPERS:
+            if all(name.startswith(wrapper) and len(name) > len(wrapper) for name in names):
+                prefix += wrapper
+                names = [name[len(wrapper) :] for name in names]
+                break
+        else:
+            break
+    return prefix
+
+
+def _unusable(name: str) -> str | None:
+    """What was expected of a name that no soup could be written with; None for all others."""
+    if name == METADATA:
+        return "names of tensors that a safetensors file can have (it keeps this one for itself)"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair is no text
+        return "names of tensors that are valid text"
+    return None
+
+
+def _renamed(name: str, rename: Rename | None, path: Path) -> str:
+    if rename is None:
+        return name
+    if isinstance(rename, Mapping):
+        matching = [old for old in rename if name.startswith(old)]
+        if not matching:
+            return name
+        old = max(matching, key=len)
+        new: object = rename[old] + name[len(old) :]
+    else:
+        new = rename(name)
+    if not isinstance(new, str) or not new:
+        raise refusal(
+            path,
+            expected=f"a name for the tensor {name!r} from rename",
+            found=repr(new),
+            fix="let rename return a text that is not empty",
+        )
+    return new
+
+
+# Directories in the form that Hugging Face libraries write: one file, or shards with an index ----------------
+
+
+def _open_directory(directory: Path) -> Source:
+    try:
+        weights = weights_of(directory)
+    except OSError as error:
+        raise refusal(
+            directory,
+            expected="a checkpoint directory",
+            found=reason(error),
+            fix="check the path and its permissions",
+        ) from error
+    if weights is None:
+        raise refusal(
+            directory,
+            expected="a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)",
+            found="none of these files in it",
+            fix="give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)",
+        )
+    return _open_shards(directory, weights) if weights.name.endswith(".index.json") else _open_file(weights)
+
+
+def _open_file(path: Path) -> Source:
+    return open_safetensors(path) if path.name.endswith(SAFETENSORS_SUFFIXES) else open_torch(path)
+
+
+def _open_shards(directory: Path, index: Path) -> Source:
+    where = _read_index(index)
+    suffix = ".safetensors" if ".safetensors." in index.name else ".bin"
+    shards: dict[str, Source] = {}
+    problems: list[str] = []
+    for name in sorted(set(where.values())):
+        try:
+            _check_shard_name(directory, name, suffix)
+            shards[name] = _open_file(directory / name)
+        except CheckpointError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    _check_agreement(index, where, shards)
+    specs: dict[str, TensorSpec] = {name: shards[shard].specs[name] for name, shard in where.items()}
+
+    def read(name: str) -> Tensor:
+        return shards[where[name]].read(name)
+
+    return Source(
+        "safetensors-sharded" if suffix == ".safetensors" else "torch-sharded",
+        (index, *(directory / name for name in shards)),
+        specs,
+        read,
+        aliases=tuple(group for shard in shards.values() for group in shard.aliases),
+        ignored=tuple(name for shard in shards.values() for name in shard.ignored),
+    )
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Tensor name -> name of the shard."""
+    try:
+        require_file(index)
+        content = read_json(index, follow=True)  # in the Hugging Face cache the files are links
+        where = content.get("weight_map") if isinstance(content, dict) else None
+        if isinstance(where, dict) and where and all(isinstance(name, str) for name in where.values()):
+            return where
+        found = "JSON without a weight_map of tensor names to file names"
+    except (OSError, ValueError) as error:
+        found = f"no valid JSON ({reason(error)})"
+    raise refusal(index, expected="an index of shards", found=found, fix="download the directory again")
+
+
+def _check_shard_name(directory: Path, name: str, suffix: str) -> None:
+    """An index may only speak of its own directory."""
+    expected, found = "plain names of files in this directory", None
+    if not name.endswith(suffix) or name != Path(name).name or any(mark in name for mark in "/\\:\0"):
+        expected, found = f"{expected}, ending in {suffix}", repr(name)[:120]
+    elif not stays_inside(directory, name):
+        found = f"{name!r}, a link out of it"
+    if found is not None:
+        raise refusal(
+            f"{shown(directory)}, index of shards",
+            expected=expected,
+            found=found,
+            fix="do not use this directory unless you know why it points elsewhere; download it again",
+        )
+
+
+def _check_agreement(index: Path, where: Mapping[str, str], shards: Mapping[str, Source]) -> None:
+    lies = [f"{name!r} is not in {shard}" for name, shard in where.items() if name not in shards[shard].specs]
+    lies += [
+        f"{name!r} in {shard} is not listed"
+        for shard, source in shards.items()
+        for name in source.specs
+        if where.get(name) != shard
+    ]
+    if lies:
+        raise refusal(
+            index,
+            expected="an index that agrees with its shards",
+            found=listed(lies, 3),
+            fix="download or save the directory again; index and shards are from different models",
+        )

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stockpot.errors import describe
-from stockpot.pool.files import SUFFIXES, is_directory, reason, shown
-from stockpot.pool.huggingface import is_leftover, weights_of
-from stockpot.pool.order import natural_key
+from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, shown
+
+# Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
+# look, so that we mix the weights the user evaluates.
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.bin",
+    "diffusion_pytorch_model.bin.index.json",
+)
+# What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
+_LEFTOVER = re.compile(
+    r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+"
+)
 
 
 def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
@@ -124,3 +140,28 @@ def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
             for path, end, name in zip(absolute, ends, names, strict=True)
         ]
     return tuple(names)
+
+
+def is_leftover(path: Path) -> bool:
+    return _LEFTOVER.fullmatch(path.name) is not None
+
+
+def weights_of(directory: Path) -> Path | None:
+    """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
+    present = {entry.name for entry in directory.iterdir()}
+    known = [name for name in _NAMES if name in present]
+    tensor_files = [
+        directory / name for name in sorted(present) if name.endswith(SUFFIXES) and name[0] != "."
+    ]
+    others = [path for path in tensor_files if not is_leftover(path) and path.name not in _NAMES]
+    # soup.json: a saved soup, which may have recalibrated statistics in a file of their own beside the weights.
+    if known and ("config.json" in present or "soup.json" in present):
+        return directory / known[0]
+    if any(name.endswith(".index.json") for name in known):
+        return directory / known[0]
+    if known and not others:  # otherwise a folder of checkpoints, one of which happens to have this name
+        return directory / known[0]
+    single = [path for path in others if path.suffix == ".safetensors"]
+    if not known and "config.json" in present and len(single) == 1:
+        return single[0]
+    return None

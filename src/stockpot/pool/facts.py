@@ -1,74 +1,119 @@
-"""What the ingredients have in common, byte for byte."""
+"""What follows from one pass over a pool: what is frozen, tied, duplicated or not finite, and distances."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from stockpot.errors import PoolError, describe
+from stockpot.events import Listener, ignore
 from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.content import Hashes, digest, hash_tensor, raw_bytes
-from stockpot.pool.spec import TensorSpec
+from stockpot.pool.scan import Scan, scan
+from stockpot.pool.source import TensorSpec, listed, shown
 
-_CHUNK = 2**20  # elements compared at a time
+
+@dataclass(frozen=True)
+class Distances:
+    """Euclidean, over floating tensors that are neither frozen nor statistics, tied ones once.
+
+    NaN where an ingredient is not finite.
+    """
+
+    pairs: Tensor  # (K, K) float64
+    to_mean: Tensor  # (K,) float64
+    norms: Tensor  # (K,) float64: of the weights themselves, the scale that distances are to be seen on
+
+    def outlier(self) -> int | None:
+        """The ingredient whose distance to the mean stands out; None when none does.
+
+        By Tukey's fence, 3 interquartile ranges above the upper quartile, and by at least a half: pools whose
+        ingredients are all equally far apart have no outlier however narrow their quartiles are.
+        """
+        unsound = (~self.norms.isfinite()).nonzero()  # one of these, and nobody has a distance to the mean
+        if len(unsound):
+            return int(unsound[0])
+        if len(self.to_mean) < 4 or not bool(self.to_mean.isfinite().all()):
+            return None
+        quartiles = torch.tensor([0.25, 0.5, 0.75], dtype=self.to_mean.dtype)
+        low, middle, high = torch.quantile(self.to_mean, quartiles).tolist()
+        k = int(self.to_mean.argmax())
+        return k if float(self.to_mean[k]) > max(high + 3 * (high - low), 1.5 * middle) else None
+
+    def strangers(self) -> list[int]:
+        """Ingredients whose nearest neighbour is farther away than zero is: no two fine-tunes of one model are so.
+
+        Models of two random starts are about 1.4 times their own length apart, fine-tunes a fraction of it.
+        """
+        if len(self.norms) < 2:
+            return []
+        nearest = (self.pairs + torch.diag(torch.full_like(self.norms, math.inf))).min(dim=1).values
+        return (nearest > self.norms).nonzero().flatten().tolist()  # NaN is no stranger
 
 
 @dataclass(frozen=True)
 class PoolFacts:
     """`frozen`: names identical in all ingredients. `tied`: groups of names that are one tensor in every
-    ingredient. `duplicates`: groups of ingredient indices with equal content."""
+    ingredient. `duplicates`: groups of ingredient indices with equal content. `nonfinite`: index of each ingredient
+    with NaN or infinite weights, and what is wrong with it."""
 
     frozen: frozenset[str]
     tied: tuple[tuple[str, ...], ...]
     duplicates: tuple[tuple[int, ...], ...]
     digests: tuple[str, ...]
+    nonfinite: Mapping[int, str]
+    distances: Distances
 
 
-def gather_facts(
+def facts_of(
     checkpoints: Sequence[Checkpoint],
     specs: Mapping[str, TensorSpec],
-    hashes: Sequence[Hashes],
-    tensor: Callable[[int, str], Tensor],
+    statistics: frozenset[str],
+    found: Scan,
 ) -> PoolFacts:
-    digests = tuple(
-        digest(checkpoint.specs, table) for checkpoint, table in zip(checkpoints, hashes, strict=True)
-    )
+    frozen = frozenset(name for name in specs if len({table[name] for table in found.values}) == 1)
+    tied = _tied(checkpoints, specs, found)
+    duplicates = tuple(tuple(group) for group in _groups(found.digests))
+    passed_over = {*frozen, *statistics, *(name for names in tied for name in names[1:])}
+    counted = [name for name in found.squares if name not in passed_over]
     return PoolFacts(
-        frozen=frozenset(name for name in specs if _frozen(name, checkpoints, hashes, tensor)),
-        tied=_tied(checkpoints, specs, hashes, tensor),
-        duplicates=tuple(tuple(group) for group in _groups(digests)),
-        digests=digests,
+        frozen=frozen,
+        tied=tied,
+        duplicates=duplicates,
+        digests=found.digests,
+        nonfinite=nonfinite(checkpoints, found),
+        distances=_distances(found, counted, duplicates),
     )
 
 
-def _groups(values: Sequence[object]) -> list[list[int]]:
+def _distances(found: Scan, counted: Sequence[str], duplicates: Sequence[Sequence[int]]) -> Distances:
+    gram = found.gram + sum(found.repeated[name] for name in counted if name in found.repeated)  # (K, K)
+    lengths = torch.zeros(len(gram), dtype=torch.float64)  # (K,)
+    for name in counted:
+        lengths += found.squares[name]
+    own = gram.diagonal()
+    pairs = (own[:, None] + own[None, :] - 2 * gram).clamp_min(0).sqrt().fill_diagonal_(0.0)
+    for group in duplicates:
+        pairs[torch.tensor(group)[:, None], torch.tensor(group)] = 0.0  # known exactly
+    # With the mean as origin, the inner product of a model with itself is its squared distance to the mean.
+    to_mean = own - gram.mean(dim=0) - gram.mean(dim=1) + gram.mean()
+    return Distances(pairs, to_mean.clamp_min(0).sqrt(), lengths.sqrt())
+
+
+def _groups(values: Sequence[Hashable]) -> list[list[int]]:
     """Positions of equal values, where there are at least two."""
-    places: defaultdict[object, list[int]] = defaultdict(list)
+    places: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, value in enumerate(values):
         places[value].append(index)
     return [group for group in places.values() if len(group) > 1]
 
 
-def _frozen(
-    name: str,
-    checkpoints: Sequence[Checkpoint],
-    hashes: Sequence[Hashes],
-    tensor: Callable[[int, str], Tensor],
-) -> bool:
-    if len({checkpoint.specs[name].dtype for checkpoint in checkpoints}) > 1:
-        # In a pool of mixed dtypes the same values have different bytes: compare what the pool hands out.
-        first = hash_tensor(tensor(0, name))
-        return all(hash_tensor(tensor(k, name)) == first for k in range(1, len(checkpoints)))
-    return len({table[name] for table in hashes}) == 1
-
-
 def _tied(
-    checkpoints: Sequence[Checkpoint],
-    specs: Mapping[str, TensorSpec],
-    hashes: Sequence[Hashes],
-    tensor: Callable[[int, str], Tensor],
+    checkpoints: Sequence[Checkpoint], specs: Mapping[str, TensorSpec], found: Scan
 ) -> tuple[tuple[str, ...], ...]:
     """Groups of names that are one tensor in every ingredient.
 
@@ -76,17 +121,20 @@ def _tied(
     one tensor in some file, or their content must not be one repeated value.
     """
     names = [name for name, spec in specs.items() if spec.numel]
-    keys = [
-        (tuple(checkpoint.specs[name] for checkpoint in checkpoints), tuple(table[name] for table in hashes))
+    contents = [
+        (
+            tuple(checkpoint.specs[name] for checkpoint in checkpoints),
+            tuple(table[name] for table in found.stored),
+        )
         for name in names
     ]
     aliased = {
         name: (k, g) for k, c in enumerate(checkpoints) for g, group in enumerate(c.aliases) for name in group
     }
     result: list[tuple[str, ...]] = []
-    for positions in _groups(keys):
+    for positions in _groups(contents):
         group = [names[position] for position in positions]
-        if not all(_constant(tensor(k, group[0])) for k in range(len(checkpoints))):
+        if not all(group[0] in constant for constant in found.constant):
             result.append(tuple(group))
             continue
         declared: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
@@ -97,6 +145,28 @@ def _tied(
     return tuple(result)
 
 
-def _constant(tensor: Tensor) -> bool:
-    rows = raw_bytes(tensor).view(tensor.numel(), -1)  # (elements, bytes of one)
-    return all(bool((rows[start : start + _CHUNK] == rows[0]).all()) for start in range(0, len(rows), _CHUNK))
+def nonfinite(checkpoints: Sequence[Checkpoint], found: Scan) -> dict[int, str]:
+    """The places of bad checkpoints, and what is wrong with each."""
+    return {
+        k: describe(
+            shown(checkpoint.path),
+            expected="finite weights",
+            found=f"others in {len(bad)} of its tensors: {listed([f'{n} ({counts})' for n, counts in bad.items()])}",
+            fix="leave this checkpoint out of the pool (a recipe's `pool.nonfinite: drop` does);"
+            " its training diverged or the file is damaged",
+        )
+        for k, (checkpoint, bad) in enumerate(zip(checkpoints, found.nonfinite, strict=True))
+        if bad
+    }
+
+
+def require_finite(problems: Mapping[int, str], total: int) -> None:
+    if problems:
+        head = f"{len(problems)} of {total} checkpoints have weights that are not finite"
+        raise PoolError("\n".join((head, *problems.values())))
+
+
+def verify_finite(checkpoint: Checkpoint, listen: Listener = ignore) -> None:
+    """For one checkpoint that is in no pool: raise if there is a NaN or infinite weight, naming every tensor."""
+    found = scan([checkpoint], checkpoint.specs, listen)
+    require_finite(nonfinite([checkpoint], found), 1)

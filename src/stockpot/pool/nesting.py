@@ -6,14 +6,14 @@ the average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, describe
-from stockpot.pool.files import listed
+from stockpot.pool.source import listed, refusal
 
 RAW_KEYS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network", "params")
 EMA_KEYS = (
@@ -28,6 +28,7 @@ EMA_KEYS = (
     "params_ema",
 )
 _DEPTH = 3  # {"checkpoint": {"model": {"state_dict": ...}}} is as deep as real files go
+_CLEARLY = 10  # times as many numbers: then it is clear which of two places has the weights
 
 
 @dataclass(frozen=True)
@@ -39,51 +40,71 @@ class Weights:
     others: tuple[str, ...]
 
 
-def find_weights(saved: object, key: str | None, subject: str) -> Weights:
-    nested = dict(_nested(saved, ()))
-    raw = [path for path in nested if not _is_ema(path)]
-    ema = [path for path in nested if _is_ema(path)]
+class _UnclearError(Exception):
+    """Weights at `place` and below it."""
+
+    def __init__(self, place: str, below: str) -> None:
+        self.place, self.below = place, below
+
+
+def find_weights(saved: object, key: str | None, path: Path) -> Weights:
     if key is not None:
-        return _by_key(saved, key, nested, ema, subject)
-    order = [*raw, *ema]
+        return _by_key(saved, key, path)
+    try:
+        nested = dict(_nested(saved, (), strict=True))
+        if nested and _outweighs(saved, nested, "", strict=True):
+            nested = {}
+    except _UnclearError as error:
+        where = f"under {error.place!r}" if error.place else "at the top"
+        raise refusal(
+            path,
+            expected="weights in one place",
+            found=f"tensors {where} and about as many numbers under {error.below!r}",
+            fix=f"name the place of the weights, for example key={error.below!r}, or save them in a file of their own",
+        ) from error
+    order = [*(p for p in nested if not is_average(p)), *(p for p in nested if is_average(p))]
     if order:
         return Weights(nested[order[0]], order[0], tuple(order[1:]))
-    if _holds_tensors(saved):
-        assert isinstance(saved, Mapping)
+    if isinstance(saved, Mapping) and _holds_tensors(saved):
         return Weights(saved, None, ())
-    inside = (
-        [shown_key(name) for name, inner in saved.items() if _holds_tensors(inner)]
-        if isinstance(saved, Mapping)
-        else []
-    )
-    raise CheckpointError(
-        describe(
-            subject,
-            expected="a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS),
-            found=_outline(saved),
-            fix=f"name the place of the weights, for example key={(inside or ['trainer.model'])[0]!r}",
-        )
+    items = saved.items() if isinstance(saved, Mapping) else ()
+    inside = [shown_key(name) for name, inner in items if _holds_tensors(inner)]
+    raise refusal(
+        path,
+        expected="a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS),
+        found=_outline(saved),
+        fix=f"name the place of the weights, for example key={(inside or ['trainer.model'])[0]!r}",
     )
 
 
-def _by_key(
-    saved: object, key: str, nested: Mapping[str, Mapping[Any, Any]], ema: list[str], subject: str
-) -> Weights:
+def is_average(key: str | None) -> bool:
+    """Whether a dotted path leads to averaged weights."""
+    return key is not None and any(part in EMA_KEYS for part in key.split("."))
+
+
+def shown_key(key: object) -> str:
+    """A key as text. Not every object's own text is short: that of a storage lists all of its numbers."""
+    return (
+        str(key) if isinstance(key, (str, bytes, int, float, bool)) else f"a key of type {type(key).__name__}"
+    )
+
+
+def _by_key(saved: object, key: str, path: Path) -> Weights:
+    nested = dict(_nested(saved, (), strict=False))
+    averages = [place for place in nested if is_average(place)]
     found = _follow(saved, key)
-    if found is None and key == "ema" and ema:
-        key, found = ema[0], nested[ema[0]]
-    others = tuple(path for path in nested if path != key)
-    if _holds_tensors(found):
-        assert isinstance(found, Mapping)
-        return Weights(found, key, others)
+    if found is None and key == "ema" and averages:
+        key, found = averages[0], nested[averages[0]]
+    if isinstance(found, Mapping) and _holds_tensors(found):
+        return Weights(found, key, tuple(place for place in nested if place != key))
     what = f"nothing there, in {_outline(saved)}" if found is None else f"{_outline(found)} there"
     fix = (
         f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
     )
-    raise CheckpointError(describe(subject, expected=f"weights under the key {key!r}", found=what, fix=fix))
+    raise refusal(path, expected=f"weights under the key {key!r}", found=what, fix=fix)
 
 
-def _nested(saved: object, path: tuple[str, ...]) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+def _nested(saved: object, path: tuple[str, ...], *, strict: bool) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Every place with weights that a known key leads to, the preferred first."""
     if not isinstance(saved, Mapping) or len(path) >= _DEPTH:
         return
@@ -91,11 +112,38 @@ def _nested(saved: object, path: tuple[str, ...]) -> Iterator[tuple[str, Mapping
         inner = saved.get(name)
         if not isinstance(inner, Mapping):
             continue
-        deeper = list(_nested(inner, (*path, name)))
-        if deeper:
-            yield from deeper
+        place = ".".join((*path, name))
+        deeper = dict(_nested(inner, (*path, name), strict=strict))
+        if deeper and not _outweighs(inner, deeper, place, strict=strict):
+            yield from deeper.items()
         elif _holds_tensors(inner):
-            yield ".".join((*path, name)), inner
+            yield place, inner
+
+
+def _outweighs(above: object, below: Mapping[str, Mapping[Any, Any]], place: str, *, strict: bool) -> bool:
+    """Whether the weights are a mapping's own tensors, and what lies deeper in it is something else.
+
+    A score or the state of a random generator beside the weights is no reason to doubt, but weights that stand beside
+    a table of settings under `params` must not be passed over.
+    """
+    own = _numbers(above.values()) if isinstance(above, Mapping) else 0
+    largest = max(below, key=lambda key: _numbers(below[key].values()))
+    deeper = _numbers(below[largest].values())
+    if own * _CLEARLY <= deeper or not own:
+        return False
+    if own < deeper * _CLEARLY and strict:
+        raise _UnclearError(place, largest)
+    return own >= deeper * _CLEARLY
+
+
+def _numbers(values: Iterable[object]) -> int:
+    """How many floating-point numbers there are in tensors that are no single number."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return sum(
+        Tensor.numel(t)
+        for t in tensors
+        if t.dtype.is_floating_point and Tensor.dim(t) and Tensor.numel(t) > 1
+    )
 
 
 def _follow(saved: object, key: str) -> object:
@@ -114,19 +162,8 @@ def _follow(saved: object, key: str) -> object:
     return None
 
 
-def _is_ema(path: str) -> bool:
-    return any(part in EMA_KEYS for part in path.split("."))
-
-
 def _holds_tensors(thing: object) -> bool:
     return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
-
-
-def shown_key(key: object) -> str:
-    """A key as text. Not every object's own text is short: that of a storage lists all of its numbers."""
-    return (
-        str(key) if isinstance(key, (str, bytes, int, float, bool)) else f"a key of type {type(key).__name__}"
-    )
 
 
 def _outline(thing: object) -> str:

@@ -1,26 +1,74 @@
-"""Looking through a pickle without unpickling it.
+"""The table of tensors in a file of torch.save, followed without being run.
 
-A pickle is a program for a small machine. Before anything runs it, its instructions are followed here with
-stand-ins in place of objects, which calls nothing and costs about as much as reading it. Three things are
-found out: which names of Python it asks for, what it would call, and whether it would hang or crash whatever
-runs it (keys that take for ever to hash, numbers that make tables of gigabytes).
+A pickle is a program for a small machine. Before torch runs it, its instructions are followed here with stand-ins
+in place of objects, which calls nothing and costs about as much as reading it. Three things are found out: which
+names of Python it asks for, what it would call, and whether it would hang or crash whatever runs it (keys that take
+for ever to hash, codecs that take for ever to encode, numbers that make tables of gigabytes).
+
+The list of names is shorter than the one of `torch.load(weights_only=True)`, which lets a file call what allocates
+any amount of memory (`bytearray`, `FloatTensor`, `UntypedStorage`), and it does not depend on what the process has
+allowed with `add_safe_globals`.
 """
 
 from __future__ import annotations
 
 import pickletools
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+
+_STORAGES: dict[str, int] = {  # size of one element in bytes
+    **dict.fromkeys(("torch.DoubleStorage", "torch.LongStorage", "torch.ComplexFloatStorage"), 8),
+    **dict.fromkeys(("torch.FloatStorage", "torch.IntStorage", "torch.QInt32Storage"), 4),
+    **dict.fromkeys(("torch.HalfStorage", "torch.BFloat16Storage", "torch.ShortStorage"), 2),
+    **dict.fromkeys(("torch.CharStorage", "torch.ByteStorage", "torch.BoolStorage"), 1),
+    **dict.fromkeys(("torch.QInt8Storage", "torch.QUInt8Storage", "torch.storage.UntypedStorage"), 1),
+    "torch.ComplexDoubleStorage": 16,
+}
+_BY_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls its first argument
+_ENCODE = "_codecs.encode"  # how protocol 2 writes bytes
+_CALLED = {
+    _ENCODE,
+    "collections.OrderedDict",
+    "collections.Counter",
+    "builtins.set",
+    "__builtin__.set",
+    "builtins.complex",
+    "__builtin__.complex",
+    "torch.Size",
+    "torch.device",
+    "torch.serialization._get_layout",
+    "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_tensor_v3",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+    # What follows cannot be mixed, but is loaded so that the error can name the tensor.
+    "torch._utils._rebuild_sparse_tensor",
+    "torch._utils._rebuild_qtensor",
+    "torch._utils._rebuild_meta_tensor_no_storage",
+    _BY_TYPE,
+}
+_BUILT = {"collections.OrderedDict"}  # a state dict carries its version in an attribute
+_KNOWN = {
+    *_CALLED,
+    *_STORAGES,
+    *(str(value) for value in vars(torch).values() if isinstance(value, (torch.dtype, torch.qscheme))),
+    "torch.Tensor",
+    "torch.nn.parameter.Parameter",
+}
 
 _MOST_HASHING = 10_000_000  # steps; well under a second
 _DEEPEST = 100  # tuples in tuples; hashing recurses without a limit of its own
 _LONGEST_NUMBER = 9  # bytes; longer ones can all be made to hash alike
 _NEWEST = 5
-_GETS = {"GET", "BINGET", "LONG_BINGET"}
-_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
-_NOTHING = {"PROTO", "FRAME", "STOP"}
+_VALUES = {
+    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET",
+}  # fmt: skip
 
 
 class PickleError(Exception):
@@ -35,121 +83,145 @@ class CodeError(PickleError):
         self.name = name
 
 
-class _Thing:
-    """Stands in for an object: what it costs to hash it, and the little that decides what is called."""
+def check_table(table: bytes, sizes: Mapping[str, int]) -> None:
+    """Raise PickleError where the table asks for more than tensors, or for bytes that its storages do not have.
 
-    __slots__ = ("depth", "items", "made_by", "name", "value", "weight")
-
-    def __init__(
-        self,
-        items: tuple[_Thing, ...] = (),
-        *,
-        name: str | None = None,
-        value: object = None,
-        made_by: str | None = None,
-    ) -> None:
-        self.items = items
-        self.name = name  # of something in Python
-        self.value = value  # of a text or number
-        self.made_by = made_by  # the name that was called to make it
-        self.weight: int = min(1 + sum(item.weight for item in items), _MOST_HASHING + 1)
-        self.depth: int = 1 + max((item.depth for item in items), default=0)
-        if self.depth > _DEEPEST:
-            raise PickleError(f"its values are nested more than {_DEEPEST} deep")
-
-    def take(self, things: list[_Thing]) -> None:
-        """A list or table grows in place. Its depth does not count: it cannot be hashed."""
-        self.weight = min(self.weight + sum(thing.weight for thing in things), _MOST_HASHING + 1)
+    `sizes` are the bytes of each storage by its key.
+    """
+    for place in check_pickle(table):
+        if len(place) != 5 or place[0] != "storage":
+            raise PickleError("it refers to something that is not a storage")
+        _, kind, key, _, count = place
+        if not isinstance(kind, str) or not isinstance(key, str) or not isinstance(count, int):
+            raise PickleError("it refers to a storage in an unknown form")
+        if kind not in _STORAGES:
+            raise PickleError(f"it refers to a storage of the unknown type {kind!r}")
+        wanted = count * _STORAGES[kind]
+        if sizes.get(key) != wanted:
+            found = f"{sizes[key]:,} bytes" if key in sizes else "none"
+            raise PickleError(f"it says storage {key!r} has {wanted:,} bytes, and there are {found}")
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """What a pickle may ask for, by full names."""
-
-    known: Collection[str]  # may be mentioned
-    called: Collection[str]  # may also be called
-    built: Collection[str]  # of those, whose results may be given a state
-
-
-def check_pickle(content: bytes, allowed: Allowed) -> list[tuple[object, ...]]:
+def check_pickle(content: bytes) -> list[tuple[object, ...]]:
     """Raise PickleError unless it keeps to what is allowed.
 
     Returns what it says about each object outside the pickle: texts, numbers and names of Python.
     """
-    machine = _Machine(allowed)
+    machine = _Machine(len(content))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "error"
             )  # escapes that Python only warns of: no pickle is written with them
             for opcode, argument, _ in pickletools.genops(content):
-                machine.step(opcode.name, argument, len(content))
+                machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, Warning) as error:
         raise PickleError(f"no valid pickle: {error}") from error
     return machine.outside
 
 
+class _Thing:
+    """A stand-in for an object: what it costs to hash it, and the little that decides what is called."""
+
+    __slots__ = ("depth", "items", "made_by", "name", "value", "weight")
+
+    def __init__(
+        self, items: list[_Thing] | None = None, *, name: str | None = None, value: object = None
+    ) -> None:
+        self.items: list[_Thing] = items or []
+        self.name = name  # of something in Python
+        self.value = value  # of a text or number
+        self.made_by: str | None = None  # the name that was called to make it
+        self.weight: int = min(1 + sum(item.weight for item in self.items), _MOST_HASHING + 1)
+        self.depth: int = 1 + max((item.depth for item in self.items), default=0)
+        if self.depth > _DEEPEST:
+            raise PickleError(f"its values are nested more than {_DEEPEST} deep")
+
+    def grow(self, things: list[_Thing]) -> None:
+        """A list or table grows in place. Its depth does not count: it cannot be hashed."""
+        self.weight = min(self.weight + sum(thing.weight for thing in things), _MOST_HASHING + 1)
+
+
 class _Machine:
-    def __init__(self, allowed: Allowed) -> None:
+    def __init__(self, size: int) -> None:
         self.outside: list[tuple[object, ...]] = []
-        self._allowed = allowed
+        self._size = size  # of the whole pickle in bytes
         self._stack: list[_Thing] = []
         self._below: list[list[_Thing]] = []  # what was on the stack at each mark
         self._memo: dict[int, _Thing] = {}
         self._hashed = 0
-        self._steps: dict[str, Callable[[Any], None]] = {
-            "MARK": self._mark,
-            "GLOBAL": lambda name: self._named(name.replace(" ", ".", 1)),
-            "STACK_GLOBAL": self._stack_global,
-            "TUPLE": lambda _: self._push(tuple(self._since_mark())),
-            "LIST": lambda _: self._push(tuple(self._since_mark())),
-            "DICT": lambda _: self._keep_all(self._since_mark(), into=_Thing()),
-            "APPEND": lambda _: self._grow([self._stack.pop()]),
-            "APPENDS": lambda _: self._grow(self._since_mark()),
-            "SETITEM": lambda _: self._keep_all(self._last(2)),
-            "SETITEMS": lambda _: self._keep_all(self._since_mark()),
-            "ADDITEMS": lambda _: self._hash_all(self._since_mark()),
-            "FROZENSET": lambda _: self._frozen(),
-            "REDUCE": lambda _: self._call(),
-            "NEWOBJ": lambda _: self._call(),
-            "BUILD": lambda _: self._build(),
-            "BINPERSID": lambda _: self._refer(),
-            "POP": lambda _: self._drop(),
-            "POP_MARK": lambda _: self._discard(),
-            "DUP": lambda _: self._stack.append(self._stack[-1]),
-            "MEMOIZE": lambda _: self._memo.__setitem__(len(self._memo), self._stack[-1]),
-        }
 
-    def step(self, opcode: str, argument: Any, size: int) -> None:
-        if opcode in self._steps:
-            self._steps[opcode](argument)
-        elif opcode in _GETS:
-            self._stack.append(self._memo[int(argument)])
-        elif opcode in _PUTS:
-            if int(argument) > size:
+    def step(self, opcode: str, argument: Any) -> None:
+        stack = self._stack
+        if opcode in _VALUES:
+            if isinstance(argument, int) and argument.bit_length() > 8 * _LONGEST_NUMBER:
+                raise PickleError(f"it holds a number of {argument.bit_length()} bits")
+            stack.append(_Thing(value=argument))
+        elif opcode in ("BINGET", "LONG_BINGET", "GET"):
+            stack.append(self._memo[int(argument)])
+        elif opcode in ("BINPUT", "LONG_BINPUT", "PUT"):
+            if int(argument) > self._size:
                 raise PickleError(f"it numbers its values up to {argument}, more than it can have")
-            self._memo[int(argument)] = self._stack[-1]
+            self._memo[int(argument)] = stack[-1]
+        elif opcode == "MEMOIZE":
+            self._memo[len(self._memo)] = stack[-1]
+        elif opcode == "MARK":
+            self._below.append(stack)
+            self._stack = []
+        elif opcode in ("TUPLE", "LIST"):
+            self._push(_Thing(self._since_mark()))
         elif opcode in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            self._push(tuple(self._last(int(opcode[-1]))))
-        elif opcode in _NOTHING:
-            if opcode == "PROTO" and argument > _NEWEST:
-                raise PickleError(f"it is of protocol {argument}, which does not exist")
-        elif opcode in _VALUES:
-            self._value(argument)
-        else:
+            self._push(_Thing(self._last(int(opcode[-1]))))
+        elif opcode == "DICT":
+            self._set(_Thing(), self._since_mark())
+        elif opcode == "SETITEM":
+            pair = self._last(2)
+            self._set(self._last(1)[0], pair)
+        elif opcode == "SETITEMS":
+            pairs = self._since_mark()
+            self._set(self._last(1)[0], pairs)
+        elif opcode == "APPEND":
+            things = self._last(1)
+            self._stack[-1].grow(things)
+        elif opcode == "APPENDS":
+            things = self._since_mark()
+            self._stack[-1].grow(things)
+        elif opcode == "ADDITEMS":
+            self._hash(self._since_mark())
+        elif opcode == "FROZENSET":
+            things = self._since_mark()
+            self._hash(things)
+            self._push(_Thing(things))
+        elif opcode == "GLOBAL":
+            self._look_up(argument.replace(" ", ".", 1))
+        elif opcode == "STACK_GLOBAL":
+            module, name = self._last(2)
+            self._look_up(f"{module.value}.{name.value}")
+        elif opcode in ("REDUCE", "NEWOBJ"):
+            self._call(*self._last(2))
+        elif opcode == "BUILD":
+            built, state = self._last(2)
+            if built.made_by not in _BUILT:
+                raise PickleError(f"it changes the inside of {built.made_by or 'a plain value'}")
+            built.grow([state])
+            self._push(built)
+        elif opcode == "BINPERSID":
+            (place,) = self._last(1)
+            self.outside.append(tuple(item.name or item.value for item in place.items))
+            self._push(_Thing([place]))
+        elif opcode == "DUP":
+            stack.append(stack[-1])
+        elif opcode == "POP_MARK" or (opcode == "POP" and not stack):
+            self._since_mark()  # a mark with nothing above it is dropped like a value
+        elif opcode == "POP":
+            del stack[-1]
+        elif opcode == "PROTO" and argument > _NEWEST:
+            raise PickleError(f"it is of protocol {argument}, which does not exist")
+        elif opcode not in ("PROTO", "FRAME", "STOP"):
             raise PickleError(f"it uses the instruction {opcode}, which plain data does not need")
 
-    def _value(self, argument: Any) -> None:
-        if isinstance(argument, int) and argument.bit_length() > 8 * _LONGEST_NUMBER:
-            raise PickleError(f"it holds a number of {argument.bit_length()} bits")
-        self._stack.append(_Thing(value=argument))
-
-    def _push(self, items: tuple[_Thing, ...]) -> None:
-        self._stack.append(_Thing(items))
-
-    def _mark(self, _: Any) -> None:
-        self._below.append(self._stack)
-        self._stack = []
+    def _push(self, thing: _Thing) -> None:
+        self._stack.append(thing)
 
     def _since_mark(self) -> list[_Thing]:
         things, self._stack = self._stack, self._below.pop()
@@ -162,73 +234,36 @@ class _Machine:
         del self._stack[-count:]
         return things
 
-    def _drop(self) -> None:
-        if self._stack:
-            del self._stack[-1]
-        else:  # a mark with nothing above it is dropped like a value
-            self._stack = self._below.pop()
+    def _set(self, table: _Thing, pairs: list[_Thing]) -> None:
+        self._hash(pairs[::2])
+        table.grow(pairs)
+        self._push(table)
 
-    def _discard(self) -> None:
-        self._since_mark()
-
-    def _grow(self, things: list[_Thing]) -> None:
-        self._stack[-1].take(things)
-
-    def _keep_all(self, pairs: list[_Thing], into: _Thing | None = None) -> None:
-        if into is not None:
-            self._stack.append(into)
-        self._hash_all(pairs[::2])
-        self._grow(pairs)
-
-    def _hash_all(self, things: list[_Thing]) -> None:
+    def _hash(self, things: list[_Thing]) -> None:
         self._hashed += sum(thing.weight for thing in things)
         if self._hashed > _MOST_HASHING:
             raise PickleError("its keys would take too long to hash")
 
-    def _frozen(self) -> None:
-        things = self._since_mark()
-        self._hash_all(things)
-        self._push(tuple(things))
-
-    def _stack_global(self, _: Any) -> None:
-        module, name = self._last(2)
-        self._named(f"{module.value}.{name.value}")
-
-    def _named(self, name: str) -> None:
-        if name not in self._allowed.known:
+    def _look_up(self, name: str) -> None:
+        if name not in _KNOWN:
             raise CodeError(name)
-        self._stack.append(_Thing(name=name))
+        self._push(_Thing(name=name))
 
-    def _call(self) -> None:
-        function, arguments = self._last(2)
+    def _call(self, function: _Thing, arguments: _Thing) -> None:
         self._check_called(function)
-        if function.name == _BY_TYPE:  # calls its first argument
+        if function.name == _BY_TYPE:
             self._check_called(arguments.items[0] if arguments.items else None)
-        self._hash_all([arguments])  # a set hashes what it is made of
-        self._stack.append(_Thing((arguments,), made_by=function.name))
+        if function.name == _ENCODE and [item.value for item in arguments.items[1:]] != ["latin1"]:
+            # Other codecs, such as punycode and idna, take time quadratic in the length of the text.
+            raise PickleError("it encodes bytes in another way than pickles are written")
+        self._hash([arguments])  # a set hashes what it is made of
+        made = _Thing([arguments])
+        made.made_by = function.name
+        self._push(made)
 
-    def _check_called(self, function: _Thing | None) -> None:
+    @staticmethod
+    def _check_called(function: _Thing | None) -> None:
         if function is None or function.name is None:
             raise PickleError("it calls something that is not a name")
-        if function.name not in self._allowed.called:
+        if function.name not in _CALLED:
             raise CodeError(function.name)
-
-    def _build(self) -> None:
-        built, state = self._last(2)
-        if built.made_by not in self._allowed.built:
-            raise PickleError(f"it changes the inside of {built.made_by or 'a plain value'}")
-        built.take([state])
-        self._stack.append(built)
-
-    def _refer(self) -> None:
-        place = self._stack.pop()
-        self.outside.append(tuple(item.name or item.value for item in place.items))
-        self._push((place,))
-
-
-_BY_TYPE = "torch._tensor._rebuild_from_type_v2"
-_VALUES = {
-    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
-    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET",
-}  # fmt: skip

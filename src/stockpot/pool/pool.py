@@ -9,19 +9,17 @@ from typing import Any
 
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
+from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolError, describe
 from stockpot.events import Event, Listener, ignore, progress
-from stockpot.pool.checkpoint import Checkpoint, open_checkpoint
-from stockpot.pool.compare import common_specs
-from stockpot.pool.content import Hashes, digest, hash_all
+from stockpot.pool.agreement import common_specs, mixed_averages, quantised
+from stockpot.pool.checkpoint import Checkpoint, Rename, check_rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
-from stockpot.pool.facts import PoolFacts, gather_facts
-from stockpot.pool.files import shown
-from stockpot.pool.finite import nonfinite, verify_finite
-from stockpot.pool.naming import Rename, check_rename
-from stockpot.pool.spec import TensorSpec
-from stockpot.pool.unchanged import Stamp, stamps, verify_unchanged
+from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.scan import Scan, scan
+from stockpot.pool.source import TensorSpec, shown
 
+Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
+_SHOWN = 8
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -37,7 +35,6 @@ class Pool:
         names: Sequence[str],
         checkpoints: Sequence[Checkpoint],
         specs: Mapping[str, TensorSpec],
-        hashes: Sequence[Hashes],
         opened_with: Mapping[str, Any],
     ) -> None:
         self.names = tuple(names)
@@ -45,10 +42,13 @@ class Pool:
         self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
         self.opened_with = dict(opened_with)
         self.dropped: tuple[str, ...] = ()  # names of ingredients that drop_nonfinite left out
-        self._hashes = tuple(hashes)
+        # Names of running statistics (BatchNorm), which are measured and not learned.
+        self.statistics = frozenset(name for name in specs if name.rpartition(".")[2] in _STATISTICS)
+        self.nbytes = sum(spec.nbytes for spec in specs.values())  # bytes of one ingredient
+        self._scan: Scan | None = None
         self._facts: PoolFacts | None = None
         # As the files were when they were opened.
-        self._stamps: Mapping[Path, Stamp | None] = stamps(f for c in checkpoints for f in c.files)
+        self._stamps = {file: _stamp(file) for checkpoint in checkpoints for file in checkpoint.files}
 
     @classmethod
     def open(
@@ -82,6 +82,7 @@ class Pool:
         differing: list[str] = []
         if opened:
             specs, differing = common_specs(opened, mixed_dtypes)
+            differing += [*mixed_averages(opened), *quantised(opened)]
         if len(paths) < 2 and not problems and not unreadable:
             problems.append(_too_few(paths))
         if problems or unreadable or differing:
@@ -91,23 +92,13 @@ class Pool:
             "rename": dict(rename) if isinstance(rename, Mapping) else rename and "custom",
             "mixed_dtypes": mixed_dtypes,
         }
-        return cls(ingredient_names(paths), opened, specs, [{} for _ in opened], opened_with)
+        return cls(ingredient_names(paths), opened, specs, opened_with)
 
     def __len__(self) -> int:
         return len(self.checkpoints)
 
     def __repr__(self) -> str:
         return f"<Pool of {len(self)} ingredients, {len(self.specs)} tensors, {self.nbytes:,} bytes each>"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one ingredient."""
-        return sum(spec.nbytes for spec in self.specs.values())
-
-    @property
-    def statistics(self) -> frozenset[str]:
-        """Names of running statistics (BatchNorm), which are measured and not learned."""
-        return frozenset(name for name in self.specs if name.rpartition(".")[2] in _STATISTICS)
 
     def tensor(self, k: int, name: str) -> Tensor:
         """Ingredient k's tensor, to be treated as read-only; converted where the pool has mixed dtypes."""
@@ -126,16 +117,16 @@ class Pool:
             [self.names[k] for k in chosen],
             [self.checkpoints[k] for k in chosen],
             self.specs,
-            [self._hashes[k] for k in chosen],
             self.opened_with,
         )
+        smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
         smaller.dropped = self.dropped
         return smaller
 
     def drop_nonfinite(self, listen: Listener = ignore) -> Pool:
-        """Read everything once; the same pool without ingredients that have NaN or infinite weights."""
-        bad = nonfinite(self.checkpoints, listen)
+        """The same pool without ingredients that have NaN or infinite weights. Reads everything once."""
+        bad = nonfinite(self.checkpoints, self._scanned(listen))
         kept = [k for k in range(len(self)) if k not in bad]
         if len(kept) < 2:
             raise PoolError(
@@ -154,35 +145,68 @@ class Pool:
         return pool
 
     def verify_finite(self, listen: Listener = ignore) -> None:
-        """Read everything once; raise if there is a NaN or infinite weight, naming every file and tensor."""
-        verify_finite(self.checkpoints, listen)
+        """Raise if there is a NaN or infinite weight, naming every file and tensor. Reads everything once."""
+        require_finite(nonfinite(self.checkpoints, self._scanned(listen)), len(self))
 
     def verify_unchanged(self) -> None:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
-        verify_unchanged(self._stamps)
+        changes = [
+            line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))
+        ]
+        if changes:
+            more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+            raise ChangedError(
+                describe(
+                    "the ingredients",
+                    expected="files that stay as they are while they are used",
+                    found="\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n ",
+                    fix="let whatever writes to them finish, or restore them, and run again; no soup was written",
+                )
+            )
 
     @property
     def hashed(self) -> bool:
         """Whether the digests are known, so that asking for them reads nothing."""
-        return all(
-            len(table) == len(checkpoint.specs)
-            for checkpoint, table in zip(self.checkpoints, self._hashes, strict=True)
-        )
+        return self._scan is not None
 
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
-        hash_all(self.checkpoints, self._hashes, listen)
-        return tuple(
-            digest(checkpoint.specs, table)
-            for checkpoint, table in zip(self.checkpoints, self._hashes, strict=True)
-        )
+        if self._scan is None:
+            self._scan = scan(self.checkpoints, self.specs, listen, hashes_only=True)
+        return self._scan.digests
 
     def facts(self, listen: Listener = ignore) -> PoolFacts:
-        """What is frozen, tied and duplicated. Reads everything once, unless the digests are known."""
+        """Digests, what is frozen, tied, duplicated or not finite, and distances. Reads everything once."""
         if self._facts is None:
-            hash_all(self.checkpoints, self._hashes, listen)
-            self._facts = gather_facts(self.checkpoints, self.specs, self._hashes, self.tensor)
+            found = self._scanned(listen)
+            self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
+
+    def _scanned(self, listen: Listener) -> Scan:
+        if self._scan is None or not self._scan.measured:
+            self._scan = scan(self.checkpoints, self.specs, listen, left_out=self.statistics)
+        return self._scan
+
+
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    # Whoever writes to a file can set its time back, but not the time of its last change of status.
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _change(file: Path, before: Stamp | None, now: Stamp | None) -> str | None:
+    if before == now:
+        return None
+    if now is None:
+        return f"{shown(file)}: gone"
+    if before is not None and before[0] != now[0]:
+        return f"{shown(file)}: {before[0]:,} bytes before, {now[0]:,} now"
+    if before is not None and (before[1], before[3]) == (now[1], now[3]):
+        return f"{shown(file)}: written to, or given other permissions, links or times"
+    return f"{shown(file)}: written to"
 
 
 def _too_few(paths: Sequence[Path]) -> str:

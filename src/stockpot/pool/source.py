@@ -1,14 +1,61 @@
-"""What every format reader returns: names, specs, and a way to get one tensor."""
+"""What all format readers share: what a tensor is, what a reader returns, and a look at a file before it is parsed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from stockpot.pool.spec import TensorSpec
+from stockpot.errors import CheckpointError, describe
+
+SAFETENSORS_SUFFIXES = (".safetensors",)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = SAFETENSORS_SUFFIXES + TORCH_SUFFIXES
+COPY_AGAIN = "copy or download it again, or leave it out of the pool"
+
+# What a file may look like.
+SAFETENSORS = "a safetensors file"
+ZIP = "a zip archive, as torch.save writes it"
+PICKLE = "a pickle outside the zip format (torch.save before 1.6, or pickle.dump)"
+UNKNOWN = "bytes of no known checkpoint format"
+
+_SIGNATURES = (
+    (b"PK\x03\x04", ZIP),
+    (b"version https://git-lfs", "a Git LFS pointer, not the weights themselves"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x80", PICKLE),
+)
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Dtype and shape, as the file's header states them before any data is read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)} {list(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -23,3 +70,102 @@ class Source:
     key: str | None = None
     other_keys: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """The order people expect, `model_2` before `model_10`; the text itself breaks ties ("01", "1").
+
+    Numbers compare by length and then as text, because `int` refuses the thousands of digits that a hostile
+    file may put in a name.
+    """
+    return tuple(_part(part) for part in _DIGITS.split(text) if part), text
+
+
+def _part(part: str) -> tuple[int, int, str]:
+    if part[0] in "0123456789":
+        digits = part.lstrip("0")
+        return 0, len(digits), digits
+    return 1, 0, part
+
+
+def shown(path: str | Path) -> str:
+    """A path as printable text, also when its bytes are no valid UTF-8 or would break the line."""
+    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def listed(texts: Sequence[str], limit: int = 5) -> str:
+    """The first few, each on one line and of bearable length, and how many more there are."""
+    more = len(texts) - limit
+    return ", ".join(shown(text)[:200] for text in texts[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an exception in plain words. It may quote the file, so it is made printable."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return shown(lines[0].strip().rstrip(".")) if lines else type(error).__name__
+
+
+def refusal(subject: str | Path, *, expected: str, found: str, fix: str) -> CheckpointError:
+    return CheckpointError(describe(shown(subject), expected=expected, found=found, fix=fix))
+
+
+def is_directory(path: Path) -> bool:
+    """Unlike `Path.is_dir`, this also answers for paths that cannot exist or be looked at."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def stays_inside(directory: Path, name: str) -> bool:
+    """Whether a file of this directory is really in it, and no link to somewhere else.
+
+    In the Hugging Face cache the files are links from snapshots/<revision>/ to blobs/, and only to there.
+    """
+    try:
+        home = directory.resolve()
+        target = (directory / name).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return False
+    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    return target.parent == home or cached
+
+
+def require_file(path: Path) -> int:
+    """The size of `path`, which must be a regular file that can be read and is not empty.
+
+    Parsers never see anything else: opening a FIFO would wait for ever, a device would never end.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        found, fix = "nothing at this path", "check the path"
+    except (OSError, ValueError) as error:
+        found, fix = reason(error), "check the path and its permissions"
+    else:
+        regular = stat.S_ISREG(status.st_mode)
+        if regular and status.st_size:
+            return status.st_size
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "something that is not a regular file"
+        found = "an empty file (0 bytes)" if regular else kind
+        fix = COPY_AGAIN if regular else "give the path of a checkpoint file"
+    raise refusal(path, expected="a readable checkpoint file", found=found, fix=fix)
+
+
+def looks_like(path: Path) -> str:
+    """What the first bytes suggest, for messages about files that are not what their name says."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(32)
+    except OSError as error:
+        return reason(error)
+    if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 100_000_000:
+        return SAFETENSORS
+    for magic, name in _SIGNATURES:
+        if head.lower().startswith(magic.lower()):
+            return name
+    return UNKNOWN

@@ -183,7 +183,8 @@ def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
     found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
     if target == "multi":
         return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
-    return (found - labels).square().mean(1)
+    errors: Tensor = (found - labels).square().mean(1)
+    return errors
 
 
 def build_data(
@@ -191,7 +192,7 @@ def build_data(
 ) -> dict[str, Any]:
     """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
     from stockpot.adapters.code import call_code
-    from stockpot.adapters.data import Columns, DataSource, read_splits
+    from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
     from stockpot.adapters.tables import Limits
 

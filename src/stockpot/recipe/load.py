@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from stockpot import files
 from stockpot.errors import RecipeError
 from stockpot.recipe.problems import Lines, problems
 from stockpot.recipe.schema import Recipe
-from stockpot.small_files import read_text
 
 _MOST = 2**20  # bytes; a recipe has fifteen lines
 _MOST_VALUES = 100_000
@@ -25,12 +25,12 @@ _MOST_VALUES = 100_000
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Overrides are `section.key=value` with YAML values, applied before anything is checked."""
     file = Path(path)
+    if file.is_dir():
+        raise RecipeError(f"{file}: a folder; give the recipe file itself")
     try:
-        text = read_text(file, _MOST)
+        text = files.read_text(file, _MOST, follow=True)
     except FileNotFoundError as error:
         raise RecipeError(f"{file}: there is no such recipe") from error
-    except IsADirectoryError as error:
-        raise RecipeError(f"{file}: a folder; give the recipe file itself") from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}: not a text file, so not a recipe") from error
     except (OSError, ValueError) as error:

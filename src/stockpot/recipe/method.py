@@ -22,9 +22,11 @@ from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, set
 from stockpot.soups.settings import Setting, Settings, declared
 
 if TYPE_CHECKING:
-    MethodName = PresetName = str
+    MethodName = str
+    PresetName = str
 else:
-    MethodName, PresetName = Literal[tuple(METHODS)], Literal[tuple(PRESETS)]
+    MethodName = Literal[tuple(METHODS)]
+    PresetName = Literal[tuple(PRESETS)]
 Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
 
 
@@ -125,7 +127,8 @@ class _Method(_Stated):
 
 
 if TYPE_CHECKING:
-    MethodSettings, Method = _Stated, _Method
+    MethodSettings = _Stated
+    Method = _Method
 else:
     MethodSettings = create_model(
         "MethodSettings", __base__=_Stated, __doc__="Settings of one method of a comparison.", **_FIELDS

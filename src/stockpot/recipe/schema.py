@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -44,6 +45,10 @@ def _kind_of(section: Section, kinds: tuple[str, ...]) -> str:
         found = " and ".join(given) if given else "none of them"
         raise ValueError(f"expected exactly one of {', '.join(kinds)}, found {found}")
     return given[0]
+
+
+def _empty(section: type[Section]) -> Any:
+    return functools.partial(section.model_validate, {})
 
 
 class PoolSection(Section):
@@ -223,9 +228,11 @@ class Data(Section):
         "Default: the other half; none if only `fit` is given.",
     )
     split_seed: int = Field(0, ge=0, description="Which samples fall into which fraction.")
-    limits: Limits = Field(default_factory=Limits, description="What a file may hold before it is refused.")
+    limits: Limits = Field(
+        default_factory=_empty(Limits), description="What a file may hold before it is refused."
+    )
     preprocessing: Preprocessing = Field(
-        default_factory=Preprocessing,
+        default_factory=_empty(Preprocessing),
         description="Replaces parts of what the model says about its own input.",
     )
     batch_size: int = Field(256, ge=1, description="Batch for evaluation.")
@@ -403,12 +410,12 @@ class Recipe(Section):
     base: str | None = Field(
         None, description="Folder that relative paths start from. Default: the recipe's own folder."
     )
-    pool: PoolSection = Field(default_factory=PoolSection, description="The checkpoints.")
+    pool: PoolSection = Field(default_factory=_empty(PoolSection), description="The checkpoints.")
     model: Model = Field(description="The model they belong to.")
     data: Data = Field(description="Samples to learn on and to report on.")
-    method: Method = Field(default_factory=Method, description="How mixing weights are found.")
+    method: Method = Field(default_factory=_empty(Method), description="How mixing weights are found.")
     finetune: Finetune | None = Field(None, description="How the pool is made, if it is not there yet.")
-    output: Output = Field(default_factory=Output, description="Where results go.")
+    output: Output = Field(default_factory=_empty(Output), description="Where results go.")
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
     @model_validator(mode="after")

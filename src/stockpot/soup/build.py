@@ -1,26 +1,43 @@
-"""(pool, layout, W) -> tensors, streaming: each tensor of each ingredient is read once."""
+"""(pool, layout, W) -> weights on disk, streaming: each tensor of each ingredient is read once.
+
+The weights are one safetensors file, or shards with an index as Hugging Face writes them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from stockpot import files
+from stockpot.errors import SoupError, describe
 from stockpot.events import Listener, ignore, progress
-from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout
+from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
-from stockpot.soup.finite import check_holds
-from stockpot.soup.mix import mix_statistic, mix_tensor
-from stockpot.soup.weights import heaviest
+from stockpot.pool.source import stays_inside
+from stockpot.soup.kept import StatisticsRule, kept_tensor
+from stockpot.soup.mix import check_holds, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
 MANY = 8  # cores, from which torch's threads do better on one operation than ours on several
 AHEAD = 1 << 28  # values mixed and not yet asked for: 1 GiB as fp32
+MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
+# Files beside the weights that make a directory loadable by its library; never weights, never code.
+_COMPANIONS = re.compile(
+    r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
+    r"|added_tokens|vocab|open_clip_config)\.json|merges\.txt|vocab\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model"
+    r"|chat_template\.(json|jinja)"
+)
 
 
 def tensors(
@@ -29,42 +46,30 @@ def tensors(
     W: Tensor,
     *,
     statistics: Mapping[str, Tensor] | None = None,
-    copy_statistics: bool = False,
+    rule: StatisticsRule = "average",
     dtype: torch.dtype | None = None,
-    free: bool = False,
     alone: bool = True,
     listen: Listener = ignore,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the soup under its name, in the pool's order and the ingredients' dtype.
 
-    Not mixed are: frozen tensors (copied), excluded ones (the donor's), integers and booleans (the heaviest
-    ingredient's), and running statistics (`statistics` if given, else the heaviest ingredient's or the average).
     `alone` says that nothing else keeps the cores busy meanwhile: threads that share an operation wait for the slowest.
     """
     wide = alone and torch.get_num_threads() >= MANY
     columns = W.T.tolist()  # (G, K)
-    heavy = heaviest(W)
-    overall = W.mean(dim=1).tolist()  # (K,)
-    models = range(len(pool))
 
     def value(name: str) -> Tensor:
-        reason, spec = layout.kept.get(name), pool.specs[name]
         if statistics is not None and name in statistics:
             return statistics[name]
-        if reason in (FROZEN, EXCLUDED):
-            return pool.tensor(layout.donor, name)
-        if reason == INTEGER or (
-            reason == STATISTIC and (copy_statistics or not spec.dtype.is_floating_point)
-        ):
-            return pool.tensor(heavy, name)
-        parts = [pool.tensor(k, name) for k in models]
-        mixed = (
-            mix_statistic(parts, overall)
-            if reason == STATISTIC
-            else mix_tensor(parts, columns[layout.group_of[name]], free=free, wide=wide)
-        )
-        check_holds(mixed, name, dtype if dtype is not None else spec.dtype)
-        return mixed
+        if name not in layout.kept:
+            parts = [pool.tensor(k, name) for k in range(len(pool))]
+            made = mix_tensor(parts, columns[layout.group_of[name]], wide=wide)
+        else:
+            made = kept_tensor(pool, layout, W, name, rule)
+            if layout.kept[name] != STATISTIC or not made.is_floating_point():
+                return made
+        check_holds(made, name, dtype if dtype is not None else pool.specs[name].dtype)
+        return made
 
     first_of = {name: names[0] for names in layout.tied for name in names}
     tied: dict[str, Tensor] = {}  # made once under the first name
@@ -105,3 +110,66 @@ def _ahead(
             yield waiting.popleft()[0].result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], max_shard: int = MAX_SHARD) -> None:
+    """Write tensors as they come, holding at most one shard in memory."""
+    shards: list[list[str]] = []
+    shard: dict[str, Tensor] = {}
+    storages: set[int] = set()  # of the shard's tensors; the library refuses two tensors in one
+    size = total = 0
+    for name, tensor in tensors:
+        nbytes = tensor.numel() * tensor.element_size()
+        if shard and size + nbytes > max_shard:
+            shards.append(_write(directory / f"shard-{len(shards)}", shard))
+            shard, storages, size = {}, set(), 0
+        tensor = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
+        shard[name] = tensor.contiguous()
+        storages.add(shard[name].untyped_storage().data_ptr())
+        size += nbytes
+        total += nbytes
+    shards.append(_write(directory / f"shard-{len(shards)}", shard))
+    if len(shards) == 1:
+        (directory / "shard-0").rename(directory / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (directory / f"shard-{number}").rename(directory / file)
+        weight_map.update(dict.fromkeys(names, file))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
+    with files.writing(path):
+        save_file(tensors, path, metadata={"format": "pt"})
+    return list(tensors)
+
+
+def copy_companions(source: Path, directory: Path) -> None:
+    """Bring along the config and tokenizer of a Hugging Face directory, so that the soup loads like it.
+
+    Links out of the directory stay behind: a stranger's `config.json` must not carry a file of yours into your soup.
+    """
+    for file in sorted(source.iterdir()):
+        if _COMPANIONS.fullmatch(file.name) and file.is_file() and stays_inside(source, file.name):
+            shutil.copyfile(file, directory / file.name)
+
+
+def parse_size(value: int | str) -> int:
+    """Bytes from 2_000_000 or "2GB"."""
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
+    if not match:
+        raise SoupError(
+            describe(
+                f"size {value!r}",
+                expected="a number of bytes such as 2000000, '500MB' or '5GB'",
+                found="neither",
+                fix="use GB or MB",
+            )
+        )
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

@@ -1,4 +1,4 @@
-"""One tensor of a soup from the same tensor of every ingredient."""
+"""One tensor of a soup from the same tensor of every ingredient: sum_k w_k x_k, to the last bit the same anywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stockpot.errors import SoupError, describe
 from stockpot.layout import mixing_dtype
 
 # Torch runs an operation of this size on one thread: no barrier twice per ingredient.
@@ -19,10 +20,8 @@ WIDE = 1 << 21
 GAIN = 4.0  # positive weights may add up to this; what negative ones take back multiplies the rounding before them
 
 
-def mix_tensor(
-    parts: Sequence[Tensor], weights: Sequence[float], *, free: bool = False, wide: bool = False
-) -> Tensor:
-    """sum_k weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part.
+def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, wide: bool = False) -> Tensor:
+    """sum_k weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part. The weights sum to one.
 
     Computed from the heaviest part by differences: since the weights sum to one this is the same number, but the
     soup of identical models is that model to the last bit, and so is a soup of one. `wide`, for many cores, changes
@@ -33,15 +32,14 @@ def mix_tensor(
         (parts[k].reshape(-1), weights[k]) for k in range(len(parts)) if k != anchor and weights[k] != 0.0
     ]
     base = parts[anchor].reshape(-1)
-    dtype = mixing_dtype(base.dtype)
-    out = torch.empty(base.shape, dtype=dtype)
+    out = torch.empty(base.shape, dtype=mixing_dtype(base.dtype))
     gain = sum(weight for weight in weights if weight > 0)
-    if not free and weights[anchor] > 0 and gain <= GAIN:
+    if weights[anchor] > 0 and gain <= GAIN:
         # The negative ones last: so no partial sum of the weights comes near zero.
         ordered = sorted(others, key=lambda other: other[1] < 0)
         _running_mean(out, base, ordered, weights[anchor], *((WIDE, 1) if wide else (CHUNK, GROUP)))
     else:
-        _extrapolate(out, base, others, sum(weights) if free else 1.0, WIDE if wide else CHUNK)
+        _extrapolate(out, base, others, WIDE if wide else CHUNK)
     return out.view(parts[anchor].shape)
 
 
@@ -62,9 +60,7 @@ def _running_mean(
             torch._foreach_lerp_(target, [_as(chunk, out.dtype) for chunk in chunks], share)
 
 
-def _extrapolate(
-    out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], total: float, size: int
-) -> None:
+def _extrapolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], size: int) -> None:
     """x + sum_k w_k (x_k - x), for weights of any sign."""
     scratch = torch.empty(min(size, base.numel()), dtype=out.dtype)
     weights = [weight for _, weight in others]
@@ -72,8 +68,6 @@ def _extrapolate(
     for target, first, *rest in pieces:
         centre = _as(first, out.dtype)
         target.copy_(centre)
-        if total != 1.0:
-            target.mul_(total)
         difference = scratch[: target.numel()]
         for piece, weight in zip(rest, weights, strict=True):
             torch.sub(_as(piece, out.dtype), centre, out=difference)
@@ -84,13 +78,29 @@ def _as(piece: Tensor, dtype: torch.dtype) -> Tensor:
     return piece if piece.dtype == dtype else piece.to(dtype)
 
 
-def mix_statistic(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """A running statistic as the average of the ingredients' own.
-
-    Extrapolating weights would give negative variances, so negative ones count as zero here.
-    """
-    positive = [max(0.0, weight) for weight in weights]
-    if not any(positive):  # free weights may all be negative
-        positive = [1.0] * len(weights)
-    total = sum(positive)
-    return mix_tensor(parts, [weight / total for weight in positive])
+def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:
+    """A soup is never written with a value that is not finite, or that its type cannot hold."""
+    if not mixed.numel():
+        return
+    ends = torch.stack(torch.aminmax(mixed))  # NaN if there is one
+    if bool(ends.to(dtype).to(ends.dtype).isfinite().all()):
+        return
+    if bool(ends.isfinite().all()):
+        raise SoupError(
+            describe(
+                f"soup tensor {name}",
+                expected=f"values that {str(dtype).removeprefix('torch.')} can hold, up to {torch.finfo(dtype).max:g}",
+                found=f"one of {float(ends.abs().max()):g}",
+                fix="lower lr so that the mixing weights stay small, or store the soup in a wider type"
+                " (Soup.save(dtype=torch.float32))",
+            )
+        )
+    raise SoupError(
+        describe(
+            f"soup tensor {name}",
+            expected="finite values",
+            found="NaN or infinity",
+            fix="leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
+            " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr",
+        )
+    )

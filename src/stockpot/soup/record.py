@@ -2,59 +2,75 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save
 
+from stockpot import files
 from stockpot._version import __version__
 from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError, describe
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.pool.files import listed
-from stockpot.pool.safetensors_format import open_safetensors
-from stockpot.small_files import read_json
+from stockpot.pool.safetensors_files import open_safetensors
+from stockpot.pool.source import listed
+from stockpot.soup.kept import StatisticsRule
 
 if TYPE_CHECKING:
     from stockpot.soup.soup import Soup
 
+Ingredients = Pool | str | Path | Iterable[str | Path] | None  # where they are now; None: where they were
 RECORD = "soup.json"
 STATISTICS = "statistics.safetensors"
 FORMAT = 1
+# What a record says of running statistics, and the rule that makes them again.
+_RULES: Mapping[str, StatisticsRule] = {
+    "recalibrated": "recalibrate",
+    "averaged": "average",
+    "donor": "copy",
+}
 
 
-def encode(soup: Soup, digests: tuple[str, ...], dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
+def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
     pool = soup.pool
+    unmeasured = "donor" if soup.statistics_rule == "copy" else "averaged"
     return {
         "format": FORMAT,
         "stockpot": __version__,
         "about": dict(soup.about),
         "ingredients": [
             {"name": name, "path": str(checkpoint.path.resolve()), "digest": digest}
-            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, digests, strict=True)
+            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, pool.digests(), strict=True)
         ],
         "opened_with": pool.opened_with,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "max_shard": max_shard,
-        "free": soup.free,
-        "temperature": soup.temperature,
-        "statistics": "recalibrated"
-        if soup.statistics is not None
-        else "copied"
-        if soup.copy_statistics
-        else "averaged",
+        "statistics": unmeasured if soup.statistics is None else "recalibrated",
         "layout": soup.layout.to_json(),
         "W": soup.W.tolist(),
     }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The record in a soup's directory, or given as the file itself."""
+def write(
+    folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None
+) -> None:
+    """The record of a soup, and its statistics where they were measured again, without its weights."""
+    if soup.statistics is not None:
+        data = save({name: tensor.contiguous() for name, tensor in soup.statistics.items()})
+        files.write_bytes(folder / STATISTICS, data, root)
+    files.write_json(folder / RECORD, _encode(soup, dtype, max_shard), root)
+
+
+def read(path: Path, root: Path | None = None) -> dict[str, Any]:
+    """The record in a soup's directory, or given as the file itself. No link in the directory is followed."""
     file = path / RECORD if path.is_dir() else path
     try:
-        value = read_json(file)
+        value = files.read_json(file, root=root)
     except FileNotFoundError:
         raise SoupError(
             describe(
@@ -65,83 +81,86 @@ def read(path: Path) -> dict[str, Any]:
             )
         ) from None
     except (ValueError, OSError) as error:
-        raise SoupError(
-            describe(
-                str(file),
-                expected="a readable soup record",
-                found=str(error),
-                fix="restore the file from a copy, or cook again",
-            )
-        ) from error
+        raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
         raise SoupError(
             describe(
                 str(file),
                 expected=f"a soup record of format {FORMAT}",
-                found=repr(found),
+                found=repr(found)[:80],
                 fix="update stockpot",
             )
         )
     return value
 
 
-def load(path: Path, ingredients: str | Path | Iterable[str | Path] | None, listen: Listener) -> Soup:
-    from stockpot.soup.soup import Soup  # the record is part of Soup; this breaks the circle
-
+def load(path: Path, ingredients: Ingredients, listen: Listener) -> Soup:
     value = read(path)
-    folder = path if path.is_dir() else path.parent
     try:
         entries: list[Mapping[str, str]] = value["ingredients"]
+        pool = ingredients if isinstance(ingredients, Pool) else _opened(value, ingredients)
+        pool = _matched(pool, entries, listen)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
+        raise _incomplete(path, error) from error
+    return decode(value, path if path.is_dir() else path.parent, pool)
+
+
+def decode(value: Mapping[str, Any], folder: Path, pool: Pool, root: Path | None = None) -> Soup:
+    """The soup that a record describes, of the ingredients that it names, in its order."""
+    from stockpot.soup.soup import Soup  # the record is part of Soup; this breaks the circle
+
+    try:
+        said = value["statistics"]
+        if said not in _RULES or value.get("free"):
+            old = "weights that need not sum to one" if value.get("free") else f"the statistics {said!r:.80}"
+            raise _damaged(str(folder), "a soup as this version makes them", old)
         layout = Layout.from_json(value["layout"])
-        W = torch.tensor(value["W"], dtype=torch.float64)
-        sources = ingredients if ingredients is not None else [entry["path"] for entry in entries]
-        pool = _matched(_opened(sources, _opened_with(value), given=ingredients is not None), entries, listen)
         _check_layout(layout, pool)
-        statistics = read_statistics(folder, pool) if value["statistics"] == "recalibrated" else None
         return Soup(
             pool,
             layout,
-            W,
-            statistics=statistics,
-            copy_statistics=value["statistics"] == "copied",
-            temperature=None if value["temperature"] is None else float(value["temperature"]),
-            free=bool(value["free"]),
+            torch.tensor(value["W"], dtype=torch.float64),
+            _statistics(folder, pool, root) if said == "recalibrated" else None,
+            statistics_rule=_RULES[said],
             about=dict(value["about"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        raise SoupError(
-            describe(
-                str(path),
-                expected="a complete soup record",
-                found=f"{type(error).__name__}: {error}",
-                fix="restore the file, or cook again",
-            )
-        ) from error
+        raise _incomplete(folder, error) from error
 
 
-def _opened(sources: Any, options: Mapping[str, Any], *, given: bool) -> Pool:
-    try:
-        return Pool.open(sources, **options)
-    except PoolError as error:
-        if given:
-            raise
-        where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
-        raise PoolError(f"{error}\n{where}") from error
+def _incomplete(path: Path, error: Exception) -> SoupError:
+    return _damaged(str(path), "a complete soup record", f"{type(error).__name__}: {error}")
 
 
-def _opened_with(value: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(value["opened_with"])
-    if given.get("rename") == "custom":
+def _damaged(subject: str, expected: str, found: str) -> SoupError:
+    fix = "restore the file from a copy, or cook again"
+    return SoupError(describe(subject, expected=expected, found=found, fix=fix))
+
+
+def _literal(path: str) -> str:
+    # A record names files; a stranger's pattern such as /**/* would search the whole disk.
+    return path if os.path.lexists(path) else glob.escape(path)
+
+
+def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
+    options = dict(value["opened_with"])
+    if options.get("rename") == "custom":
         raise SoupError(
             describe(
                 "soup record",
                 expected="renaming by a prefix map",
                 found="a Python function, which is not stored",
-                fix="open the pool yourself and build Soup(pool, layout, W)",
+                fix="open the pool yourself and pass it as ingredients=",
             )
         )
-    return given
+    if ingredients is not None:
+        return Pool.open(ingredients, **options)
+    try:
+        return Pool.open([_literal(entry["path"]) for entry in value["ingredients"]], **options)
+    except PoolError as error:
+        where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
+        raise PoolError(f"{error}\n{where}") from error
 
 
 def _check_layout(layout: Layout, pool: Pool) -> None:
@@ -159,32 +178,24 @@ def _check_layout(layout: Layout, pool: Pool) -> None:
     elif any(pool.specs[name] != pool.specs[names[0]] for names in layout.tied for name in names):
         wrong = "tied tensors of different shapes"
     if wrong is not None:
-        raise SoupError(
-            describe(
-                "layout of the soup record",
-                expected="a group or a reason for each tensor of the ingredients",
-                found=wrong,
-                fix="restore the record from a copy, or cook again",
-            )
+        raise _damaged(
+            "layout of the soup record", "a group or a reason for each tensor of the ingredients", wrong
         )
 
 
-def read_statistics(folder: Path, pool: Pool) -> dict[str, torch.Tensor]:
+def _statistics(folder: Path, pool: Pool, root: Path | None) -> dict[str, torch.Tensor]:
     """Recalibrated running statistics, which must be those that the ingredients have, in their shapes."""
     try:
-        file = open_safetensors(folder / STATISTICS)
+        file = open_safetensors(files.check_inside(root or folder, folder / STATISTICS))
     except CheckpointError as error:
         raise SoupError(str(error)) from error
     shapes = {name: spec.shape for name, spec in file.specs.items()}
     odd = [name for name in shapes if name not in pool.statistics or shapes[name] != pool.specs[name].shape]
     if odd:
-        raise SoupError(
-            describe(
-                str(folder / STATISTICS),
-                expected="running statistics in the shapes that the ingredients have",
-                found="others: " + listed([f"{name} {list(shapes[name])}" for name in odd]),
-                fix="restore the file from a copy, or cook again",
-            )
+        raise _damaged(
+            str(folder / STATISTICS),
+            "running statistics in the shapes that the ingredients have",
+            "others: " + listed([f"{name} {list(shapes[name])}" for name in odd]),
         )
     return {name: file.read(name) for name in file.specs}
 
@@ -220,25 +231,13 @@ def dtype_of(name: object) -> torch.dtype | None:
     """The dtype a soup was saved in; None: the ingredients' own."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if name is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise SoupError(
-            describe(
-                "dtype of the soup record",
-                expected="a floating-point type such as 'bfloat16'",
-                found=repr(name)[:80],
-                fix="restore the record from a copy, or cook again",
-            )
+        raise _damaged(
+            "dtype of the soup record", "a floating-point type such as 'bfloat16'", repr(name)[:80]
         )
     return found
 
 
 def shard_of(size: object) -> int:
     if type(size) is not int or size <= 0:
-        raise SoupError(
-            describe(
-                "max_shard of the soup record",
-                expected="a number of bytes",
-                found=repr(size)[:80],
-                fix="restore the record from a copy, or cook again",
-            )
-        )
+        raise _damaged("max_shard of the soup record", "a number of bytes", repr(size)[:80])
     return size

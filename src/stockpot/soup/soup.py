@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stockpot import atomic
-from stockpot.disk import require_space
+from stockpot import files
 from stockpot.errors import SoupError, describe
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, record, weights
-from stockpot.soup.files import MAX_SHARD, copy_companions, parse_size, write_weights
+from stockpot.soup.build import MAX_SHARD, parse_size
+from stockpot.soup.kept import StatisticsRule
+
+_RESERVED = "__metadata__"  # of the safetensors format
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +32,20 @@ class Soup:
     layout: Layout
     W: Tensor  # (K, G) float64
     statistics: Mapping[str, Tensor] | None = None  # recalibrated running statistics, by name
-    copy_statistics: bool = False  # running statistics of the heaviest ingredient instead of the average
-    temperature: float | None = None  # factor on the logits, when one was learned
-    free: bool = False  # columns need not sum to one (ablation without decentralisation)
-    about: Mapping[str, Any] = field(default_factory=dict)  # method, settings, scores: whatever made it
+    statistics_rule: StatisticsRule = field(default="average", kw_only=True)  # for those that are not given
+    about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # method, settings: whatever made it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "W", weights.check(self.W, len(self.pool), len(self.layout), free=self.free))
+        object.__setattr__(self, "W", weights.check(self.W, len(self.pool), len(self.layout)))
+        if _RESERVED in self.pool.specs:
+            raise SoupError(
+                describe(
+                    f"tensor {_RESERVED}",
+                    expected="another name",
+                    found="the one that safetensors files keep for their own remarks",
+                    fix="rename it in the checkpoints, or open the pool with rename={'__metadata__': 'metadata'}",
+                )
+            )
 
     @classmethod
     def uniform(cls, pool: Pool, layout: Layout | None = None) -> Soup:
@@ -64,25 +73,20 @@ class Soup:
         max_shard: int | str = MAX_SHARD,
         overwrite: bool = False,
         listen: Listener = ignore,
+        root: Path | None = None,
     ) -> Path:
-        """Write weights, mixing weights and ingredients' digests into a directory, whole or not at all."""
-        path = Path(path)
-        shard = parse_size(max_shard)
-        listen = one_at_a_time(listen)
-        self._check_room(path, dtype)
-        with (
-            atomic.directory(path, overwrite=overwrite) as folder,
-            ThreadPoolExecutor(1, "stockpot-digests") as beside,
-        ):
-            alone = self.pool.hashed
-            known = beside.submit(self.pool.digests, listen)  # hashing and mixing read the same pages
-            write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
-            digests = known.result()
-            self._copy_companions(folder)
-            if self.statistics is not None:
-                save_file({k: v.contiguous() for k, v in self.statistics.items()}, folder / record.STATISTICS)
-            self.pool.verify_unchanged()
-            atomic.write_json(folder / record.RECORD, record.encode(self, digests, dtype, shard))
+        """Write weights, mixing weights and ingredients' digests into a directory, whole or not at all.
+
+        `root`: the directory that the user named, below which no link is followed.
+        """
+        path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
+        with self._writing(path, dtype, overwrite, root) as folder:
+            with ThreadPoolExecutor(1, "stockpot-digests") as beside:
+                alone = self.pool.hashed
+                hashing = beside.submit(self.pool.digests, listen)  # reads the same pages as mixing does
+                build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
+                hashing.result()
+            record.write(folder, self, shard, dtype)
         return path
 
     def export(
@@ -95,40 +99,40 @@ class Soup:
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
-        path = Path(path)
-        shard = parse_size(max_shard)
-        self._check_room(path, dtype)
-        with atomic.directory(path, overwrite=overwrite) as folder:
-            write_weights(folder, self._tensors(dtype, listen), shard)
-            self._copy_companions(folder)
-            self.pool.verify_unchanged()
+        path, shard = Path(path), parse_size(max_shard)
+        with self._writing(path, dtype, overwrite, None) as folder:
+            build.write_weights(folder, self._tensors(dtype, listen), shard)
         return path
 
-    def _check_room(self, path: Path, dtype: torch.dtype | None) -> None:
-        specs = self.pool.specs.values()
-        width = None if dtype is None else dtype.itemsize
-        floats = sum(
-            spec.numel * (width or spec.dtype.itemsize) for spec in specs if spec.dtype.is_floating_point
+    @contextmanager
+    def _writing(
+        self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None
+    ) -> Iterator[Path]:
+        """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
+        needed = sum(
+            spec.numel
+            * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
+            for spec in self.pool.specs.values()
         )
-        rest = sum(spec.nbytes for spec in specs if not spec.dtype.is_floating_point)
-        require_space(path, floats + rest, "the soup")
-
-    def _copy_companions(self, folder: Path) -> None:
-        source = self.pool.checkpoints[self.layout.donor].path
-        if source.is_dir():
-            copy_companions(source, folder)
+        files.require_space(path, needed, "the soup")
+        with files.directory(path, overwrite=overwrite, root=root) as folder:
+            yield folder
+            source = self.pool.checkpoints[self.layout.donor].path
+            if source.is_dir():
+                build.copy_companions(source, folder)
+            self.pool.verify_unchanged()
 
     @classmethod
     def load(
         cls,
         path: str | Path,
         *,
-        ingredients: str | Path | Iterable[str | Path] | None = None,
+        ingredients: record.Ingredients = None,
         listen: Listener = ignore,
     ) -> Soup:
         """Open a saved soup together with its ingredients, refusing ingredients that have changed.
 
-        `ingredients` says where they are now; in any order, they are matched by digest.
+        `ingredients` says where they are now, or is the opened pool; in any order, they are matched by digest.
         """
         return record.load(Path(path), ingredients, listen)
 
@@ -140,9 +144,8 @@ class Soup:
             self.layout,
             self.W,
             statistics=self.statistics,
-            copy_statistics=self.copy_statistics,
+            rule=self.statistics_rule,
             dtype=dtype,
-            free=self.free,
             alone=alone,
             listen=listen,
         )
@@ -183,7 +186,7 @@ def rebuild(
     soup: str | Path,
     path: str | Path,
     *,
-    ingredients: str | Path | Iterable[str | Path] | None = None,
+    ingredients: record.Ingredients = None,
     overwrite: bool = False,
     listen: Listener = ignore,
 ) -> Path:

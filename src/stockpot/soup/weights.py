@@ -1,7 +1,6 @@
 """The mixing weights W: a (K, G) matrix whose columns each sum to one.
 
-Every soup is such a matrix (DESIGN.md); the methods only decide it. `free` weights, from the ablation without
-decentralisation, need not sum to one.
+Every soup is such a matrix (docs/concepts.md); a method only decides its numbers.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ def chosen(models: int, groups: int, rows: Iterable[int]) -> Tensor:
     return W
 
 
-def from_offsets(a: Tensor) -> Tensor:
-    """W of the hyperplane parametrisation: 1/K + a[k] - mean_k(a) (paper, eq. 4). a: (K, G)."""
-    a = a.double()
-    return 1.0 / a.shape[0] + a - a.mean(dim=0, keepdim=True)
-
-
-def check(W: Tensor, models: int, groups: int, *, free: bool = False) -> Tensor:
+def check(W: Tensor, models: int, groups: int) -> Tensor:
     if tuple(W.shape) != (models, groups):
         raise SoupError(
             describe(
@@ -55,14 +48,14 @@ def check(W: Tensor, models: int, groups: int, *, free: bool = False) -> Tensor:
             )
         )
     worst = float((W.sum(dim=0) - 1.0).abs().max())
-    # Weights that are large and cancel, as with directions scaled to unit norm, are rounded in proportion.
-    if not free and worst > SUM_TOLERANCE * max(1.0, float(W.abs().max())):
+    # Weights that are large and cancel are rounded in proportion.
+    if worst > SUM_TOLERANCE * max(1.0, float(W.abs().max())):
         raise SoupError(
             describe(
                 "mixing weights",
                 expected="columns that sum to one",
                 found=f"a column off by {worst:.3g}",
-                fix="divide each column by its sum, or pass free=True if this is meant",
+                fix="divide each column by its sum",
             )
         )
     return W

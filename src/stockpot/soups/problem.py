@@ -161,11 +161,11 @@ class Problem:
 
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
-        copied = self.task.statistics == "copy" or single(W) is not None
-        soup = Soup(self.pool, layout, W, copy_statistics=copied, about=about)
+        rule = self.task.statistics
+        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about)
         soup.load_into(self.task.model)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
-            soup = Soup(self.pool, layout, W, statistics, about=about)
+            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about)
         return soup

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import site
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import StockpotError, TaskError, describe
 
 LABEL_KEYS = ("labels", "label", "y", "target")
 
@@ -67,6 +71,42 @@ def batch_rows(batch: Any) -> int:
         if isinstance(leaf, Tensor) and leaf.ndim:
             return leaf.shape[0]
     return len(batch) if isinstance(batch, Sized) and not isinstance(batch, (Mapping, tuple)) else 1
+
+
+# The user's functions -----------------------------------------------------------------------------
+
+
+@contextmanager
+def users_code(what: str, function: Any) -> Iterator[None]:
+    """An error inside the user's own function is said to be theirs, with the line it came from."""
+    if str(getattr(function, "__module__", "")).partition(".")[0] == "stockpot":
+        yield
+        return
+    try:
+        yield
+    except (StockpotError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            raise  # the host's allocator has no error of its own
+        raise TaskError(
+            describe(
+                f"{what}, which is your own code",
+                expected="a value",
+                found=f"{type(error).__name__}: {error}\n  {_users_line(error)}",
+                fix="mend it there; in Python the error's __cause__ has the whole traceback",
+            )
+        ) from error
+
+
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), *site.getsitepackages())
+
+
+def _users_line(error: BaseException) -> str:
+    """Where it happened: the innermost frame that is neither ours nor a library's, or else the innermost."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((one for one in reversed(frames) if not one.filename.startswith(_LIBRARIES)), frames[-1])
+    return f"in {frame.filename}, line {frame.lineno}: {frame.line}"
 
 
 # Models -------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""What can be known to be wrong before any long work starts: arguments, numbers, labels, the loss."""
+"""What can be known to be wrong without running the model: arguments, numbers, labels."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from stockpot.errors import DataError, TaskError, describe
 from stockpot.task.batches import find_labels, leaves
 from stockpot.task.data import Data
-from stockpot.task.loss import IGNORED, OWN, Loss, are_probabilities
-from stockpot.task.metrics import METRICS, Metric
+from stockpot.task.loss import IGNORED, OWN, are_probabilities
+from stockpot.task.metrics import METRICS
+from stockpot.task.scores import Metric
 
 STATISTICS = ("recalibrate", "average", "copy")
-CLASSES = ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")  # metrics of class labels
+CLASSES = [
+    METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")
+]  # of class labels
 AUTOCAST = (None, torch.bfloat16, torch.float16)
 _PIECE = 1024  # samples looked at together
 
@@ -67,7 +70,12 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
         # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
         found = torch.empty(0, device=wanted).device
         model.to(found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+        TypeError,
+    ) as error:  # float64 on Apple's: TypeError
         raise _wrong(
             "device",
             "a device of this machine with room for the model",
@@ -146,14 +154,22 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
     targets = data.targets
     if targets is None or logits is None:
         return
-    judged = metric.name in CLASSES and metric.name in METRICS
+    judged = metric in CLASSES
     if targets.is_floating_point():
         if (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]:
             _check_probabilities(targets, data.name)
     elif judged or loss:
         _check_classes(targets, logits, data.name, own)
-    if metric.name in ("roc_auc", "pearson", "spearman") and metric == METRICS[metric.name]:
+    if metric in (METRICS["roc_auc"], METRICS["pearson"], METRICS["spearman"]):
         _check_variety(targets, metric.name, data.name)
+
+
+def has_several_labels(targets: Tensor | None, logits: Tensor | None) -> bool:
+    """Whether each sample has a 0 or 1 for each of the logits (n, C), and not always a single 1."""
+    if targets is None or logits is None or logits.ndim != 2 or targets.shape[1:] != logits.shape[1:]:
+        return False
+    hot = bool(((targets == 0) | (targets == 1)).all())
+    return hot and (not targets.is_floating_point() or bool((targets.sum(1) != 1).any()))
 
 
 def _check_probabilities(targets: Tensor, name: str) -> None:
@@ -224,52 +240,3 @@ def _check_variety(targets: Tensor, metric: str, name: str) -> None:
                 fix="use another metric, or data in which the answers differ",
             )
         )
-
-
-# The loss --------------------------------------------------------------------------------------------
-
-
-def check_start(model: nn.Module, losses: list[Callable[[], Loss]]) -> None:
-    """The loss must be a finite number with a gradient; later ones are tried if the first has none."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    flags = [p.requires_grad for p in parameters]
-    try:
-        # Freezing during fine-tuning says nothing about mixing, so frozen parameters count here.
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            reached = any(_has_gradient(compute, parameters) for compute in losses)
-    finally:
-        for parameter, flag in zip(parameters, flags, strict=True):
-            parameter.requires_grad_(flag)
-    if not reached:
-        raise _ignores_model("every parameter's gradient is None or exactly zero")
-
-
-def _has_gradient(compute: Callable[[], Loss], parameters: list[nn.Parameter]) -> bool:
-    loss = compute().mean
-    value = float(loss.detach())
-    if not torch.isfinite(loss.detach()):
-        raise TaskError(
-            describe(
-                "loss at the start",
-                expected="a finite number",
-                found=str(value),
-                fix="check the checkpoints for NaN or Inf, the data, and the autocast dtype",
-            )
-        )
-    if loss.grad_fn is None:
-        raise _ignores_model("the loss has no gradient function")
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return any(g is not None and bool(g.any()) for g in gradients)
-
-
-def _ignores_model(found: str) -> TaskError:
-    return TaskError(
-        describe(
-            "loss",
-            expected="a value that depends on the model's parameters",
-            found=found,
-            fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
-        )
-    )

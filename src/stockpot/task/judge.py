@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from stockpot.task.batches import (
     find_logits,
     find_loss,
     need_logits,
+    users_code,
 )
 from stockpot.task.loss import (
     Form,
@@ -28,14 +29,14 @@ from stockpot.task.loss import (
     is_causal,
     is_pair,
     next_tokens,
-    own_form,
     own_loss,
     same_tokens,
     sample_losses,
     users_loss,
     users_sample_losses,
 )
-from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, Metric, check_statistics, loss_statistics
+from stockpot.task.metrics import LOSSES, loss_statistics
+from stockpot.task.scores import Metric
 
 
 class Judge:
@@ -57,13 +58,28 @@ class Judge:
         self.form: Form | None = None  # what the model's own loss is for each sample, where that is known
         self.has_own_loss = False  # whether the model computes one
 
-    def _cast(self) -> AbstractContextManager[Any]:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.autocast)
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        cast = (
+            nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
+        )
+        try:
+            with cast:
+                yield
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise TaskError(
+                describe(
+                    "a batch of one sample",
+                    expected="two or more: the model's normalisation layers take mean and variance from the batch",
+                    found=str(error),
+                    fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
+                )
+            ) from error
 
     def call(self, batch: Any) -> Any:
-        with self._cast():
+        with self._running():
             return call(self.model, batch)
 
     def forward(self, batch: Any) -> None:
@@ -71,46 +87,18 @@ class Judge:
         if self.users_loss is None:
             self.call(batch)
         else:
-            self._call_users_loss(batch)
+            self.call_users_loss(batch)
 
-    def _call_users_loss(self, batch: Any) -> Any:
+    def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
-        with self._cast():
+        with users_code("loss", self.users_loss), self._running():
             return self.users_loss(self.model, batch)
 
     def logits(self, batch: Any) -> Tensor:
         """The live model's logits, in its current mode, in single precision or better."""
         return need_logits(self.call(batch), "logits")
 
-    def learn_form(self, batch: Any) -> None:
-        """See on a trial batch which loss the model computes itself, and whether samples have weights of their own."""
-        weighted = False
-        if self.users_loss is not None:
-            if self.metric in LOSSES:
-                found = self._call_users_loss(batch)
-                weighted = isinstance(found, (tuple, list))
-                self._users_sample_losses(found, batch_rows(batch))
-        elif isinstance(batch, Mapping):
-            outputs = self.call(batch)
-            own = find_loss(outputs)
-            self.has_own_loss = own is not None
-            if own is not None:
-                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
-                weighted = self.form in (next_tokens, same_tokens)
-        if weighted and self.metric == METRICS["loss"]:
-            self.metric = WEIGHTED_LOSS
-
     # Loss ---------------------------------------------------------------------------------------------
-
-    def scales(self, outputs: Any, batch: Any) -> bool:
-        """Whether the loss can be computed with logits times a factor."""
-        logits, labels = find_logits(outputs), find_labels(batch)
-        if self.users_loss is not None or logits is None or not isinstance(labels, Tensor):
-            return False
-        if self.has_own_loss and self.form is not None:
-            return self.form in (sample_losses, next_tokens, same_tokens)
-        dense = logits.ndim in (4, 5) and labels.shape == (len(logits), *logits.shape[2:])
-        return is_pair(logits, labels) or dense or (logits.ndim == 2 and labels.shape == logits.shape)
 
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
@@ -125,7 +113,7 @@ class Judge:
                         fix="build label smoothing or a factor of the logits into loss(model, batch)",
                     )
                 )
-            return users_loss(self._call_users_loss(batch), batch_rows(batch))
+            return users_loss(self.call_users_loss(batch), batch_rows(batch))
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(
@@ -150,15 +138,15 @@ class Judge:
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.users_loss is not None and self.metric in LOSSES:
-            found = self._call_users_loss(batch)
-            losses = self._users_sample_losses(found, n)
+            found = self.call_users_loss(batch)
+            losses = self.sample_losses_found(found, n)
             return loss_statistics(self.metric, losses), users_loss(found, n)
         outputs = self.call(batch)
         if self.metric in LOSSES:
             losses = self._sample_losses(outputs, batch)
             total = Loss(losses.totals.sum(), losses.weights.sum())
             return loss_statistics(self.metric, losses), total
-        table = check_statistics(self.metric.statistics(outputs, batch), n)
+        table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
         if self.users_loss is not None:
@@ -179,11 +167,11 @@ class Judge:
             reason = "a loss of your own calls the model itself"
         else:
             try:
-                return check_statistics(self.metric.statistics(logits, batch), n)
-            except TaskError:
-                raise
-            except Exception as error:
-                reason = f"the metric does not take a tensor of logits ({type(error).__name__}: {error})"
+                return self.metric.of_batch(logits, batch, n)
+            except TaskError as error:
+                if error.__cause__ is None:
+                    raise
+                reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
         raise TaskError(
             describe(
                 "score of averaged logits",
@@ -201,7 +189,7 @@ class Judge:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def _users_sample_losses(self, found: Any, n: int) -> SampleLosses:
+    def sample_losses_found(self, found: Any, n: int) -> SampleLosses:
         losses = users_sample_losses(found, n)
         if losses is None:
             raise self._whole_batch("one number for a whole batch")

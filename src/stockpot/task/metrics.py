@@ -1,10 +1,9 @@
-"""A metric is statistics per sample and a reduction of all of them to one number; higher is better."""
+"""The built-in metrics, as scikit-learn and scipy define them; losses and errors are negated."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,85 +11,38 @@ from torch import Tensor
 
 from stockpot.errors import TaskError, describe
 from stockpot.task.batches import find_labels, need_logits
+from stockpot.task.intervals import Counted
 from stockpot.task.loss import SampleLosses, check_pair, mean_of_valid, sample_losses
+from stockpot.task.scores import Metric, MetricFunction
 
-MetricFunction = Callable[[Any, Any], Any]
-
-
-def mean(table: Tensor) -> float:
-    return float(table[:, 0].mean())
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
-
-    A mean has one statistic, the sample's score; its `ceiling`, the largest score of one sample, lets greedy stop an
-    evaluation early. `resampled(table (N, m), counts (B, N)) -> (B,)` is the same reduction with each sample counted
-    so often; it only makes intervals faster, where reducing a thousand times would be slow.
-    """
-
-    name: str
-    statistics: Callable[[Any, Any], Tensor]  # -> (n, m)
-    reduce: Callable[[Tensor], float] = mean  # (N, m) float64 on the host
-    is_mean: bool = False
-    ceiling: float | None = None
-    percent: bool = False
-    resampled: Callable[[Tensor, Tensor], Tensor] | None = None
+Statistics = Callable[[Any, Any], Tensor]
 
 
 def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     """What a task was given, as a `Metric`."""
     if isinstance(metric, Metric):
         return metric
-    if isinstance(metric, str):
-        return METRICS[metric]
-    return Metric("score", _Scores(metric), is_mean=True)
+    return METRICS[metric] if isinstance(metric, str) else Metric.of_function(metric)
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """A plain function metric(outputs, batch) with one score per sample, as statistics."""
+def _metric(
+    name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False
+) -> Metric:
+    """A metric whose value is that of all samples counted once."""
 
-    function: MetricFunction
+    def reduce(table: Tensor) -> float:
+        if bool(table.isnan().any()):
+            return math.nan
+        return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
 
-    def __call__(self, outputs: Any, batch: Any) -> Tensor:
-        values = torch.as_tensor(self.function(outputs, batch)).detach()
-        if values.ndim == 0:
-            values = values[None]  # right for one sample only
-        if values.ndim != 1:
-            raise TaskError(
-                describe(
-                    "metric",
-                    expected="one score per sample, shape (n,)",
-                    found=f"shape {tuple(values.shape)}",
-                    fix=HOW_TO,
-                )
-            )
-        return values[:, None]
+    return Metric(name, statistics, reduce, percent=percent, counted=counted)
 
 
-HOW_TO = (
-    "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
-    ' Metric("name", statistics=lambda outputs, batch: ..., reduce=lambda table: ...), statistics (n, m) for each'
-    " sample and one number from the table (N, m) of all samples"
-)
+def _unfit(name: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
+    return TaskError(describe(f'metric="{name}"', expected=expected, found=found, fix=fix))
 
 
-def check_statistics(values: Any, n: int) -> Tensor:
-    """Statistics (n, m) as they come from a metric; (n,) is one statistic."""
-    found = torch.as_tensor(values).detach()
-    if found.ndim == 1 and len(found) == n:
-        found = found[:, None]
-    if found.ndim != 2 or len(found) != n or found.shape[1] == 0:
-        shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
-        raise TaskError(
-            describe("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
-        )
-    return found
-
-
-# Classes ----------------------------------------------------------------------------------------------
+# One class per sample ---------------------------------------------------------------------------------
 
 
 def _accuracy(outputs: Any, batch: Any) -> Tensor:
@@ -105,7 +57,7 @@ def _accuracy(outputs: Any, batch: Any) -> Tensor:
     return mean_of_valid(right.to(logits.dtype), target)[:, None]
 
 
-def _classes(name: str) -> Callable[[Any, Any], Tensor]:
+def _classes(name: str) -> Statistics:
     """(predicted, label) of each sample; a prediction of NaN is class -1, which is never right."""
 
     def statistics(outputs: Any, batch: Any) -> Tensor:
@@ -121,32 +73,82 @@ def _classes(name: str) -> Callable[[Any, Any], Tensor]:
     return statistics
 
 
-def _counts(table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each class: how often it was predicted and right, predicted, and the label. (C,) each"""
-    predicted, label = (table.long() + 1).unbind(1)  # class -1 becomes 0
-    size = int(table.max()) + 2
-    right = torch.bincount(label[predicted == label], minlength=size)
-    both = (torch.bincount(column, minlength=size) for column in (predicted, label))
-    return (right[1:].double(), *(count[1:].double() for count in both))  # type: ignore[return-value]
+def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor], Counted]:
+    """From how often each class was right, predicted and the label, (B, C) each, to values (B,)."""
+
+    def counted(table: Tensor) -> Counted:
+        predicted, label = (table.long() + 1).unbind(1)  # class -1 becomes 0
+        right = (predicted == label).to(table.dtype)
+        size = int(table.max()) + 2
+
+        def values(counts: Tensor) -> Tensor:
+            def per_class(classes: Tensor, counts: Tensor) -> Tensor:
+                return counts.new_zeros(len(counts), size).index_add_(1, classes, counts)[:, 1:]
+
+            return value(
+                per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts)
+            )
+
+        return values
+
+    return counted
 
 
-def _macro_f1(table: Tensor) -> float:
-    """The mean over all classes that are predicted or labels, as scikit-learn has it."""
-    right, predicted, label = _counts(table)
-    seen = (predicted + label) > 0
-    return float((2 * right[seen] / (predicted + label)[seen]).mean())
+def _mean_over(seen: Tensor, shares: Tensor) -> Tensor:
+    """Of (B, C), over the classes that are seen."""
+    return torch.where(seen, shares, 0).sum(1) / seen.sum(1)
 
 
-def _micro_f1(table: Tensor) -> float:
-    right, _, label = _counts(table)
-    return float(right.sum() / label.sum())  # every sample has one prediction, so precision is recall
+def _macro_f1(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:
+    """The mean over all classes that are predicted or labels."""
+    return _mean_over(predicted + label > 0, 2 * right / (predicted + label))
 
 
-def _balanced_accuracy(table: Tensor) -> float:
+def _balanced_accuracy(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:  # noqa: ARG001 (one shape for all)
     """The mean recall of the classes that occur among the labels."""
-    right, _, label = _counts(table)
-    seen = label > 0
-    return float((right[seen] / label[seen]).mean())
+    return _mean_over(label > 0, right / label)
+
+
+def _micro_f1(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:  # noqa: ARG001
+    return right.sum(1) / label.sum(1)  # every sample has one prediction, so precision is recall
+
+
+# Several labels per sample ----------------------------------------------------------------------------
+
+
+def _hits(name: str) -> Statistics:
+    """True positives, false positives and misses of each label, (n, 3C); a logit above 0 says yes, NaN is a miss."""
+
+    def statistics(outputs: Any, batch: Any) -> Tensor:
+        logits, labels = need_logits(outputs, f'metric="{name}"'), find_labels(batch)
+        if not isinstance(labels, Tensor) or labels.shape != logits.shape:
+            shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
+            raise _unfit(name, "a logit for each label", f"logits {tuple(logits.shape)}, labels {shape}")
+        yes, label = logits > 0, labels.to(logits.device) > 0
+        return torch.cat([yes & label, yes & ~label, ~yes & label], dim=1).to(logits.dtype)
+
+    return statistics
+
+
+def _macro_hits(table: Tensor) -> Counted:
+    """The mean of all labels' F1; 0 for one that neither occurs nor is predicted, as scikit-learn has it."""
+
+    def values(counts: Tensor) -> Tensor:
+        hit, false, missed = (counts @ table).chunk(3, dim=1)  # (B, C)
+        return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0).mean(1)
+
+    return values
+
+
+def _micro_hits(table: Tensor) -> Counted:
+    def values(counts: Tensor) -> Tensor:
+        hit, false, missed = (part.sum(1) for part in (counts @ table).chunk(3, dim=1))
+        return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0)
+
+    return values
+
+
+# Scores and ranks -------------------------------------------------------------------------------------
 
 
 def _binary(outputs: Any, batch: Any) -> Tensor:
@@ -159,44 +161,65 @@ def _binary(outputs: Any, batch: Any) -> Tensor:
         score = logits.reshape(-1)
     if not isinstance(labels, Tensor) or labels.numel() != len(score) or len(score) != len(logits):
         shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
-        raise _unfit(
-            name,
-            "one score or two logits, and one label, per sample",
-            f"{tuple(logits.shape)}, labels {shape}",
-        )
+        found = f"{tuple(logits.shape)}, labels {shape}"
+        raise _unfit(name, "one score or two logits, and one label, per sample", found)
     return torch.stack([score, labels.reshape(-1).to(score)], dim=1)
 
 
-def _auc(table: Tensor, counts: Tensor) -> Tensor:
-    """How often a sample of class 1 has the higher score, ties half; NaN where only one class is. (B,)"""
-    order = table[:, 0].argsort()
-    counts = counts[:, order]
-    positive = counts * table[order, 1]  # (B, N)
-    negative = counts - positive
-    _, group = torch.unique_consecutive(table[order, 0], return_inverse=True)  # (N,) equal scores
-    size = (len(counts), int(group[-1]) + 1)
-    above = torch.zeros(size, dtype=table.dtype).index_add_(1, group, positive)
-    below = torch.zeros(size, dtype=table.dtype).index_add_(1, group, negative)
-    wins = (above * (below.cumsum(1) - below / 2)).sum(1)
-    return wins / (positive.sum(1) * negative.sum(1))
+def _auc(table: Tensor) -> Counted:
+    """How often a sample of class 1 has the higher score, ties half; NaN where only one class is."""
+    _, group = torch.unique(table[:, 0], return_inverse=True)  # (N,) equal scores, in their order
+    label, size = table[:, 1], int(group.max()) + 1
+
+    def values(counts: Tensor) -> Tensor:
+        positive = counts * label  # (B, N)
+        above = counts.new_zeros(len(counts), size).index_add_(1, group, positive)
+        below = counts.new_zeros(len(counts), size).index_add_(1, group, counts - positive)
+        wins = (above * (below.cumsum(1) - below / 2)).sum(1)
+        return wins / (above.sum(1) * below.sum(1))
+
+    return values
+
+
+def _middle_ranks(values: Tensor) -> Counted:
+    """The rank of each value among all that were drawn, about the middle one; ties share theirs. -> (B, N)"""
+    _, group = torch.unique(values, return_inverse=True)
+    size = int(group.max()) + 1
+
+    def ranks(counts: Tensor) -> Tensor:
+        totals = counts.new_zeros(len(counts), size).index_add_(1, group, counts)
+        return (totals.cumsum(1) - totals / 2 - counts.sum(1, keepdim=True) / 2)[:, group]
+
+    return ranks
+
+
+def _spearman(table: Tensor) -> Counted:
+    found, target = table.T.chunk(2)  # (D, N)
+    rankings = [(_middle_ranks(f), _middle_ranks(t)) for f, t in zip(found, target, strict=True)]
+
+    def values(counts: Tensor) -> Tensor:
+        each = []
+        for one, other in rankings:
+            x, y = one(counts), other(counts)  # (B, N) with a mean of zero
+            cx = counts * x
+            each.append(_correlation((cx * x).sum(1), (cx * y).sum(1), (counts * y * y).sum(1)))
+        return torch.stack(each).mean(0)
+
+    return values
 
 
 # Numbers ----------------------------------------------------------------------------------------------
 
 
-def _values(name: str) -> Callable[[Any, Any], Tensor]:
+def _values(name: str) -> Statistics:
     """Predictions and targets side by side, (n, 2D), for outputs and float targets (n,) or (n, D)."""
 
     def statistics(outputs: Any, batch: Any) -> Tensor:
         found, labels = need_logits(outputs, f'metric="{name}"'), find_labels(batch)
         if not isinstance(labels, Tensor) or not labels.is_floating_point():
             kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else "no"
-            raise _unfit(
-                name,
-                "float targets",
-                f"{kind} labels",
-                "give measurements as float tensors, such as y.float()",
-            )
+            fix = "give measurements as float tensors, such as y.float()"
+            raise _unfit(name, "float targets", f"{kind} labels", fix)
         n = len(found)
         if len(labels) != n or labels.numel() != found.numel():
             shapes = f"outputs {tuple(found.shape)} with targets {tuple(labels.shape)}"
@@ -206,7 +229,7 @@ def _values(name: str) -> Callable[[Any, Any], Tensor]:
     return statistics
 
 
-def _errors(name: str, power: int) -> Callable[[Any, Any], Tensor]:
+def _errors(name: str, power: int) -> Statistics:
     values = _values(name)
 
     def statistics(outputs: Any, batch: Any) -> Tensor:
@@ -216,69 +239,47 @@ def _errors(name: str, power: int) -> Callable[[Any, Any], Tensor]:
     return statistics
 
 
-def _r2(table: Tensor) -> float:
+def _spread(sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
+    """The sum of squares about the mean; zero where it is what rounding leaves of a constant."""
+    found = squares - sums.square() / n
+    return torch.where(found <= 1e-13 * squares, 0, found)
+
+
+def _centred(values: Tensor) -> Tensor:
+    """(N, D) about its mean; a constant is exactly zero."""
+    return torch.where((values == values[0]).all(0), 0, values - values.mean(0))
+
+
+def _r2(table: Tensor) -> Counted:
     """Mean over outputs. For targets that are all the same: 1 if every one is met, else 0, as in scikit-learn."""
     found, target = table.chunk(2, dim=1)  # (N, D)
-    left = (target - found).square().sum(0)
-    spread = (target - target.mean(0)).square().sum(0)
-    constant = torch.where(left == 0, 1.0, 0.0).double()
-    constant[left.isnan()] = math.nan
-    return float(torch.where(_is_flat(spread, target.T), constant, 1 - left / spread).mean())
+    centred = _centred(target)
+    moments = torch.cat([(target - found).square(), centred, centred.square()], dim=1)  # (N, 3D)
+
+    def values(counts: Tensor) -> Tensor:
+        left, sums, squares = (counts @ moments).chunk(3, dim=1)  # (B, D)
+        spread = _spread(sums, squares, counts.sum(1, keepdim=True))
+        return torch.where(spread == 0, (left == 0).to(left), 1 - left / spread).mean(1)
+
+    return values
 
 
-def _correlation(found: Tensor, target: Tensor, counts: Tensor) -> Tensor:
-    """Pearson's for (B, N) values counted so often: 0 for constant predictions, NaN for constant targets."""
-    n = counts.sum(1, keepdim=True)
-    x, y = (values - (counts * values).sum(1, keepdim=True) / n for values in (found, target))
-    cx, cy = counts * x, counts * y
-    xx, yy = (cx * x).sum(1), (cy * y).sum(1)
-    r = ((cx * y).sum(1) / (xx * yy).sqrt()).clamp(-1, 1)
-    r = torch.where(_is_flat(xx, found), torch.zeros_like(r), r)
-    return torch.where(_is_flat(yy, target), torch.full_like(r, math.nan), r)
+def _pearson(table: Tensor) -> Counted:
+    x, y = (_centred(part) for part in table.chunk(2, dim=1))  # (N, D)
+    moments = torch.cat([x, y, x * x, x * y, y * y], dim=1)
+
+    def values(counts: Tensor) -> Tensor:
+        x, y, xx, xy, yy = (counts @ moments).chunk(5, dim=1)  # (B, D)
+        n = counts.sum(1, keepdim=True)
+        return _correlation(_spread(x, xx, n), xy - x * y / n, _spread(y, yy, n)).mean(1)
+
+    return values
 
 
-def _is_flat(spread: Tensor, values: Tensor) -> Tensor:
-    """Whether a sum of squares about the mean, (B,) of values (B, N), is what rounding leaves of a constant."""
-    return spread <= 1e-28 * values.shape[1] * values.abs().amax(1).square()
-
-
-def _pearson(table: Tensor, counts: Tensor) -> Tensor:
-    found, target = table.T.chunk(2)  # (D, N)
-    each = [
-        _correlation(f.expand_as(counts), t.expand_as(counts), counts)
-        for f, t in zip(found, target, strict=True)
-    ]
-    return torch.stack(each).mean(0)
-
-
-def _spearman(table: Tensor, counts: Tensor) -> Tensor:
-    found, target = table.T.chunk(2)  # (D, N)
-    each = [
-        _correlation(_ranks(f, counts), _ranks(t, counts), counts) for f, t in zip(found, target, strict=True)
-    ]
-    return torch.stack(each).mean(0)
-
-
-def _ranks(values: Tensor, counts: Tensor) -> Tensor:
-    """The middle rank of each value among all, each counted so often. (N,), (B, N) -> (B, N)"""
-    if bool(values.isnan().any()):
-        return torch.full_like(counts, math.nan)
-    _, group, sizes = torch.unique(values, return_inverse=True, return_counts=True)
-    totals = counts
-    if len(sizes) < len(values):
-        totals = torch.zeros(len(counts), len(sizes), dtype=counts.dtype).index_add_(1, group, counts)
-    else:
-        totals = counts[:, group.argsort()]
-    return (totals.cumsum(1) - totals / 2)[:, group]
-
-
-def _once(resampled: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], float]:
-    def reduce(table: Tensor) -> float:
-        if bool(table.isnan().any()):
-            return math.nan
-        return float(resampled(table, torch.ones(1, len(table), dtype=table.dtype)))
-
-    return reduce
+def _correlation(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
+    """From sums of products about the means: 0 for constant predictions, NaN for constant targets."""
+    r = torch.where(xx == 0, 0, (xy / (xx * yy).sqrt()).clamp(-1, 1))
+    return torch.where(yy == 0, math.nan, r)
 
 
 # Losses -----------------------------------------------------------------------------------------------
@@ -291,50 +292,51 @@ def loss_statistics(metric: Metric, losses: SampleLosses) -> Tensor:
     return torch.stack([losses.totals, losses.weights.to(losses.totals)], dim=1)
 
 
-def _default_losses(outputs: Any, batch: Any, purpose: str) -> SampleLosses:
-    return sample_losses(need_logits(outputs, purpose), find_labels(batch))
+def _losses(name: str) -> Statistics:
+    def statistics(outputs: Any, batch: Any) -> Tensor:
+        logits = need_logits(outputs, f'metric="{name}"')
+        return loss_statistics(METRICS[name], sample_losses(logits, find_labels(batch)))
+
+    return statistics
 
 
-def _loss(outputs: Any, batch: Any) -> Tensor:
-    return -_default_losses(outputs, batch, 'metric="loss"').totals[:, None]
+def _negative_ratio(table: Tensor) -> Counted:
+    def values(counts: Tensor) -> Tensor:
+        total, weight = (counts @ table).unbind(1)
+        return -total / weight
+
+    return values
 
 
-def _loss_and_weight(outputs: Any, batch: Any) -> Tensor:
-    return torch.stack(_default_losses(outputs, batch, 'metric="perplexity"'), dim=1)
+def _perplexity(table: Tensor) -> Counted:
+    ratio = _negative_ratio(table)
+    return lambda counts: -(-ratio(counts)).exp()
 
-
-def _negative_ratio(table: Tensor) -> float:
-    total, weight = table.sum(0).tolist()
-    return -total / weight if weight else math.nan
-
-
-def _perplexity(table: Tensor) -> float:
-    nats = -_negative_ratio(table)
-    return -math.exp(nats) if nats < 700 else (-math.inf if nats == nats else math.nan)
-
-
-def _unfit(name: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
-    return TaskError(describe(f'metric="{name}"', expected=expected, found=found, fix=fix))
-
-
-# "loss" where samples have weights of their own, such as their tokens. A task takes it by itself.
-WEIGHTED_LOSS = Metric("loss", _loss_and_weight, _negative_ratio)
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("accuracy", _accuracy, is_mean=True, ceiling=1.0, percent=True),
-        Metric("loss", _loss, is_mean=True),
-        Metric("perplexity", _loss_and_weight, _perplexity),
-        Metric("macro_f1", _classes("macro_f1"), _macro_f1, percent=True),
-        Metric("micro_f1", _classes("micro_f1"), _micro_f1, percent=True),
-        Metric("balanced_accuracy", _classes("balanced_accuracy"), _balanced_accuracy, percent=True),
-        Metric("r2", _values("r2"), _r2),
+        Metric("loss", _losses("loss"), is_mean=True),
+        _metric("perplexity", _losses("perplexity"), _perplexity),
+        _metric("macro_f1", _classes("macro_f1"), _by_class(_macro_f1), percent=True),
+        _metric("micro_f1", _classes("micro_f1"), _by_class(_micro_f1), percent=True),
+        _metric(
+            "balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True
+        ),
+        _metric("r2", _values("r2"), _r2),
         Metric("negative_mse", _errors("negative_mse", 2), is_mean=True),
         Metric("negative_mae", _errors("negative_mae", 1), is_mean=True),
-        Metric("pearson", _values("pearson"), _once(_pearson)),
-        Metric("spearman", _values("spearman"), _once(_spearman), resampled=_spearman),
-        Metric("roc_auc", _binary, _once(_auc), resampled=_auc),
+        _metric("pearson", _values("pearson"), _pearson),
+        _metric("spearman", _values("spearman"), _spearman),
+        _metric("roc_auc", _binary, _auc),
     )
+}
+# What a task takes by itself: "loss" where samples have weights of their own, such as their tokens, and F1 where they
+# have several labels.
+WEIGHTED_LOSS = _metric("loss", _losses("perplexity"), _negative_ratio)
+MULTI_LABEL = {
+    "macro_f1": _metric("macro_f1", _hits("macro_f1"), _macro_hits, percent=True),
+    "micro_f1": _metric("micro_f1", _hits("micro_f1"), _micro_hits, percent=True),
 }
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"])  # what a task computes by its own loss

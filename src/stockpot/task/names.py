@@ -70,6 +70,16 @@ def check_names(model: nn.Module, specs: Mapping[str, HasShape]) -> None:
         )
 
 
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors into the model by name, also into buffers that it never saves, which torch's own loader skips."""
+    # Not strict: names that the model ties to each other may be stored once.
+    model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in tensors and name not in saved:
+            buffer.copy_(tensors[name])
+
+
 def differences(model: nn.Module, specs: Mapping[str, HasShape]) -> Differences:
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     holds = state | dict(model.named_buffers(remove_duplicate=False))  # also buffers that are never saved

@@ -13,27 +13,17 @@ from torch import Tensor, nn
 
 from stockpot.errors import TaskError, describe
 from stockpot.events import Listener, ignore, progress
-from stockpot.task import checks, names
+from stockpot.task import checks, names, trial
 from stockpot.task import normalisation as stats
-from stockpot.task.batches import (
-    find_labels,
-    find_logits,
-    find_loss,
-    map_tensors,
-    need_logits,
-    with_blank_labels,
-)
-from stockpot.task.data import MEMORY_LIMIT, Data, fingerprint
+from stockpot.task.batches import map_tensors
+from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, LossFunction, check_pair
-from stockpot.task.metrics import METRICS, Metric, MetricFunction, as_metric
-from stockpot.task.scores import Scores
-from stockpot.task.sealed import Sealed
+from stockpot.task.loss import Loss, LossFunction
+from stockpot.task.metrics import as_metric
+from stockpot.task.scores import Metric, MetricFunction, Scores
 
-Stop = Callable[[float, int], bool]
+Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
 Statistics = Literal["recalibrate", "average", "copy"]
-
-SMALL = 8  # samples of a trial batch
 
 
 class Task:
@@ -43,7 +33,7 @@ class Task:
     `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`: one loss per
     sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
     `metric(outputs, batch)` with one score per sample, or a `Metric`.
-    The report data is checked here and then sealed: methods open it after their last decision (task/sealed.py).
+    The report data is checked here and then sealed: methods open it after their last decision (`Sealed`).
     """
 
     def __init__(
@@ -111,7 +101,12 @@ class Task:
         return None if self._sealed is None else self._sealed.fingerprint()
 
     def to_device(self, batch: Any) -> Any:
-        return map_tensors(lambda leaf: leaf.to(self.device, non_blocking=True), batch)
+        def move(leaf: Tensor) -> Tensor:
+            if self.device.type == "mps" and leaf.dtype == torch.float64:  # which Apple's devices do not have
+                leaf = leaf.float()
+            return leaf.to(self.device, non_blocking=True)
+
+        return map_tensors(move, batch)
 
     # Modes --------------------------------------------------------------------------------------------
 
@@ -150,6 +145,18 @@ class Task:
         """The live model's logits, in its current mode, in single precision or better."""
         return self._judge.logits(batch)
 
+    @cached_property
+    def loss_adds_up(self) -> bool:
+        """Whether the loss of a batch is that of its pieces together; tried on the live model and a few samples.
+
+        In-batch (contrastive) losses do not, nor does a plain mean over uneven numbers of tokens: such a loss belongs
+        to one batch size, so batches may not be cut and losses are compared at that size only.
+        """
+        with self.evaluating(), forked_random(self.device) as reseed:
+            return trial.adds_up(
+                lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed
+            )
+
     # Evaluation ---------------------------------------------------------------------------------------
 
     def score(
@@ -162,11 +169,6 @@ class Task:
         listen: Listener = ignore,
     ) -> Scores:
         """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
-        return self._evaluate(self.fit if data is None else data, indices, stop, with_loss, listen)
-
-    def _evaluate(
-        self, data: Data, indices: Tensor | None, stop: Stop | None, with_loss: bool, listen: Listener
-    ) -> Scores:
         if stop is not None and not self.metric.is_mean:
             raise TaskError(
                 describe(
@@ -176,13 +178,13 @@ class Task:
                     fix="evaluate all samples",
                 )
             )
+        data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
         tables: list[Tensor] = []
         losses: list[Tensor] = []  # (2,) each: total and weight
         total, done = 0.0, 0
-        with self.evaluating():
-            for part in torch.split(rows, self.batch_size):
-                batch = self.to_device(data.batch(part))
+        with self._batches(data, rows) as batches:
+            for part, batch in batches:
                 table, loss = self._judge.statistics(batch, part.numel(), with_loss)
                 tables.append(table)
                 losses += [] if loss is None else [torch.stack(list(loss)).detach()]
@@ -200,31 +202,48 @@ class Task:
             complete=done == rows.numel(),
         )
 
+    @contextmanager
+    def _batches(self, data: Data, rows: Tensor) -> Iterator[Iterator[tuple[Tensor, Any]]]:
+        """These samples batch by batch, in evaluation mode.
+
+        A model may draw numbers even there. They depend on the samples, not on what ran before, so that a score is
+        the same again in a run that was interrupted.
+        """
+
+        def each() -> Iterator[tuple[Tensor, Any]]:
+            for part in rows.split(self.batch_size):  # type: ignore[no-untyped-call]
+                batch = self.to_device(data.batch(part))
+                reseed(int(part[0]))
+                yield part, batch
+
+        with self.evaluating(), forked_random(self.device) as reseed:
+            yield each()
+
     def ensemble_scores(
         self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore
     ) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.fit if data is None else data
-        parts = torch.split(torch.arange(len(data)), self.batch_size)
+        rows = torch.arange(len(data))
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count, dtype = 0, torch.float32
         for _ in members:
-            with self.evaluating():
-                for i, part in enumerate(parts):
-                    logits = self.logits(self.to_device(data.batch(part)))
+            with self._batches(data, rows) as batches:
+                for i, (part, batch) in enumerate(batches):
+                    logits = self.logits(batch)
                     dtype = logits.dtype
                     if count == 0:
+                        _check_fits(logits.numel() // part.numel() * len(data) * 8)
                         sums.append(_on_host(logits))
                     else:
                         sums[i] += _on_host(logits)
             count += 1
             progress(listen, "scoring the ensemble", count, count, unit="models")
-        tables = [
-            self._judge.statistics_of_logits(
-                (total / count).to(dtype).to(self.device), self.to_device(data.batch(part))
-            )
-            for total, part in zip(sums, parts, strict=True)
-        ]
+        with self._batches(data, rows) as batches:
+            tables = [
+                self._judge.statistics_of_logits((total / count).to(dtype).to(self.device), batch)
+                for total, (_, batch) in zip(sums, batches, strict=True)
+            ]
         return Scores(table=torch.cat([_on_host(table) for table in tables]), metric=self.metric)
 
     # Statistics of normalisation layers ---------------------------------------------------------------
@@ -263,41 +282,12 @@ class Task:
     # Checks before long work --------------------------------------------------------------------------
 
     def _check_data(self, data: Data) -> None:
-        """Bad numbers, labels outside the model's classes, and a model that cannot be called or judged at all."""
-        judge = self._judge
-        default = judge.users_loss is None
-        checks.check_finite(data, labels=default)
-        trial = data.batch(torch.arange(min(SMALL, len(data))))
-        blank = self.to_device(with_blank_labels(trial))
-        try:
-            with self.evaluating():
-                outputs = judge.call(blank)
-        except Exception as error:
-            if not default:  # only the user's loss knows how to call this model
-                with self.evaluating():
-                    judge.learn_form(self.to_device(trial))
-                return
-            if isinstance(error, TaskError):
-                raise
-            raise TaskError(
-                describe(
-                    f"model {type(self.model).__name__}",
-                    expected=f"a model that can be called on a batch of the {data.name}",
-                    found=f"{type(error).__name__}: {error}",
-                    fix="make batches (inputs, labels) or dicts of keyword arguments, or give loss=",
-                )
-            ) from error
-        batch = self.to_device(trial)
-        if default and self.metric.name == "accuracy":
-            check_pair(need_logits(outputs, 'metric="accuracy"'), find_labels(batch), 'metric="accuracy"')
-        own = isinstance(batch, Mapping) and find_loss(outputs) is not None
-        checks.check_targets(data, find_logits(outputs), self.metric, loss=default, own=own)
+        checks.check_finite(data, labels=self._judge.users_loss is None)
+        batch = data.batch(torch.arange(min(trial.SMALL, len(data))))
         with self.evaluating():
-            if data is self.fit:
-                judge.learn_form(batch)
-                self.can_scale_logits = judge.scales(outputs, batch)
-            if self.metric.name in METRICS and (default or self.metric.name != "accuracy"):
-                judge.statistics(batch, min(SMALL, len(data)), with_loss=False)
+            scales = trial.try_batch(self._judge, data, self.to_device(batch), first=data is self.fit)
+        if data is self.fit:
+            self.can_scale_logits = scales
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
@@ -307,13 +297,33 @@ class Task:
 
         with self.learning():
             # A loss such as a hinge can be flat on a few samples without ignoring the model.
-            checks.check_start(self.model, [on(SMALL), on(self.batch_size)])
+            trial.check_start(self.model, [on(trial.SMALL), on(self.batch_size)])
+
+    # The pool's tensors -------------------------------------------------------------------------------
 
     def check_names(self, specs: Mapping[str, names.HasShape]) -> None:
         """Whether the model takes exactly the tensors of a pool."""
         names.check_names(self.model, specs)
 
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
+        names.check_names(self.model, tensors)
+        names.fill(self.model, tensors)
+
 
 def _on_host(tensor: Tensor) -> Tensor:
     """In double precision, which some devices do not have."""
     return tensor.detach().cpu().double()
+
+
+def _check_fits(nbytes: int) -> None:
+    """The sums of an ensemble are one number for each logit of all the data."""
+    if nbytes > MEMORY_LIMIT:
+        raise TaskError(
+            describe(
+                "ensemble",
+                expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
+                found=f"{nbytes / 2**30:.1f} GiB",
+                fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
+            )
+        )

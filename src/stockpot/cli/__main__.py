@@ -1,3 +1,0 @@
-from stockpot.cli import main
-
-main()

@@ -1,0 +1,208 @@
+"""What makes a pool: `stockpot finetune`, and `stockpot demo`, which also cooks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stockpot import files
+from stockpot.cli.cooking import run_recipe, show, summary
+from stockpot.cli.failures import resumable
+from stockpot.cli.progress import drawing
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
+from stockpot.errors import RunError, describe
+from stockpot.events import Event
+from stockpot.report import words
+
+if TYPE_CHECKING:
+    from stockpot.zoo import TrialRecord
+
+Trials = Annotated[
+    int | None, typer.Option("--trials", metavar="N", help="How many checkpoints, instead of the recipe's.")
+]
+DemoFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Another seed makes other models and other splits.")]
+Again = Annotated[bool, typer.Option("--overwrite", help="Forget an earlier demo in that directory.")]
+
+MARKER = ".stockpot-demo"  # stands in every folder that the demo has made, and nowhere else
+MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool and run in this folder.\n"
+MADE = ("recipe.yaml", "pretrained.safetensors", "pool", "run")
+
+
+@resumable
+def finetune(
+    recipe: RecipeFile,
+    trials: Trials = None,
+    overrides: Overrides = [],  # noqa: B006  (typer copies it)
+    as_json: Json = False,
+) -> None:
+    """Make the pool: fine-tune one model many times with different hyperparameters.
+
+    The head is trained alone first, then every trial trains all weights its own way. Settings and score of a trial
+    are kept beside its checkpoint. Called again, it continues where it was; with more trials it adds to the pool.
+    Started several times at once, also on other machines with the same folder, each process takes trials that are
+    free.
+
+    Examples:
+
+    ```
+    stockpot finetune recipe.yaml
+    stockpot finetune recipe.yaml --trials 24
+    stockpot finetune recipe.yaml --set 'finetune.epochs=[5, 10]'
+    stockpot finetune recipe.yaml & stockpot finetune recipe.yaml      # two at a time
+    ```
+    """
+    from stockpot.recipe.build import run_finetune
+
+    wanted = read_recipe(recipe, [*overrides, *([] if trials is None else [f"finetune.trials={trials}"])])
+    with drawing() as listen:
+        records = run_finetune(wanted, listen)
+    if as_json:
+        document([{**dataclasses.asdict(one), "path": one.path and str(one.path)} for one in records])
+        return
+    _show_trials(records, wanted.data.metric if isinstance(wanted.data.metric, str) else "score")
+    assert wanted.finetune is not None
+    say(f"Pool: {shown(wanted.path(wanted.finetune.dir))}")
+    say("Next:")
+    say(f"  stockpot inspect {shlex.quote(str(recipe))}")
+    say(f"  stockpot compare {shlex.quote(str(recipe))}")
+
+
+def _show_trials(records: list[TrialRecord], name: str) -> None:
+    from stockpot.task import METRICS
+
+    metric = words.Metric(name, name in METRICS and METRICS[name].percent)
+
+    def score(record: TrialRecord) -> str:
+        found = record.score
+        if record.failed or found is None or found["value"] is None:
+            return "failed" if record.failed else "-"
+        low, high = found.get("low"), found.get("high")
+        known = low is not None and high is not None and metric.percent
+        return metric.value(found["value"]) + (f" ±{100 * (high - low) / 2:.1f}" if known else "")
+
+    scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
+    rows = [
+        (
+            record.name,
+            score(record),
+            f"{record.settings.lr:.1e}",
+            f"{record.settings.weight_decay:.1e}",
+            f"{record.settings.epochs:g}",
+            f"{record.settings.label_smoothing:g}",
+            f"{record.settings.augmentation:g}",
+            words.seconds(record.seconds),
+        )
+        for record in records
+    ]
+    headings = ("trial", "fit data", "lr", "decay", "epochs", "smoothing", "augment", "time")
+    say()
+    table(headings, rows, marked=-max(scored)[1] if scored else None)
+    for record in records:
+        if record.failed:
+            say(f"{record.name} failed: {record.failure}")
+    say()
+
+
+@resumable
+def demo(
+    out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False
+) -> None:
+    """Make real soups on this machine in about a minute.
+
+    Pre-trains a small vision transformer on scikit-learn's handwritten digits, fine-tunes it twelve times with
+    random hyperparameters, cooks soups of the twelve by every method, and writes soup and report. Needs no
+    network and no GPU.
+
+    Examples:
+
+    ```
+    stockpot demo
+    stockpot demo --out /tmp/soup --seed 1
+    ```
+    """
+    from stockpot.recipe import load_recipe
+    from stockpot.report import write_report
+    from stockpot.zoo import make_demo_pool
+    from stockpot.zoo.demo import one_thread
+
+    began = time.perf_counter()
+    path = _demo_recipe(out, seed, overwrite)
+    recipe = load_recipe(path)
+    with drawing() as listen, one_thread():
+        listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
+        make_demo_pool(out, seed=seed, listen=listen)
+        listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
+        run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
+        listen(Event("phase", {"text": "3 of 3: writing the report"}))
+        report = write_report(run)
+    if as_json:
+        document(summary(run, report))
+        return
+    show(run, report)
+    peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
+    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.")
+    say()
+    quoted, pool = shlex.quote(shown(path)), shlex.quote(shown(out / "pool"))
+    say("Next:")
+    say(f"  open {shown(report)} in a browser")
+    say(f"  stockpot inspect {pool}                 # look at the twelve ingredients")
+    say(f"  stockpot cook {quoted} --out my-soup   # one method, one soup")
+    say(f"  your own checkpoints: docs/tutorial.md, or write a recipe like {quoted}")
+
+
+def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
+    """The demo's recipe in its folder. What no demo made is neither run nor removed."""
+    from stockpot.zoo import clear_demo, demo_recipe
+
+    try:
+        ours = files.read_bytes(out / MARKER, root=out) == MARKED
+    except (OSError, ValueError):
+        ours = False
+    theirs = [] if ours else [name for name in MADE if (out / name).exists() or (out / name).is_symlink()]
+    if theirs:
+        raise RunError(
+            describe(
+                f"demo directory {out}",
+                expected="a new directory, or one of an earlier demo",
+                found=f"{', '.join(theirs)} that no demo made",
+                fix="choose another directory with --out; nothing was changed",
+            )
+        )
+    if overwrite and ours:
+        clear_demo(out)
+    files.make_directory(out)
+    files.write_bytes(out / MARKER, MARKED, root=out)
+    path, text = out / "recipe.yaml", demo_recipe(seed).encode()
+    try:
+        found = files.read_bytes(path, root=out)
+    except FileNotFoundError:
+        files.write_bytes(path, text, root=out)
+        return path
+    if found != text:
+        raise RunError(
+            describe(
+                str(path),
+                expected=f"the recipe of the demo with seed {seed}",
+                found="another one",
+                fix=f"run that one with `stockpot compare {shlex.quote(str(path))}`, choose another --out,"
+                " or make the demo anew with --overwrite",
+            )
+        )
+    return path
+
+
+def _peak() -> int:
+    """Largest resident memory of this process, file-backed pages included; 0 where unknown."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else kilobytes * 1024

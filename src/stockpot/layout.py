@@ -1,0 +1,249 @@
+"""Which tensors are mixed, and which coefficient group each of them has."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stockpot.errors import LayoutError, describe
+from stockpot.pool import Pool, PoolFacts
+
+# Why a tensor is not mixed.
+FROZEN = "frozen"  # identical in all ingredients: copied through
+EXCLUDED = "excluded"  # the user's patterns: taken from the donor
+INTEGER = "integer"  # integers and booleans: taken from the heaviest ingredient, never averaged
+STATISTIC = "statistic"  # running statistics of normalisation layers: recalibrated, averaged or copied
+
+WHOLE_MODEL = "model"
+_NUMBERED = re.compile(r"\d+|.*\D\d+")  # "7", "layer1", "encoder_layer_3"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """G coefficient groups over the tensors of a pool. Build one with `Layout.of`."""
+
+    groups: tuple[str, ...]  # G names
+    group_of: Mapping[str, int]  # mixed tensor -> group
+    kept: Mapping[str, str]  # tensor that is not mixed -> reason
+    donor: int = 0  # ingredient that excluded tensors come from
+    tied: tuple[tuple[str, ...], ...] = ()  # names that hold one tensor; mixed once, kept equal
+    granularity: str = "tensor"
+
+    @classmethod
+    def of(
+        cls,
+        pool: Pool,
+        granularity: str | Callable[[str], str] = "tensor",
+        *,
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        donor: int | str = 0,
+        facts: PoolFacts | None = None,
+    ) -> Layout:
+        """Assign every tensor of `pool` to a group, or keep it out of the mixture.
+
+        `granularity` is `model`, `block`, `module`, `tensor`, or a function from tensor name to group name.
+        `include` and `exclude` are shell patterns on tensor names (`"head.*"`); what they leave out is taken
+        from the ingredient `donor` (an index or a name). `facts` tells which tensors are frozen or tied.
+        """
+        group_name = _grouping(granularity)
+        tied = facts.tied if facts else ()
+        first_of = {name: names[0] for names in tied for name in names}
+        left_out = _left_out(pool, include, exclude, tied)
+        frozen = _frozen(pool, facts)
+        kept: dict[str, str] = {}
+        wanted: dict[str, str] = {}  # mixed tensor -> group name
+        for name, spec in pool.specs.items():
+            if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+                kept[name] = INTEGER
+            elif name in pool.statistics:
+                kept[name] = STATISTIC
+            elif name in left_out:
+                kept[name] = EXCLUDED
+            elif name in frozen or spec.numel == 0:
+                kept[name] = FROZEN
+            elif spec.dtype.is_complex:
+                raise LayoutError(
+                    describe(
+                        f"tensor {name}",
+                        expected="real numbers",
+                        found="complex ones that differ between the ingredients",
+                        fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
+                    )
+                )
+            else:
+                # Tied tensors share the group of their first name, so that they stay equal.
+                wanted[name] = group_name(first_of.get(name, name))
+        if not wanted:
+            counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
+            raise LayoutError(
+                describe(
+                    "layout",
+                    expected="at least one tensor to mix",
+                    found=f"none of {len(pool.specs)} ({counts})",
+                    fix="widen include or exclude",
+                )
+            )
+        groups = tuple(dict.fromkeys(wanted.values()))
+        index = {group: i for i, group in enumerate(groups)}
+        return cls(
+            groups=groups,
+            group_of={name: index[group] for name, group in wanted.items()},
+            kept=kept,
+            donor=_donor(pool, donor),
+            tied=tied,
+            granularity=granularity if isinstance(granularity, str) else "custom",
+        )
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "granularity": self.granularity,
+            "groups": list(self.groups),
+            "group_of": dict(self.group_of),
+            "kept": dict(self.kept),
+            "donor": self.donor,
+            "tied": [list(names) for names in self.tied],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Layout:
+        return cls(
+            groups=tuple(value["groups"]),
+            group_of={str(k): int(v) for k, v in value["group_of"].items()},
+            kept={str(k): str(v) for k, v in value["kept"].items()},
+            donor=int(value["donor"]),
+            tied=tuple(tuple(names) for names in value["tied"]),
+            granularity=str(value["granularity"]),
+        )
+
+
+def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are kept in fp32, or fp64 when the ingredients are fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def by_block(name: str) -> str:
+    """The transformer layer or residual stage a tensor belongs to.
+
+    That is the name up to its first numbered part: `encoder.layer.3.attention.query.weight` -> `encoder.layer.3`,
+    `layer1.0.conv1.weight` -> `layer1`. A tensor outside any numbered part stays with its module.
+    """
+    parts = name.split(".")
+    # A root such as `wav2vec2` or `gpt2` has a number but is no block when numbered layers stand below it.
+    below = [part.isdigit() for part in parts[1:-1]]
+    skip_root = not parts[0].isdigit() and any(below) and not below[0]
+    for position, part in enumerate(parts[:-1]):
+        if position == 0 and skip_root:
+            continue
+        if _NUMBERED.fullmatch(part):
+            return ".".join(parts[: position + 1])
+    return by_module(name)
+
+
+def by_module(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+GRANULARITIES: Mapping[str, Callable[[str], str]] = {
+    "model": lambda _: WHOLE_MODEL,
+    "block": by_block,
+    "module": by_module,
+    "tensor": lambda name: name,
+}
+
+
+def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
+    if isinstance(granularity, str) and granularity in GRANULARITIES:
+        return GRANULARITIES[granularity]
+    if isinstance(granularity, str):
+        raise LayoutError(
+            describe(
+                f"granularity {granularity!r}",
+                expected=f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name",
+                found="an unknown word",
+                fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
+            )
+        )
+
+    def checked(name: str) -> str:
+        group = granularity(name)
+        if not isinstance(group, str):
+            raise LayoutError(
+                describe(
+                    f"granularity function for {name!r}",
+                    expected="the name of a group",
+                    found=repr(group),
+                    fix="return a string for every tensor name",
+                )
+            )
+        return group
+
+    return checked
+
+
+def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
+    """What is copied through. Identical ingredients are mixed all the same: any soup of them is one of them."""
+    if facts is None:
+        return frozenset()
+    mixable = [
+        name
+        for name, spec in pool.specs.items()
+        if spec.dtype.is_floating_point and spec.numel and name not in pool.statistics
+    ]
+    return facts.frozen.difference(mixable) if facts.frozen.issuperset(mixable) else facts.frozen
+
+
+def _left_out(
+    pool: Pool,
+    include: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    tied: Iterable[tuple[str, ...]],
+) -> set[str]:
+    # Names of one tensor go together: half of a tied pair from a donor would tear it apart.
+    together = {name: set(names) for names in tied for name in names}
+
+    def matching(option: str, patterns: Iterable[str]) -> set[str]:
+        listed = [patterns] if isinstance(patterns, str) else list(patterns)
+        found = [_matching(pool, option, pattern) for pattern in listed]
+        return {other for names in found for name in names for other in together.get(name, {name})}
+
+    left_out = set() if include is None else set(pool.specs) - matching("include", include)
+    return left_out | matching("exclude", exclude or ())
+
+
+def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
+    names = set(fnmatch.filter(pool.specs, pattern))
+    if not names:
+        raise LayoutError(
+            describe(
+                f"{option} pattern {pattern!r}",
+                expected="a pattern that matches tensor names",
+                found="no match",
+                fix=f"names look like: {', '.join(list(pool.specs)[:5])}",
+            )
+        )
+    return names
+
+
+def _donor(pool: Pool, donor: int | str) -> int:
+    if isinstance(donor, str) and donor in pool.names:
+        return pool.names.index(donor)
+    if isinstance(donor, int) and 0 <= donor < len(pool):
+        return donor
+    raise LayoutError(
+        describe(
+            f"donor {donor!r}",
+            expected=f"an ingredient's name or an index from 0 to {len(pool) - 1}",
+            found="no such ingredient",
+            fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
+        )
+    )

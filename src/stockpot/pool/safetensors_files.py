@@ -1,0 +1,134 @@
+"""Safetensors files: is the header one that can be true, and then the library opens it.
+
+The library checks most of a header itself, in ways that differ from version to version. What it does not see is a name
+that appears twice: it keeps one of the two. So all of it is checked here before the library sees the file.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from stockpot.files import parse_json
+from stockpot.pool.source import (
+    COPY_AGAIN,
+    SAFETENSORS,
+    UNKNOWN,
+    Source,
+    TensorSpec,
+    looks_like,
+    reason,
+    refusal,
+    require_file,
+)
+
+METADATA = "__metadata__"  # an entry of the header that is no tensor
+_MOST_HEADER = 100_000_000  # bytes; the library's own limit
+_LARGEST = 2**62  # bytes and elements; what any file could have
+# Names as in the header. Sub-byte types (F4, F6) pack several values in a byte, so that their shapes do not mean
+# what ours mean; they are left out on purpose.
+_DTYPES = {
+    name: getattr(torch, attribute)
+    for name, attribute in {
+        "F64": "float64",
+        "F32": "float32",
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F8_E8M0": "float8_e8m0fnu",
+        "C64": "complex64",
+        "I64": "int64",
+        "I32": "int32",
+        "I16": "int16",
+        "I8": "int8",
+        "U64": "uint64",
+        "U32": "uint32",
+        "U16": "uint16",
+        "U8": "uint8",
+        "BOOL": "bool",
+    }.items()
+    if hasattr(torch, attribute)  # the newest float8 types are missing in older torch
+}
+
+
+class HeaderError(Exception):
+    """What cannot be true."""
+
+
+def open_safetensors(path: Path) -> Source:
+    size = require_file(path)
+    try:
+        header = read_header(path, size)
+        handle: Any = safe_open(path, framework="pt", device="cpu")
+    except Exception as error:  # whatever a hostile header provokes, the user gets our error
+        looks = looks_like(path)
+        if looks in (SAFETENSORS, UNKNOWN):
+            found, fix = f"a damaged or truncated one ({reason(error)})", COPY_AGAIN
+        else:
+            found = looks
+            fix = "give the file its right ending (.pt for files of torch.save), or download it again"
+        raise refusal(path, expected="a whole safetensors file", found=found, fix=fix) from error
+    unknown = sorted({entry["dtype"] for entry in header.values()} - _DTYPES.keys())
+    if unknown:
+        raise refusal(
+            path,
+            expected=f"tensors of the types {', '.join(_DTYPES)}",
+            found=", ".join(unknown),
+            fix="convert the checkpoint to one of these types (for example bfloat16) and open that",
+        )
+    specs = {name: TensorSpec(_DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in header.items()}
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = handle.get_tensor(name)  # a view into the memory-mapped file
+        return tensor
+
+    return Source("safetensors", (path,), specs, read)
+
+
+def read_header(path: Path, size: int) -> dict[str, Any]:
+    """The entries of all tensors, which fill the file without holes or overlaps; HeaderError where they do not."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(_MOST_HEADER, size - 8):
+            raise HeaderError(f"a header of {length:,} bytes in a file of {size:,}")
+        text = file.read(length)
+    try:
+        header = parse_json(text)
+    except ValueError as error:
+        raise HeaderError(f"a header that is no valid JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise HeaderError("a header that is no table of tensors")
+    header.pop(METADATA, None)
+    end = 0
+    for start, stop, name in sorted(_stretch(name, entry) for name, entry in header.items()):
+        if start != end:
+            raise HeaderError(f"data of {name[:80]!r} that starts at byte {start:,}, not at {end:,}")
+        end = stop
+    if 8 + length + end != size:
+        raise HeaderError(f"{size:,} bytes where the header speaks of {8 + length + end:,}")
+    return header
+
+
+def _stretch(name: str, entry: Any) -> tuple[int, int, str]:
+    """Where the data of one tensor begins and ends."""
+    entry = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
+        raise HeaderError(f"no type, shape and place for {name[:80]!r}")
+    start, stop = offsets
+    # A length of zero may stand beside lengths that no tensor can have.
+    if start > stop or math.prod(n for n in shape if n) > _LARGEST:
+        raise HeaderError(f"a shape or place that {name[:80]!r} cannot have")
+    return start, stop, name
+
+
+def _whole(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n <= _LARGEST for n in value)

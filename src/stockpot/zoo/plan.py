@@ -1,0 +1,229 @@
+"""What a search will do, decided before any tensor is touched: the spaces, and the trials drawn from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stockpot.errors import MethodError, describe
+
+Value = int | float
+Space = Value | list[Value] | tuple[Value, ...] | Mapping[str, Any]
+
+WHOLE = frozenset({"seed"})
+
+# Wide enough that some ingredients are poor: a soup needs them to differ.
+SPACES: Mapping[str, Space] = {
+    "lr": {"min": 1e-5, "max": 3e-4, "scale": "log"},
+    "weight_decay": {"min": 1e-4, "max": 0.5, "scale": "log"},
+    "epochs": {"min": 4, "max": 16},
+    "label_smoothing": [0.0, 0.05, 0.1, 0.2],
+    "augmentation": [0.0, 0.25, 0.5, 1.0],
+    "seed": {"min": 0, "max": 2**31 - 1},
+}
+
+
+def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False) -> Value:
+    """One value of `0.1` (fixed), `[0, 0.1]` (choices) or `{"min", "max", "scale": "log" | "linear"}` (a range).
+
+    It depends on the seed, the trial's number and the name alone, so searching one more thing changes no other.
+    """
+    source = random.Random(f"{seed}/{number}/{name}")
+    if not isinstance(space, Mapping):
+        choices = space if isinstance(space, (list, tuple)) else [space]
+        if not choices:
+            raise _wrong_space(name, "at least one choice", "an empty list", "list the values, or give one")
+        return source.choice([_number(value, name) for value in choices])
+    low, high, is_log = _range(space, name)
+    if is_log:
+        value = math.exp(source.uniform(math.log(low), math.log(high)))
+        value = min(
+            max(value, low), high
+        )  # exp(log(x)) may miss x by one rounding, and the ends are promises
+        return round(value) if whole else value
+    return source.randint(math.ceil(low), math.floor(high)) if whole else source.uniform(low, high)
+
+
+def _range(space: Mapping[str, Any], name: str) -> tuple[Value, Value, bool]:
+    if not {"min", "max"} <= set(space) <= {"min", "max", "scale"}:
+        raise _wrong_space(
+            name,
+            "a range with min, max and perhaps scale",
+            ", ".join(map(str, space)) or "an empty mapping",
+            'write {"min": 1e-5, "max": 1e-3, "scale": "log"}',
+        )
+    low, high = _number(space["min"], name), _number(space["max"], name)
+    scale = space.get("scale", "linear")
+    if scale not in ("log", "linear"):
+        raise _wrong_space(name, "scale 'log' or 'linear'", repr(scale), "use one of the two")
+    if low > high:
+        raise _wrong_space(name, "min <= max", f"{low} > {high}", "exchange the two")
+    if scale == "log" and low <= 0:
+        raise _wrong_space(name, "min > 0 for a log range", str(low), "raise min, or use scale 'linear'")
+    return low, high, scale == "log"
+
+
+def _number(value: Any, name: str) -> Value:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return value
+    raise _wrong_space(name, "finite numbers", repr(value), "give a number, a list of numbers or a range")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The hyperparameters of one ingredient."""
+
+    lr: float
+    weight_decay: float = 0.0
+    epochs: float = 8.0  # a fraction of one is allowed
+    label_smoothing: float = 0.0
+    augmentation: float = 0.0  # strength, 0 to 1
+    seed: int = 0  # of data order, dropout and augmentation
+
+    def __post_init__(self) -> None:
+        _at_least(self, "lr", 0, above=True)
+        _at_least(self, "weight_decay", 0)
+        _at_least(self, "epochs", 0, above=True)
+        _at_least(self, "seed", 0)
+        _between(self, "label_smoothing", 0, 1, open_end=True)
+        _between(self, "augmentation", 0, 1)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Which changes augmentation may make; a trial's strength says how far they go."""
+
+    flip: bool = False  # images left to right; wrong for digits and text
+    shift: bool = True
+    erase: bool = True
+    jitter: bool = True  # brightness and contrast
+    mixup: float = 0.0  # alpha of the Beta distribution at strength 1
+    mask_id: int | None = None  # token put where one is dropped; None: another token of the batch
+
+    def __post_init__(self) -> None:
+        _at_least(self, "mixup", 0)
+        if self.mask_id is not None:
+            _at_least(self, "mask_id", 0)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Training of the head alone, before and shared by all trials."""
+
+    epochs: float = 10.0
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "epochs", 0, above=True)
+        _at_least(self, "lr", 0, above=True)
+        _at_least(self, "weight_decay", 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a search and what they have in common."""
+
+    trials: tuple[Trial, ...]
+    batch_size: int = 128
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    warmup: float = 0.1  # share of the steps with linear warm-up, before the cosine
+    clip: float | None = 1.0  # largest norm of the gradient
+    probe: Probe | None = field(default_factory=Probe)  # None: the head is kept as given
+    head: str | None = None  # name, prefix or pattern of its tensors; None: the last linear layer
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        if not self.trials:
+            raise _wrong("trials", "at least one trial", "none", "ask for 12 or more")
+        if self.optimizer not in ("adamw", "sgd"):
+            raise _wrong("optimizer", "'adamw' or 'sgd'", repr(self.optimizer), "use 'adamw'")
+        _at_least(self, "batch_size", 1)
+        _between(self, "warmup", 0, 1, open_end=True)
+        if self.clip is not None:
+            _at_least(self, "clip", 0, above=True)
+
+    def as_json(self) -> dict[str, Any]:
+        whole = dataclasses.asdict(self)
+        return {**whole, "trials": [dataclasses.asdict(trial) for trial in self.trials]}
+
+
+def draw_trials(
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    listed: Sequence[Mapping[str, Value]] | None = None,
+    spaces: Mapping[str, Space] | None = None,
+) -> tuple[Trial, ...]:
+    """Random search, or the `listed` settings with what they leave out drawn at random.
+
+    `spaces` replace those of `SPACES`. Trial n is a pure function of the seed, n and its own spaces.
+    """
+    for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
+        if name not in SPACES:
+            raise _unknown(name)
+    if count is None:
+        count = len(listed or ())
+    if listed is not None and len(listed) != count:
+        raise _wrong("trials", f"{count} listed trials", str(len(listed)), "leave count out")
+    if count < 1:
+        raise _wrong("trials", "at least one trial", str(count), "ask for 12 or more")
+    chosen = {**SPACES, **(spaces or {})}
+    trials = []
+    for number in range(count):
+        drawn = {
+            name: draw(space, name, seed=seed, number=number, whole=name in WHOLE)
+            for name, space in chosen.items()
+        }
+        values: dict[str, Any] = {**drawn, **(listed[number] if listed is not None else {})}
+        trials.append(Trial(**{**values, "seed": _whole(values["seed"])}))
+    return tuple(trials)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
+        return int(value)
+    raise _wrong("seed", "a whole number", repr(value), "use 0, 1, 2, ...")
+
+
+def _at_least(owner: Any, name: str, least: float, *, above: bool = False) -> None:
+    value = getattr(owner, name)
+    ok = _is_number(value) and (value > least if above else value >= least) and value < float("inf")
+    if not ok:
+        bound = f"above {least}" if above else f"of at least {least}"
+        raise _wrong(
+            name, f"a number {bound}", repr(value), "correct the value, or the space it is drawn from"
+        )
+
+
+def _between(owner: Any, name: str, low: float, high: float, *, open_end: bool = False) -> None:
+    value = getattr(owner, name)
+    if not (_is_number(value) and low <= value <= high and not (open_end and value == high)):
+        bounds = f"a number from {low} to {'below ' if open_end else ''}{high}"
+        raise _wrong(name, bounds, repr(value), "correct the value, or the space it is drawn from")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _unknown(name: str) -> MethodError:
+    close = difflib.get_close_matches(name, SPACES, n=1)
+    fix = f"did you mean {close[0]}" if close else "search over the known ones"
+    return MethodError(
+        describe(f"setting {name!r}", expected=f"one of {', '.join(SPACES)}", found="an unknown one", fix=fix)
+    )
+
+
+def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
+    return MethodError(describe(f"space of {name}", expected=expected, found=found, fix=fix))
+
+
+def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:
+    return MethodError(describe(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix))

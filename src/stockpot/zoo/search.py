@@ -1,0 +1,267 @@
+"""A whole search: the probe, then every trial that has not finished yet and that no other process has.
+
+Start the same command several times, on one machine or on several over one folder: each process claims trials that
+nobody holds, and the checkpoints are the same whoever makes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stockpot import files
+from stockpot.errors import LearningError, MethodError, TaskError, describe
+from stockpot.events import Event, Listener, ignore
+from stockpot.task import Data, Metric, Task
+from stockpot.task.loss import LossFunction
+from stockpot.task.metrics import MetricFunction
+from stockpot.task.normalisation import modes_restored
+from stockpot.zoo.augment import check_mixup
+from stockpot.zoo.folder import (
+    INTERVAL,
+    POLL,
+    Folder,
+    TrialRecord,
+    as_score,
+    identity,
+    read_record,
+    trial_name,
+)
+from stockpot.zoo.head import find_head, run_probe
+from stockpot.zoo.plan import Plan
+from stockpot.zoo.training import DivergedError, train
+from stockpot.zoo.weights import load_weights, weights_of, write_directory, write_file
+
+
+def finetune(
+    model: nn.Module,
+    train: Any,
+    fit: Any,
+    out: str | Path,
+    plan: Plan,
+    *,
+    loss: LossFunction | None = None,
+    metric: str | Metric | MetricFunction = "accuracy",
+    device: str | torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    batch_size: int = 256,
+    code: Mapping[str, str] | None = None,
+    start: Mapping[str, Tensor] | None = None,
+    as_directories: bool = False,
+    companions: str | Path | None = None,
+    save_every: float = INTERVAL,
+    listen: Listener = ignore,
+) -> list[TrialRecord]:
+    """Make a pool of checkpoints in `out`, one for each trial of the plan.
+
+    `train` is what they learn from, `fit` (or None) what they are scored on; both as `Data.of` takes them. `start`
+    replaces the model's own weights. Finished trials are not repeated and an unfinished one continues, with the
+    same result on the same kind of machine. Other processes that make the same call at the same time share the
+    trials; all of them return when all trials are finished. A call that differs is refused with the difference:
+    other settings, samples, labels or starting weights, and other `code`, the digests of the files that hold it.
+    `as_directories` writes Hugging Face folders, with the config and tokenizer files found in `companions`.
+    Afterwards the model is as it was.
+    """
+    train = Data.of(train, name="training data", listen=listen)
+    fit = None if fit is None else Data.of(fit, name="validation data", listen=listen)
+    before = weights_of(model)
+    if start is not None:
+        load_weights(model, start)
+    options: dict[str, Any] = {"loss": loss, "metric": metric, "device": device}
+    options |= {"autocast": autocast, "batch_size": batch_size}
+    folder = Folder(Path(out).absolute(), [trial_name(number) for number in range(len(plan.trials))])
+    try:
+        task = Task(model, train, **options)
+        search = Search(
+            task,
+            None if fit is None else Task(model, fit, **options),
+            plan,
+            folder,
+            as_directories,
+            None if companions is None else Path(companions),
+            save_every,
+        )
+        _check(task, plan, own_loss=loss is not None)
+        with folder.prepared_alone(listen):
+            judge = {
+                "loss": _name(loss),
+                "metric": _name(metric),
+                "autocast": None if autocast is None else str(autocast),
+            }
+            wanted = identity(plan, train, fit, as_directories=as_directories, judge=judge, code=code or {})
+            folder.begin(wanted)
+            _require_space(search)
+            search.start = _start(search, listen)
+        records = _run_trials(search, listen)
+    finally:
+        load_weights(model, before)
+    if all(record.failed for record in records):
+        raise _all_failed(records)
+    return records
+
+
+@dataclass
+class Search:
+    """Everything a trial needs. The tasks share one model; each trial begins by loading `start` into it."""
+
+    task: Task  # with the data to train on
+    judge: Task | None  # with the data to be scored on
+    plan: Plan
+    folder: Folder
+    as_directories: bool
+    companions: Path | None
+    interval: float  # seconds between saves inside a trial
+    start: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+def _check(task: Task, plan: Plan, *, own_loss: bool) -> None:
+    """What can be known to be wrong before hours are spent."""
+    if plan.probe is not None:
+        find_head(task.model, plan.head)
+    if not any(parameter.requires_grad for parameter in task.model.parameters()):
+        raise TaskError(
+            describe(
+                f"model {type(task.model).__name__}",
+                expected="parameters to train",
+                found="all of them frozen",
+                fix="call requires_grad_(True) on those to be fine-tuned",
+            )
+        )
+    if plan.augmentation.mixup and any(trial.augmentation for trial in plan.trials):
+        check_mixup(task.fit.batch(torch.arange(1)), own_loss)
+    if own_loss and any(trial.label_smoothing for trial in plan.trials):
+        raise MethodError(
+            describe(
+                "label_smoothing",
+                expected="0 with a loss of your own, whose logits are not known",
+                found=str(max(trial.label_smoothing for trial in plan.trials)),
+                fix="set label_smoothing to 0 and build it into loss(model, batch)",
+            )
+        )
+    task.check_loss()
+
+
+def _name(judge: object) -> str | None:
+    """How a loss or metric is called, which is all that can be compared of it here; see `code`."""
+    if judge is None or isinstance(judge, str):
+        return judge
+    if isinstance(judge, Metric):
+        return judge.name
+    return str(getattr(judge, "__qualname__", type(judge).__qualname__))
+
+
+def _require_space(search: Search) -> None:
+    """Checkpoints of the trials that are left, the start, and what an unfinished trial saves: weights and optimiser."""
+    folder = search.folder
+    left = sum(read_record(folder.out, name) is None for name in folder.names)
+    size = sum(value.nbytes for value in search.task.model.state_dict().values() if isinstance(value, Tensor))
+    state = 2 * 3 if left else 0  # the old one stays until the new one is whole
+    what = f"{left} checkpoints and the state of unfinished trials"
+    files.require_space(folder.out, (left + 1 + state) * size, what)
+
+
+def _start(search: Search, listen: Listener) -> dict[str, Tensor]:
+    folder, plan, model = search.folder, search.plan, search.task.model
+    given, stored = weights_of(model), folder.start()
+    if stored is not None:
+        free = set(find_head(model, plan.head)) if plan.probe is not None else set()
+        folder.check_start(given, stored, free)
+        return stored
+    if plan.probe is not None:
+        run_probe(search.task, plan, plan.probe, listen)
+        given = weights_of(model)
+    folder.write_start(given)
+    return given
+
+
+# Trials -----------------------------------------------------------------------------------------------
+
+
+def _run_trials(search: Search, listen: Listener) -> list[TrialRecord]:
+    """Run what nobody else runs, then wait for the others; what a dead one leaves is taken over."""
+    folder = search.folder
+    done = {name: record for name in folder.names if (record := read_record(folder.out, name)) is not None}
+    for name in done:
+        folder.saved(name).clear()  # a kill may have come between the record and this
+    listen(Event("finetune", {"trials": len(folder.names), "done": len(done)}))
+    told = False
+    while True:
+        for number, name in enumerate(folder.names):
+            if name in done:
+                continue
+            with folder.claimed(name) as ours:
+                if ours:  # looked at again: another process may just have finished it
+                    found = read_record(folder.out, name)
+                    done[name] = run_trial(search, number, listen) if found is None else found
+        waiting = [name for name in folder.names if name not in done]
+        if not waiting:
+            return [done[name] for name in folder.names]
+        if not told:
+            listen(Event("waiting", {"trials": waiting}))
+            told = True
+        time.sleep(POLL)
+
+
+def run_trial(search: Search, number: int, listen: Listener) -> TrialRecord:
+    """One trial, from the shared start to a checkpoint with its record."""
+    folder, model = search.folder, search.task.model
+    name, settings = folder.names[number], search.plan.trials[number]
+    about = {"trial": name, "index": number}
+    listen(Event("trial", {**about, "settings": dataclasses.asdict(settings)}))
+
+    def on_epoch(done: int, total: int, loss: float) -> None:
+        listen(Event("epoch", {**about, "epoch": done, "epochs": total, "loss": loss}))
+
+    load_weights(model, search.start)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    saved = folder.saved(name, search.interval)
+    began, earlier = time.perf_counter(), 0.0
+    path: Path | None = None
+    score: dict[str, float | int | None] | None = None
+    failure: str | None = None
+    try:
+        with modes_restored(model):
+            model.train()
+            course = train(
+                search.task, settings, search.plan, parameters=parameters, saved=saved, on_epoch=on_epoch
+            )
+        steps, losses, earlier = course.steps, course.losses, course.seconds
+        path = _write(search, name)
+        score = None if search.judge is None else as_score(search.judge.score())
+    except DivergedError as error:
+        failure, steps, losses = str(error), error.step, error.losses
+    seconds = earlier + time.perf_counter() - began
+    record = TrialRecord(name, settings, path, score, seconds, steps, tuple(losses), failure)
+    record.write(folder.out)  # last: a trial with a record is a finished one
+    saved.clear()
+    listen(Event("trial_done", {**about, "score": score, "seconds": seconds, "failure": failure}))
+    return record
+
+
+def _write(search: Search, name: str) -> Path:
+    out, model = search.folder.out, search.task.model
+    if search.as_directories:
+        write_directory(out / name, model, search.companions, out)
+        return out / name
+    path = out / f"{name}.safetensors"
+    write_file(path, weights_of(model), {"format": "pt"}, out)
+    return path
+
+
+def _all_failed(records: list[TrialRecord]) -> LearningError:
+    first = records[0]
+    return LearningError(
+        describe(
+            f"all {len(records)} trials",
+            expected="at least one that trains to the end",
+            found=f"{first.name} (lr {first.settings.lr:g}): {first.failure}",
+            fix="lower the learning rates, or check the data and the starting weights; remove the folder to try again",
+        )
+    )
