@@ -443,7 +443,7 @@ def test_all_scores_nan_still_make_a_record(tmp_path: Path) -> None:
 
 def test_a_held_out_loss_that_is_not_finite_is_a_gap_in_the_curve(tmp_path: Path) -> None:
     pool, _ = toy(tmp_path)
-    compared = compare(pool, marked(1), ["best", "crossfit"], run=tmp_path / "run", **SHORT)
+    compared = compare(pool, marked(1), ["best", "crossfit"], batch_size=8, run=tmp_path / "run", **SHORT)
     assert not compared.failed
     record = read_run(tmp_path / "run").methods[1]
     losses = [loss for curve in record.result["curves"]["held_out"] for loss in curve["loss"]]
