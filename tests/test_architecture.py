@@ -28,6 +28,7 @@ PARTS = (
     "layout",
     "pool",
     "files",
+    "folders",
     "signals",
     "events",
     "errors",

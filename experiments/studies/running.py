@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from stockpot import atomic
+from stockpot import files
 from stockpot.errors import StockpotError
 from studies.plans import Planned, plan, ranked
 from studies.zoo import Zoo
@@ -192,7 +192,7 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     if job.run is not None:
         # How many shared the machine (times are to be read with it), and what a run's own record does not say.
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
-        atomic.write_json(zoo.runs / f"{job.name}.json", beside)
+        files.write_json(zoo.runs / f"{job.name}.json", beside)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     process = subprocess.Popen(
         words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -88,7 +88,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ),
         ({"method": {"temperature": True}}, "method.temperature: unknown key; did you mean beta?"),
         ({"method": {"greedy_ties": True}}, "method.greedy_ties: unknown key; did you mean ties?"),
-        ({"data": {"idx": "x"}}, "data.idx: unknown key; data.idx is no longer read; experiments/"),
+        ({"data": {"idx": "x"}}, "data.idx: unknown key; data.idx is no longer read; convert it to .npz first"),
         ({"data": {"cifar": "x"}}, "then write data.arrays"),
         ({"model": {"clip": "x"}}, "use model.open_clip"),
         ({"finetune": {"parallel": 2}}, "start the same command several times"),

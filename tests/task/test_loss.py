@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +82,7 @@ def image_task() -> Task:
 
 POINTS = (X.double(), Y)
 PROBABILITIES = functional.softmax(X[:, :3].double(), dim=1)
-TASKS = {
+TASKS: dict[str, Callable[[], Task]] = {
     "classes": lambda: Task(linear().double(), POINTS),
     "probabilities": lambda: Task(linear().double(), (X.double(), PROBABILITIES)),
     "pixels": image_task,

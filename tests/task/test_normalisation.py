@@ -161,7 +161,7 @@ def test_recalibration_leaves_unused_layers_and_failed_runs_as_they_were() -> No
     assert found["unused.running_mean"].tolist() == [7.0, 7.0]
     assert not found["1.running_mean"].equal(torch.zeros(8))
     before = buffers(model)
-    with pytest.raises(TaskError, match="loss, which is your own code: .* KeyError"):
+    with pytest.raises(TaskError, match=r"loss, which is your own code: .* KeyError"):
         task.recalibrate()
     assert all(value.equal(before[name]) for name, value in buffers(model).items())
 

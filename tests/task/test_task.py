@@ -187,16 +187,15 @@ def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
 
 def test_a_loss_of_a_whole_batch_is_no_metric() -> None:
     """One number for a batch has neither an interval nor a value that is free of the batch size."""
-    for task in (
-        lambda: Task(
-            linear(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]), metric="loss"
-        ),
-        lambda: Task(Encoder(weight=3.0), {"inputs": X, "labels": Y}, metric="loss"),
+    whole: Any = {"loss": lambda m, b: functional.cross_entropy(m(b[0]), b[1])}
+    for model, data, options in (
+        (linear(), (X, Y), whole),
+        (Encoder(weight=3.0), {"inputs": X, "labels": Y}, {}),
     ):
         with pytest.raises(
             TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch'
         ) as e:
-            task()
+            Task(model, data, metric="loss", **options)
         assert "Fix: return one loss per sample instead of their mean" in str(e.value)
 
 
@@ -337,7 +336,7 @@ def test_double_precision_is_for_the_host_only(monkeypatch: pytest.MonkeyPatch) 
 
     def metric(out: Any, batch: Any) -> Tensor:
         seen.append(out.dtype)
-        return (out.argmax(1) == batch[1]).float()
+        return torch.eq(out.argmax(1), batch[1]).float()
 
     task = Task(linear(), (X, Y), metric=metric, batch_size=16)
     monkeypatch.setattr(Tensor, "cpu", cpu)

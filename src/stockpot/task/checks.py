@@ -1,9 +1,9 @@
-"""What can be known to be wrong before any long work starts: arguments, numbers, labels, the loss."""
+"""What can be known to be wrong without running the model: arguments, numbers, labels."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stockpot.errors import DataError, TaskError, describe
 from stockpot.task.batches import find_labels, leaves
 from stockpot.task.data import Data
-from stockpot.task.loss import IGNORED, OWN, Loss, are_probabilities
+from stockpot.task.loss import IGNORED, OWN, are_probabilities
 from stockpot.task.metrics import METRICS
 from stockpot.task.scores import Metric
 
@@ -240,52 +240,3 @@ def _check_variety(targets: Tensor, metric: str, name: str) -> None:
                 fix="use another metric, or data in which the answers differ",
             )
         )
-
-
-# The loss --------------------------------------------------------------------------------------------
-
-
-def check_start(model: nn.Module, losses: list[Callable[[], Loss]]) -> None:
-    """The loss must be a finite number with a gradient; later ones are tried if the first has none."""
-    parameters = [p for p in model.parameters() if p.is_floating_point()]
-    flags = [p.requires_grad for p in parameters]
-    try:
-        # Freezing during fine-tuning says nothing about mixing, so frozen parameters count here.
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            reached = any(_has_gradient(compute, parameters) for compute in losses)
-    finally:
-        for parameter, flag in zip(parameters, flags, strict=True):
-            parameter.requires_grad_(flag)
-    if not reached:
-        raise _ignores_model("every parameter's gradient is None or exactly zero")
-
-
-def _has_gradient(compute: Callable[[], Loss], parameters: list[nn.Parameter]) -> bool:
-    loss = compute().mean
-    value = float(loss.detach())
-    if not torch.isfinite(loss.detach()):
-        raise TaskError(
-            describe(
-                "loss at the start",
-                expected="a finite number",
-                found=str(value),
-                fix="check the checkpoints for NaN or Inf, the data, and the autocast dtype",
-            )
-        )
-    if loss.grad_fn is None:
-        raise _ignores_model("the loss has no gradient function")
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return any(g is not None and bool(g.any()) for g in gradients)
-
-
-def _ignores_model(found: str) -> TaskError:
-    return TaskError(
-        describe(
-            "loss",
-            expected="a value that depends on the model's parameters",
-            found=found,
-            fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
-        )
-    )

@@ -29,14 +29,13 @@ from stockpot.task.loss import (
     is_causal,
     is_pair,
     next_tokens,
-    own_form,
     own_loss,
     same_tokens,
     sample_losses,
     users_loss,
     users_sample_losses,
 )
-from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, loss_statistics
+from stockpot.task.metrics import LOSSES, loss_statistics
 from stockpot.task.scores import Metric
 
 
@@ -88,9 +87,9 @@ class Judge:
         if self.users_loss is None:
             self.call(batch)
         else:
-            self._call_users_loss(batch)
+            self.call_users_loss(batch)
 
-    def _call_users_loss(self, batch: Any) -> Any:
+    def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
         with users_code("loss", self.users_loss), self._running():
             return self.users_loss(self.model, batch)
@@ -99,35 +98,7 @@ class Judge:
         """The live model's logits, in its current mode, in single precision or better."""
         return need_logits(self.call(batch), "logits")
 
-    def learn_form(self, batch: Any) -> None:
-        """See on a trial batch which loss the model computes itself, and whether samples have weights of their own."""
-        weighted = False
-        if self.users_loss is not None:
-            if self.metric in LOSSES:
-                found = self._call_users_loss(batch)
-                weighted = isinstance(found, (tuple, list))
-                self._users_sample_losses(found, batch_rows(batch))
-        elif isinstance(batch, Mapping):
-            outputs = self.call(batch)
-            own = find_loss(outputs)
-            self.has_own_loss = own is not None
-            if own is not None:
-                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
-                weighted = self.form in (next_tokens, same_tokens)
-        if weighted and self.metric == METRICS["loss"]:
-            self.metric = WEIGHTED_LOSS
-
     # Loss ---------------------------------------------------------------------------------------------
-
-    def scales(self, outputs: Any, batch: Any) -> bool:
-        """Whether the loss can be computed with logits times a factor."""
-        logits, labels = find_logits(outputs), find_labels(batch)
-        if self.users_loss is not None or logits is None or not isinstance(labels, Tensor):
-            return False
-        if self.has_own_loss and self.form is not None:
-            return self.form in (sample_losses, next_tokens, same_tokens)
-        dense = logits.ndim in (4, 5) and labels.shape == (len(logits), *logits.shape[2:])
-        return is_pair(logits, labels) or dense or (logits.ndim == 2 and labels.shape == logits.shape)
 
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
@@ -142,7 +113,7 @@ class Judge:
                         fix="build label smoothing or a factor of the logits into loss(model, batch)",
                     )
                 )
-            return users_loss(self._call_users_loss(batch), batch_rows(batch))
+            return users_loss(self.call_users_loss(batch), batch_rows(batch))
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(
@@ -167,8 +138,8 @@ class Judge:
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.users_loss is not None and self.metric in LOSSES:
-            found = self._call_users_loss(batch)
-            losses = self._users_sample_losses(found, n)
+            found = self.call_users_loss(batch)
+            losses = self.sample_losses_found(found, n)
             return loss_statistics(self.metric, losses), users_loss(found, n)
         outputs = self.call(batch)
         if self.metric in LOSSES:
@@ -218,7 +189,7 @@ class Judge:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def _users_sample_losses(self, found: Any, n: int) -> SampleLosses:
+    def sample_losses_found(self, found: Any, n: int) -> SampleLosses:
         losses = users_sample_losses(found, n)
         if losses is None:
             raise self._whole_batch("one number for a whole batch")
