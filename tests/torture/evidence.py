@@ -12,7 +12,6 @@ from safetensors import safe_open
 from stockpot.run.state import read_events
 
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
-_LOCKS = (".lock", ".workers")
 # Not compared: what happened, when and where, and pages drawn from that.
 _TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html", "report.md")
 
@@ -45,7 +44,7 @@ def facts(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.name in _LOCKS:
+        if file.name.startswith(".") and file.name.endswith(".lock"):
             continue
         if file.is_dir():
             found[name] = "directory"

@@ -27,8 +27,8 @@ from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
-from stockpot.task.scores import worded
 from stockpot.task.data import open_report
+from stockpot.task.scores import worded
 
 Key = TypeVar("Key")
 SHOWN = 5  # ingredients named in one note
