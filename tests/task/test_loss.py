@@ -140,6 +140,22 @@ def test_loss_and_perplexity_of_tokens_do_not_depend_on_the_batch_size() -> None
         assert perplexity.table[:, 1].tolist() == (data["labels"][:, 1:] != -100).sum(1).tolist()
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_which_tokens_an_untrained_model_predicts_is_seen_in_its_loss_not_in_its_name(shift: bool) -> None:
+    """Near zero weights both losses are the logarithm of the vocabulary, within a part in a thousand."""
+
+    class Decoder(Tagger):
+        pass
+
+    Decoder.shift = shift
+    model = Decoder()
+    with torch.no_grad():
+        model.embed.weight *= 1e-3
+    data = sequences()
+    score = Task(model, data, metric="loss").score()
+    assert score.value == pytest.approx(-float(model(**data).loss.detach()), abs=1e-6)
+
+
 def test_a_real_causal_language_model() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
