@@ -206,9 +206,13 @@ def test_labels_that_are_no_classes_are_refused(labels: Tensor, metric: str, fou
     with pytest.raises(TaskError, match=rf"found {found}") as caught:
         Task(linear(), (X, labels), metric=metric)
     assert "binary_cross_entropy_with_logits" in str(caught.value)
-    assert "for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'" in str(
-        caught.value
-    )
+    assert "for regression: loss=lambda model, batch: (model(batch[0]).squeeze(1)" in str(caught.value)
+
+
+def test_one_output_is_no_class() -> None:
+    with pytest.raises(DataError, match=r"expected 0 to 0 \(the model has 1 classes\)") as e:
+        Task(nn.Linear(4, 1), (X, Y % 2), metric="loss")
+    assert "for regression: loss=lambda" in str(e.value)
 
 
 def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:

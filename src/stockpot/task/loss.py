@@ -78,9 +78,10 @@ def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
 
 
 OWN = (
-    "give loss=lambda model, batch: ... (one loss per sample) and a metric that fits. For several labels per sample:"
-    " torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1].float(), reduction='none').mean(1)"
-    "; for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'"
+    "give a loss of your own with one loss per sample, and a metric that fits. For several labels per sample:"
+    " loss=lambda model, batch: torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]),"
+    " batch[1].float(), reduction='none').mean(1), metric='micro_f1'; for regression:"
+    " loss=lambda model, batch: (model(batch[0]).squeeze(1) - batch[1]).square(), metric='r2'"
 )
 
 
