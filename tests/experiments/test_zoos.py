@@ -108,7 +108,6 @@ def test_from_packages_to_a_table(ready: Path) -> None:
         "data.train.count": 24,
         "data.fit.count": SIZES[zoo]["fit"],
         "finetune.trials": 2,
-        "finetune.parallel": 1,
         "finetune.epochs": 1,
         "finetune.probe_epochs": 1,
         "finetune.batch_size": 12,
@@ -165,7 +164,6 @@ def test_the_tiny_zoo_from_packages_to_a_table(tmp_path: Path, monkeypatch: pyte
         "data.train.count": 24,
         "data.fit.count": 20,
         "finetune.trials": 2,
-        "finetune.parallel": 1,
         "finetune.epochs": 1,
         "finetune.probe_epochs": 1,
     }
