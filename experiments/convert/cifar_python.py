@@ -24,6 +24,7 @@ KEYS = {b"labels": "y", b"fine_labels": "y", b"coarse_labels": "coarse"}
 OTHERS = (b"data", b"batch_label", b"filenames")
 _TEXT = {
     "SHORT_BINSTRING", "BINSTRING", "SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES",
+    "BYTEARRAY8",
 }  # fmt: skip
 _NUMBER = {"BININT", "BININT1", "BININT2"}
 
@@ -33,7 +34,8 @@ def convert(folder: Path) -> None:
     for part, names in PARTS.items():
         files = [folder / name for name in names if (folder / name).is_file()] or [folder / part]
         batches = [read_batch(file) for file in files]
-        np.savez(folder / "arrays" / part, **{n: np.concatenate([b[n] for b in batches]) for n in batches[0]})
+        whole: dict[str, Any] = {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
+        np.savez(folder / "arrays" / f"{part}.npz", **whole)
 
 
 def read_batch(file: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -43,7 +45,7 @@ def read_batch(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     try:
         for opcode, value, _ in pickletools.genops(file.read_bytes()):
             if opcode.name in _TEXT:
-                text = value if isinstance(value, bytes) else str(value).encode("latin1")
+                text = str(value).encode("latin1") if isinstance(value, str) else bytes(value or b"")
                 if key == b"data" and len(text) >= 3072:
                     pixels = text
                 elif text in KEYS or text in OTHERS:

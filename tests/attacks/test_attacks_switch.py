@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "stockpot"
-# Built from pieces that this process itself packed, for its own workers; never from a file.
-PARCELS = PACKAGE / "finetune" / "parcel.py"
 # Looks nothing up: tests/attacks/threats_data.py.
 CIFAR = PACKAGE / "adapters" / "data" / "cifar.py"
 
@@ -76,7 +74,7 @@ def test_unpicklers_are_where_we_know_of_them() -> None:
                 found.append(path)
             if isinstance(node, ast.ImportFrom) and node.module == "pickle":
                 found.append(path)
-    assert found == [CIFAR, PARCELS]
+    assert found == [CIFAR]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 import torch
 from paper_files import (
     CLASSES,
-    TINY,
     cifar,
     clip_weights,
     imagenet,
@@ -23,6 +22,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import stand_in_open_clip
+from stand_in_open_clip import TINY
 from stockpot.adapters.models import load_model
 from stockpot.cli.app import app
 from stockpot.cooking import Comparison, compare

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from paper_files import CLASSES, TINY, cifar, imagenet, published_soups
+from paper_files import CLASSES, cifar, imagenet, published_soups
 from test_paper_recipes import compared, overrides, recipe_of, stockpot
 
 import stand_in_open_clip
+from stand_in_open_clip import TINY
 
 pytestmark = [
     pytest.mark.gpu,

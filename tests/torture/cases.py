@@ -43,8 +43,7 @@ class Case:
 
     name: str
     command: tuple[str, ...]
-    # Processes beside the first one: they cannot be forked from a warm one, so they take seconds to start.
-    parallel: bool = False
+    parallel: bool = False  # a second process of the same command beside the first one
 
     @property
     def finetunes(self) -> bool:
@@ -82,5 +81,5 @@ def prepare(folder: Path, seed: int) -> list[Case]:
         cooked("cook learned", "cook", "plain", "method.name=learned", "method.block_size=null"),
         tuned("finetune", "plain"),
         tuned("finetune with BatchNorm", "normed", "finetune.optimizer=sgd"),
-        tuned("finetune two at a time", "normed", "finetune.parallel=2", parallel=True),
+        tuned("finetune two at a time", "normed", parallel=True),
     ]  # fmt: skip

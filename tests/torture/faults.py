@@ -28,7 +28,6 @@ PHASES = (
     "writing the report",
     "training",
     "writing a checkpoint",
-    "parallel trials",
 )
 
 # Where each phase is entered: module, object in it, name of the function.
@@ -44,15 +43,14 @@ _PLACES = (
     ("stockpot.soups.reporting", "", "_score", "report data"),
     ("stockpot.soup.soup", "Soup", "save", "writing the soup"),
     ("stockpot.report", "", "write_report", "writing the report"),
-    ("stockpot.finetune.trial", "", "train", "training"),
-    ("stockpot.finetune.probe", "", "train", "training"),
-    ("stockpot.finetune.saved", "Saved", "save", "saves"),
-    ("stockpot.finetune.trial", "", "_write", "writing a checkpoint"),
-    ("stockpot.finetune.search", "", "run_parallel", "parallel trials"),
+    ("stockpot.zoo.search", "", "train", "training"),
+    ("stockpot.zoo.head", "", "train", "training"),
+    ("stockpot.zoo.folder", "Saved", "save", "saves"),
+    ("stockpot.zoo.search", "", "_write", "writing a checkpoint"),
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")
-_SAVES = ("stockpot.finetune.weights", "stockpot.soup.files", "stockpot.soup.soup")
+_SAVES = ("stockpot.zoo.weights", "stockpot.soup.files", "stockpot.soup.soup")
 
 
 @dataclass

@@ -84,8 +84,9 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
         if record.failed or found is None or found["value"] is None:
             return "failed" if record.failed else "-"
         low, high = found.get("low"), found.get("high")
-        known = low is not None and high is not None and metric.percent
-        return metric.value(found["value"]) + (f" ±{100 * (high - low) / 2:.1f}" if known else "")
+        if low is None or high is None or not metric.percent:
+            return metric.value(found["value"])
+        return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
     rows = [

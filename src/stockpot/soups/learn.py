@@ -33,6 +33,7 @@ from stockpot.soups.problem import Decision, Problem, StateStore
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task import Data
+from stockpot.task.data import forked_random
 
 EVALUATIONS = 30  # judgements per block
 SLOWEST, FASTEST = (
@@ -119,18 +120,22 @@ class Learner:
         """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
         self._restore()
         s = self.settings
-        devices = [self.live.device] if self.live.device.type == "cuda" else []
         while True:
             try:
                 engine = self._open_engine()
-                with torch.random.fork_rng(devices=devices), self.live.task.learning(), held() as self._stop:
+                # Losses may draw numbers: these depend on the step, not on what ran before.
+                with (
+                    forked_random(self.live.device) as reseed,
+                    self.live.task.learning(),
+                    held() as self._stop,
+                ):
                     while (fold := min(self.folds, key=lambda fold: fold.state.t)).state.t < len(self.blocks):
                         J = steps_for(s, len(fold.data))
                         self._begin_block(engine, fold)
                         for _ in mehl_soup(
                             engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
                             J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
-                            every=_every(fold, J), seed=partial(self._seed, fold), state=fold.state,
+                            every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
                         ):  # fmt: skip
                             self._after_steps(engine, fold, J)
                         self._end_block(fold)
@@ -148,16 +153,11 @@ class Learner:
 
     def _batch(self, fold: Fold, i: int) -> Tensor:
         """The samples of step i."""
-        return fold.data.order(self.settings.seed * 1009 + fold.number, i, self.settings.batch_size)
+        return fold.data.order(self._stream(fold), i, self.settings.batch_size)
 
-    def _seed(self, fold: Fold, i: int) -> None:
-        """For losses that draw numbers: they depend on the step, not on what ran before."""
-        value = ((self.settings.seed * 1009 + fold.number) * 1_000_000_007 + i) % 2**63
-        # Not torch.manual_seed: where CUDA is not in use yet, it formats and keeps a stack trace at every call.
-        torch.default_generator.manual_seed(value)
-        if self.live.device.type == "cuda":
-            with torch.cuda.device(self.live.device):
-                torch.cuda.manual_seed(value)
+    def _stream(self, fold: Fold) -> int:
+        """The seed of a fold's random numbers."""
+        return self.settings.seed * 1009 + fold.number
 
     def _begin_block(self, engine: Engine, fold: Fold) -> None:
         s = fold.state
@@ -452,6 +452,10 @@ def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any])
 def finite(value: float) -> float | None:
     """What JSON can hold."""
     return value if math.isfinite(value) else None
+
+
+def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
+    reseed((stream * 1_000_000_007 + i) % 2**63)
 
 
 def _every(fold: Fold, J: int) -> int:
