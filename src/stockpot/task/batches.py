@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import site
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
 from contextlib import contextmanager
@@ -99,7 +99,13 @@ def users_code(what: str, function: Any) -> Iterator[None]:
         ) from error
 
 
-_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), *site.getsitepackages())
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    _PATHS["stdlib"],
+    _PATHS["purelib"],
+)
 
 
 def _users_line(error: BaseException) -> str:

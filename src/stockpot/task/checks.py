@@ -213,7 +213,9 @@ def check_labels(labels: Tensor, classes: int, name: str, *, ignored: bool = Fal
     first = tuple(bad.nonzero()[0].tolist())
     index = first[0] if len(first) == 1 else first
     fix = "number the classes from 0, or build the model with the right number of classes"
-    if int(labels.min()) == 1 and int(labels.max()) == classes:
+    if classes == 1:  # two classes in one output, or a regression
+        fix = OWN
+    elif int(labels.min()) == 1 and int(labels.max()) == classes:
         fix = "these labels count from 1; subtract 1"
     elif bool((labels[bad] == IGNORED).all()):
         fix = f"leave samples without a label ({IGNORED}) out of the data"

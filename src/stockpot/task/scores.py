@@ -45,6 +45,19 @@ class Metric:
     percent: bool = False
     counted: Callable[[Tensor], intervals.Counted] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
+            raise TaskError(
+                describe(
+                    f"Metric {self.name!r}",
+                    expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
+                    found="a reduction of its own"
+                    if self.reduce is not mean
+                    else "a ceiling without is_mean",
+                    fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
+                )
+            )
+
     @classmethod
     def of_function(cls, function: MetricFunction) -> Metric:
         """The mean of a plain function's scores, one per sample."""

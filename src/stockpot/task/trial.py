@@ -51,7 +51,7 @@ def try_batch(judge: Judge, data: Data, batch: Any, *, first: bool) -> bool:
             )
         ) from error
     logits = find_logits(outputs)
-    if judge.metric == METRICS.get(judge.metric.name) and has_several_labels(data.targets, logits):
+    if first and judge.metric == METRICS.get(judge.metric.name) and has_several_labels(data.targets, logits):
         judge.metric = MULTI_LABEL.get(judge.metric.name, judge.metric)
     accuracy = judge.metric == METRICS["accuracy"]
     if default and accuracy:
