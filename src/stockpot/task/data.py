@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +35,6 @@ class Data:
         self._store = store
         self._rows = rows  # (n,) of the store's rows, or None for all
         self.name = name
-        self._labels: Tensor | None = None
-        self._labels_sought = False
 
     @classmethod
     def of(
@@ -80,20 +78,19 @@ class Data:
         """Where these samples are in `columns`."""
         return indices if self._rows is None else self._rows[indices]
 
-    @property
-    def labels(self) -> Tensor | None:
-        """One class per sample, (n,), when the data has such labels."""
-        if not self._labels_sought:
-            found = self._store.labels()
-            self._labels = found if found is None or self._rows is None else found[self._rows]
-            self._labels_sought = True
-        return self._labels
-
-    @property
+    @cached_property
     def targets(self) -> Tensor | None:
         """The labels as they are, of any type and shape (n, ...), when they form one tensor."""
         found = self._store.targets()
         return found if found is None or self._rows is None else found[self._rows]
+
+    @property
+    def labels(self) -> Tensor | None:
+        """One class per sample, (n,), when the data has such labels."""
+        found = self.targets
+        if found is None or found.ndim != 1 or found.is_floating_point() or found.is_complex():
+            return None
+        return None if found.dtype == torch.bool else found.long()
 
     def subset(self, indices: Tensor) -> Data:
         """A view of some samples; no data is copied."""

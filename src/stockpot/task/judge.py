@@ -32,8 +32,7 @@ from stockpot.task.loss import (
     own_loss,
     same_tokens,
     sample_losses,
-    users_loss,
-    users_sample_losses,
+    users_losses,
 )
 from stockpot.task.metrics import LOSSES, loss_statistics
 from stockpot.task.scores import Metric
@@ -113,7 +112,7 @@ class Judge:
                         fix="build label smoothing or a factor of the logits into loss(model, batch)",
                     )
                 )
-            return users_loss(self.call_users_loss(batch), batch_rows(batch))
+            return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(
@@ -129,8 +128,7 @@ class Judge:
             logits = logits * beta
         if self.form in (next_tokens, same_tokens) and not label_smoothing:
             assert self.form is not None
-            totals, weights = self.form(logits, labels)
-            return Loss(totals.sum(), weights.sum())
+            return self.form(logits, labels).sum()
         return cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------
@@ -138,14 +136,12 @@ class Judge:
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.users_loss is not None and self.metric in LOSSES:
-            found = self.call_users_loss(batch)
-            losses = self.sample_losses_found(found, n)
-            return loss_statistics(self.metric, losses), users_loss(found, n)
+            losses = self.users_sample_losses(batch, n)
+            return loss_statistics(self.metric, losses), losses.sum()
         outputs = self.call(batch)
         if self.metric in LOSSES:
             losses = self._sample_losses(outputs, batch)
-            total = Loss(losses.totals.sum(), losses.weights.sum())
-            return loss_statistics(self.metric, losses), total
+            return loss_statistics(self.metric, losses), losses.sum()
         table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
@@ -189,9 +185,11 @@ class Judge:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def sample_losses_found(self, found: Any, n: int) -> SampleLosses:
-        losses = users_sample_losses(found, n)
-        if losses is None:
+    def users_sample_losses(self, batch: Any, n: int) -> SampleLosses:
+        losses = users_losses(self.call_users_loss(batch), n)
+        if n == 1:
+            losses = SampleLosses(*(part.reshape(1) for part in losses))
+        if not losses.totals.shape == losses.weights.shape == (n,):
             raise self._whole_batch("one number for a whole batch")
         return losses
 

@@ -33,9 +33,6 @@ class Columns:
         found = find_labels(self.tree)
         return found if isinstance(found, Tensor) else None
 
-    def labels(self) -> Tensor | None:
-        return _class_labels(self.targets())
-
 
 class Samples:
     """Decoded samples of uneven shapes, collated anew for each batch."""
@@ -62,17 +59,6 @@ class Samples:
         if all(isinstance(label, Tensor) and label.shape == found[0].shape for label in found):
             return torch.stack(found)
         return None
-
-    def labels(self) -> Tensor | None:
-        return _class_labels(self.targets())
-
-
-def _class_labels(found: Any) -> Tensor | None:
-    if not isinstance(found, Tensor) or found.ndim != 1:
-        return None
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        return None
-    return found.long()  # (n,)
 
 
 class UnevenError(Exception):

@@ -70,9 +70,8 @@ def _learn_form(judge: Judge, batch: Any) -> None:
     weighted = False
     if judge.users_loss is not None:
         if judge.metric in LOSSES:
-            found = judge.call_users_loss(batch)
-            weighted = isinstance(found, (tuple, list))
-            judge.sample_losses_found(found, batch_rows(batch))
+            weighted = isinstance(judge.call_users_loss(batch), (tuple, list))
+            judge.users_sample_losses(batch, batch_rows(batch))
     elif isinstance(batch, Mapping):
         outputs = judge.call(batch)
         own = find_loss(outputs)
