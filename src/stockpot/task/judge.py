@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import (
     at_least_single,
     batch_rows,
@@ -59,22 +59,17 @@ class Judge:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        cast = (
-            nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
-        )
         try:
-            with cast:
+            with torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext():
                 yield
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise TaskError(
-                describe(
-                    "a batch of one sample",
-                    expected="two or more: the model's normalisation layers take mean and variance from the batch",
-                    found=str(error),
-                    fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
-                )
+            raise TaskError.of(
+                "a batch of one sample",
+                expected="two or more: the model's normalisation layers take mean and variance from the batch",
+                found=str(error),
+                fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
             ) from error
 
     def call(self, batch: Any) -> Any:
@@ -104,13 +99,11 @@ class Judge:
         changed = bool(label_smoothing) or beta is not None
         if self.users_loss is not None:
             if changed:
-                raise TaskError(
-                    describe(
-                        "label_smoothing or beta",
-                        expected="the default loss, whose logits are known",
-                        found="a loss of your own",
-                        fix="build label smoothing or a factor of the logits into loss(model, batch)",
-                    )
+                raise TaskError.of(
+                    "label_smoothing or beta",
+                    expected="the default loss, whose logits are known",
+                    found="a loss of your own",
+                    fix="build label smoothing or a factor of the logits into loss(model, batch)",
                 )
             return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
@@ -168,13 +161,11 @@ class Judge:
                 if error.__cause__ is None:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
-        raise TaskError(
-            describe(
-                "score of averaged logits",
-                expected="a metric that needs logits and labels only",
-                found=reason,
-                fix='use metric="accuracy", or a metric that also takes logits as outputs',
-            )
+        raise TaskError.of(
+            "score of averaged logits",
+            expected="a metric that needs logits and labels only",
+            found=reason,
+            fix='use metric="accuracy", or a metric that also takes logits as outputs',
         )
 
     def _sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
@@ -194,12 +185,10 @@ class Judge:
         return losses
 
     def _whole_batch(self, found: str) -> TaskError:
-        return TaskError(
-            describe(
-                f'metric="{self.metric.name}"',
-                expected="a loss of each sample, shape (n,), from loss(model, batch)",
-                found=found,
-                fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
-                " per sample; or choose another metric",
-            )
+        return TaskError.of(
+            f'metric="{self.metric.name}"',
+            expected="a loss of each sample, shape (n,), from loss(model, batch)",
+            found=found,
+            fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
+            " per sample; or choose another metric",
         )
