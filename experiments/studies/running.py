@@ -19,6 +19,7 @@ from studies.zoo import Zoo
 
 Say = Callable[[str], None]
 PRETRAINING, POOL = "pretraining", "pool"
+PROCESSES = 8  # that fine-tune one pool at once; they fill a GPU
 MISSING = {PRETRAINING: "its pre-training failed", POOL: "its pool is not complete"}
 
 
@@ -63,6 +64,13 @@ class _Process:
     process: subprocess.Popen[bytes]
     log: TextIO
     began: float
+    beside: list[
+        subprocess.Popen[bytes]
+    ]  # others of the same command, which share its trials and end with it
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return [self.process, *self.beside]
 
 
 def finished(zoo: Zoo, run: Planned) -> bool:
@@ -128,7 +136,7 @@ def run_all(
                 except StockpotError as error:
                     failed.append(title(job))
                     say(f"{title(job)}: failed before it began: {error}")
-            for one in [one for one in running if one.process.poll() is not None]:
+            for one in [one for one in running if all(p.poll() is not None for p in one.processes)]:
                 running.remove(one)
                 one.log.close()
                 text, good = _told(one)
@@ -194,10 +202,16 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
         files.write_json(zoo.runs / f"{job.name}.json", beside)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    process = subprocess.Popen(
-        words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
-    return _Process(job, process, log, time.monotonic())
+    count = min(PROCESSES, os.cpu_count() or 1) if job.name == POOL else 1
+    if count > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    started = [
+        subprocess.Popen(
+            words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        for _ in range(count)
+    ]
+    return _Process(job, started[0], log, time.monotonic(), started[1:])
 
 
 def _told(one: _Process) -> tuple[str, bool]:
@@ -221,13 +235,15 @@ def _last(folder: Path) -> str:
 def _stop(running: Sequence[_Process]) -> None:
     """As Ctrl-C would: a run saves its state and can be continued."""
     for one in running:
-        one.process.send_signal(signal.SIGINT)
+        for process in one.processes:
+            process.send_signal(signal.SIGINT)
     for one in running:
-        try:
-            one.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+        for process in one.processes:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         one.log.close()
 
 

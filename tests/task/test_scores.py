@@ -155,3 +155,14 @@ def test_difference_needs_the_same_samples() -> None:
 def test_confidence_is_a_probability() -> None:
     with pytest.raises(TaskError, match=r"expected a number between 0 and 1, found 95"):
         scores(1.0, 0.0).interval(95)
+
+
+def test_only_a_mean_is_a_mean() -> None:
+    with pytest.raises(
+        TaskError, match=r"Metric 'sum': expected is_mean=True, .* found a reduction of its own"
+    ):
+        Metric("sum", lambda outputs, batch: outputs, lambda table: float(table.sum()), is_mean=True)
+    with pytest.raises(
+        TaskError, match=r"found a ceiling without is_mean\.\n  Fix: leave out is_mean and ceiling"
+    ):
+        Metric("best", lambda outputs, batch: outputs, ceiling=1.0)

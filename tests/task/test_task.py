@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
-from stockpot.task import Data, Metric, Task
+from stockpot.task import METRICS, Data, Metric, Task
 from stockpot.task.data import Sealed, open_report
 
 from .models import Encoder, Plain, blobs, linear, normalised
@@ -434,3 +436,18 @@ def test_the_model_and_batches_go_to_the_device() -> None:
     batch = task.to_device(task.fit.batch(torch.tensor([4])))
     assert batch[0].equal(X[4:5])
     assert batch[1]["y"][0].equal(Y[4:5])
+
+
+def test_the_documentation_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {
+        "torch": torch, "Task": Task, "model": linear(), "fit": (X, Y), "report": (X, Y), "x": X,
+        "labels": (X[:, :3] > 0).float(), "regressor": nn.Linear(4, 1), "y": X[:, 0],
+    }  # fmt: skip
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
+        for task in (names["task"], names.get("several"), names.get("numbers")):
+            if task is not None:
+                low, high = task.score().interval()
+                assert low <= task.score().value <= high
+    assert all(f"`{name}`" in text for name in METRICS)

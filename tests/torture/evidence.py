@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from stockpot.run.journal import read_events
+from stockpot.run.state import read_events
 
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
 # Not compared: what happened, when and where, and pages drawn from that.
@@ -79,8 +79,8 @@ def _temporary(name: str) -> bool:
 
 def _scores(file: Path) -> Any:
     with safe_open(file, framework="pt") as opened:
-        kept = json.loads(opened.metadata()["values"])
-        return [opened.get_tensor("values").tolist(), kept["scores"]]
+        kept = json.loads(bytes(opened.get_tensor("values.json")))
+        return [opened.get_tensor("tables").tolist(), kept["losses"]]
 
 
 def _steady(value: Any) -> Any:

@@ -24,13 +24,11 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     import matplotlib.figure  # noqa: F401
 
-    import stockpot.cli.app
-    import stockpot.cli.ending
-    import stockpot.zoo
+    import stockpot.cooking
     import stockpot.recipe.build
-    import stockpot.report
-    import stockpot.run.finetuning
-    import stockpot.run.recipe_job  # noqa: F401
+    import stockpot.report.write
+    import stockpot.run.rebuild
+    import stockpot.zoo  # noqa: F401
 
 
 class Board:
