@@ -18,7 +18,7 @@ from stockpot.adapters.code import call_code, load_code
 from stockpot.adapters.extras import EXTRAS, need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.adapters.models import load_model, load_weights, timm_image, torchvision_image
-from stockpot.adapters.transformers import class_names, processor_image
+from stockpot.adapters.transformers import class_names, pool_class_names, processor_image
 from stockpot.errors import TaskError
 
 
@@ -137,6 +137,22 @@ def test_a_recipe_overrides_parts_of_the_input() -> None:
 )
 def test_class_names_of_a_configuration(id2label: Any, expected: Any) -> None:
     assert class_names(id2label) == expected
+
+
+def test_class_names_of_a_pool_are_those_of_its_checkpoints(tmp_path: Path) -> None:
+    for k in range(3):
+        (tmp_path / f"m{k}").mkdir()
+        save_file({"w": torch.zeros(2)}, tmp_path / f"m{k}" / "model.safetensors")
+    assert pool_class_names([tmp_path]) is None
+    for k in range(2):
+        (tmp_path / f"m{k}" / "config.json").write_text('{"id2label": {"0": "pos", "1": "neg"}}')
+    assert pool_class_names([tmp_path]) == ("pos", "neg")
+    (tmp_path / "m2" / "config.json").write_text('{"id2label": {"0": "neg", "1": "pos"}}')
+    text = refusal(pool_class_names, [tmp_path])
+    assert "m2/config.json: expected those of" in text
+    assert "m0/config.json: pos, neg, found neg, pos" in text
+    (tmp_path / "m2" / "config.json").write_text("[")
+    assert "expected a JSON configuration" in refusal(pool_class_names, [tmp_path])
 
 
 # OpenCLIP -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attacks.kit import Threat
 from attacks.threats_archives import ARCHIVES
-from attacks.threats_data import ARRAYS, CIFAR, DATASETS, IDX, IMAGES, TABLES
+from attacks.threats_data import ARRAYS, DATASETS, IMAGES, TABLES
 from attacks.threats_pickles import PICKLES
 from attacks.threats_recipes import RECIPES
 from attacks.threats_records import SOUPS
@@ -23,8 +23,6 @@ PARTS: tuple[tuple[str, str, str, list[Threat]], ...] = (
     ("Places that are no files", "threats_tensors.py", CHECKPOINT_DOORS, PLACES),
     ("Saved soups", "threats_records.py", "`rebuild`, which loads them first", SOUPS),
     ("Arrays", "threats_data.py", "`data.arrays`", ARRAYS),
-    ("CIFAR batches", "threats_data.py", "`data.cifar`", CIFAR),
-    ("idx files", "threats_data.py", "`data.idx`", IDX),
     ("Tables", "threats_data.py", "`data.table`", TABLES),
     ("Datasets", "threats_data.py", "`data.dataset`", DATASETS),
     ("Images", "threats_data.py", "`data.images`", IMAGES),

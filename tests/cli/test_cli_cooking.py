@@ -73,7 +73,7 @@ def test_json_is_one_document_with_the_same_numbers(
     value = json.loads(answer.out)
     assert [row["method"] for row in value["methods"]] == METHODS
     crossfit = value["methods"][-1]
-    assert f"{100 * crossfit['score']['mean']:.2f} %" in compared.out
+    assert f"{100 * crossfit['score']['value']:.2f} %" in compared.out
     assert crossfit["score"]["n"] == 80
     assert crossfit["difference"][1] <= crossfit["difference"][0] <= crossfit["difference"][2]
     growth = json.loads((shared / "run" / "results.json").read_text())["growth"]
@@ -110,7 +110,7 @@ def test_evaluating_a_soup_that_was_not_written_says_how_to_write_it(
     recipe, run = folder / "recipe.yaml", folder / "two of them"
     methods = "method.methods=[best, uniform, ensemble]"
     assert stockpot("compare", recipe, "--set", methods, "--out", run).code == 0
-    (missing,) = [name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists()]
+    missing = next(name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists())
     soup = run / "methods" / missing / "soup"
     answer = stockpot("evaluate", soup, recipe)
     assert answer.code == 1

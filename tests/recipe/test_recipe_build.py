@@ -390,6 +390,18 @@ def test_class_names_of_the_model_decide_the_numbers(home: Path) -> None:
     assert torch.equal(named.fit.batch(rows)["labels"], 1 - plain.fit.batch(rows)["labels"])
 
 
+def test_class_names_of_the_pool_decide_before_those_of_the_model(home: Path) -> None:
+    """A base model has made-up names or other ones; the pool was trained with its own."""
+    recipe = made(home, pool={"path": "pool"}, model={"transformers": "text"}, data=TEXT)
+    text_model(home)
+    before = build_task(recipe).fit.batch(torch.arange(10))["labels"]
+    folder = home / "pool" / "named"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"id2label": {"0": "pos", "1": "neg"}}')
+    assert torch.equal(build_task(recipe).fit.batch(torch.arange(10))["labels"], 1 - before)
+
+
 def test_a_model_folder_gives_its_weights_only_when_asked(home: Path) -> None:
     folder = text_model(home)
     recipe = made(home, model={"transformers": "text"}, data=TEXT)

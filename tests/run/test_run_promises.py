@@ -373,7 +373,7 @@ def test_what_cannot_be_is_refused_while_an_earlier_run_is_still_there(tmp_path:
         ({"method": "hll"}, "did you mean 'hl'"),
     ):
         with pytest.raises((MethodError, TaskError), match=found):
-            cook(pool, again(), run=tmp_path / "run", overwrite=True, **given)  # type: ignore[arg-type]
+            cook(pool, again(), run=tmp_path / "run", overwrite=True, **given)
         assert facts(tmp_path / "run") == before
 
 

@@ -73,11 +73,11 @@ def summed_squares(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
     return totals.sum(), float(weights.sum())
 
 
-def image_task() -> Task:
+def image_task(metric: str = "accuracy") -> Task:
     labels = torch.randint(2, (12, 3, 3), generator=torch.Generator().manual_seed(0))
     labels[:5, 0] = -100
     images = torch.randn(12, 1, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return Task(nn.Conv2d(1, 2, 1).double(), (images, labels))
+    return Task(nn.Conv2d(1, 2, 1).double(), (images, labels), metric=metric)
 
 
 POINTS = (X.double(), Y)
@@ -154,6 +154,15 @@ def test_which_tokens_an_untrained_model_predicts_is_seen_in_its_loss_not_in_its
     data = sequences()
     score = Task(model, data, metric="loss").score()
     assert score.value == pytest.approx(-float(model(**data).loss.detach()), abs=1e-6)
+
+
+def test_the_score_of_pixels_is_their_loss_however_many_have_a_label() -> None:
+    task = image_task(metric="loss")
+    with torch.no_grad():
+        expected = float(task.loss(task.fit.batch(torch.arange(12))).mean)
+    scores = task.score()
+    assert (-scores.value, scores.loss) == pytest.approx((expected, expected))
+    assert task.metric.name == "loss"
 
 
 def test_a_real_causal_language_model() -> None:

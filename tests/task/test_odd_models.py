@@ -116,6 +116,13 @@ def test_a_model_that_draws_numbers_scores_the_same_again() -> None:
     assert not first.table[:16].equal(task.score(indices=torch.arange(1, 17)).table)
 
 
+def test_and_its_statistics_are_the_same_again() -> None:
+    task = Task(nn.Sequential(Noisy(), nn.BatchNorm1d(3)), (X, Y), batch_size=16)
+    first = task.recalibrate()
+    torch.rand(100)
+    assert all(value.equal(first[name]) for name, value in task.recalibrate().items())
+
+
 # Buffers that the model never saves
 
 

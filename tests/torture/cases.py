@@ -31,7 +31,9 @@ RECIPE = """
 pool: {{path: {pool}}}
 model: {{python: "toy:{model}"}}
 data: {{python: "toy:data"}}
-method: {{steps: 12, lr: 0.05, batch_size: 16, block_size: 2, methods: [best, uniform, greedy, crossfit]}}
+method:
+  {{steps: 12, lr: 0.05, batch_size: 16, block_size: 2, methods: [best, uniform, greedy, crossfit],
+    each: {{crossfit: {{steps: 12, lr: 0.05, block_size: 2}}}}}}
 finetune: {{dir: unused, trials: 3, epochs: [3, 4], lr: [0.01, 0.03], probe_epochs: 2, batch_size: 32}}
 output: {{dir: unused}}
 """

@@ -24,6 +24,11 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     import matplotlib.figure  # noqa: F401
 
+    import stockpot.cooking
+    import stockpot.recipe.build
+    import stockpot.report.write
+    import stockpot.run.rebuild
+    import stockpot.zoo  # noqa: F401
 
 
 class Board:

@@ -36,7 +36,7 @@ def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
             )
             # One value may stand in the file once and in a million rows: few rows at a time, counted as they come.
             largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-            size = min(_BATCH, max(1, limits.unfolded(file) // max(largest, 1)))
+            size = min(_BATCH, max(1, limits.unfolded(file) // (8 * max(largest, 1))))
             return _columns(opened.iter_batches(size), opened.schema_arrow, file, limits)
     except DataError:
         raise

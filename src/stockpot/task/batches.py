@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import StockpotError, TaskError, describe
+from stockpot.errors import StockpotError, TaskError
 
 LABEL_KEYS = ("labels", "label", "y", "target")
 
@@ -89,13 +89,11 @@ def users_code(what: str, function: Any) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and "memory" in str(error):
             raise  # the host's allocator has no error of its own
-        raise TaskError(
-            describe(
-                f"{what}, which is your own code",
-                expected="a value",
-                found=f"{type(error).__name__}: {error}\n  {_users_line(error)}",
-                fix="mend it there; in Python the error's __cause__ has the whole traceback",
-            )
+        raise TaskError.of(
+            f"{what}, which is your own code",
+            expected="a value",
+            found=f"{type(error).__name__}: {error}\n  {_users_line(error)}",
+            fix="mend it there; in Python the error's __cause__ has the whole traceback",
         ) from error
 
 
@@ -124,13 +122,11 @@ def call(model: nn.Module, batch: Any) -> Any:
         return model(**_accepted(model, batch))
     if isinstance(batch, (tuple, list)):
         if len(batch) > 2:
-            raise TaskError(
-                describe(
-                    "batch",
-                    expected="(inputs, labels) or a dict of the model's keyword arguments",
-                    found=f"a {type(batch).__name__} of {len(batch)}",
-                    fix="nest the inputs as ((a, b), labels), use a dict, or give loss= and metric=",
-                )
+            raise TaskError.of(
+                "batch",
+                expected="(inputs, labels) or a dict of the model's keyword arguments",
+                found=f"a {type(batch).__name__} of {len(batch)}",
+                fix="nest the inputs as ((a, b), labels), use a dict, or give loss= and metric=",
             )
         inputs = batch[0]
         if isinstance(inputs, Mapping):
@@ -191,13 +187,11 @@ def need_logits(outputs: Any, purpose: str) -> Tensor:
     """Logits in at least single precision."""
     logits = find_logits(outputs)
     if logits is None:
-        raise TaskError(
-            describe(
-                f"model output for {purpose}",
-                expected="a tensor, an object with .logits, a dict with 'logits', or a tuple of logits first",
-                found=type(outputs).__name__,
-                fix="give loss=lambda model, batch: ... and metric=lambda outputs, batch: ...",
-            )
+        raise TaskError.of(
+            f"model output for {purpose}",
+            expected="a tensor, an object with .logits, a dict with 'logits', or a tuple of logits first",
+            found=type(outputs).__name__,
+            fix="give loss=lambda model, batch: ... and metric=lambda outputs, batch: ...",
         )
     return at_least_single(logits)
 

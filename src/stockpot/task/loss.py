@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import at_least_single
 
 IGNORED = -100  # PyTorch's ignore_index
@@ -33,10 +33,13 @@ class Loss(NamedTuple):
 
 
 class SampleLosses(NamedTuple):
-    """The same for each sample of a batch: its summed loss and its weight."""
+    """The same for each sample of a batch: its summed loss and its weight; scalars where only the batch's are known."""
 
     totals: Tensor  # (n,)
     weights: Tensor  # (n,)
+
+    def sum(self) -> Loss:
+        return Loss(self.totals.sum(), self.weights.sum())
 
 
 # Cross-entropy ----------------------------------------------------------------------------------------
@@ -52,23 +55,12 @@ def cross_entropy(logits: Tensor, labels: Any, *, label_smoothing: float = 0.0) 
 
 
 def sample_losses(logits: Tensor, labels: Any) -> SampleLosses:
-    """Cross-entropy of each sample; for several positions their mean. A sample without any label counts as 0."""
+    """Cross-entropy of each sample; for several positions summed over those that have a label."""
     target = check_pair(logits, labels, "cross-entropy per sample")
     losses = functional.cross_entropy(logits, target, reduction="none")  # (n, ...)
-    each = losses if target.is_floating_point() else mean_of_valid(losses, target)
-    return SampleLosses(each, torch.ones_like(each))
-
-
-def token_losses(logits: Tensor, labels: Tensor, *, shift: bool) -> SampleLosses:
-    """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are.
-
-    With `shift`, position t predicts the label at t + 1, as causal language models are trained.
-    """
-    if shift:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    target = labels.to(logits.device).long()
-    losses = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")  # (n, T)
-    return SampleLosses(losses.sum(1), (target != IGNORED).sum(1).to(losses.dtype))
+    if losses.ndim == 1:
+        return SampleLosses(losses, torch.ones_like(losses))
+    return SampleLosses(losses.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(losses.dtype))
 
 
 def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
@@ -88,31 +80,30 @@ OWN = (
 def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     """Labels as cross-entropy takes them: class indices, or one probability per class."""
     if not isinstance(labels, Tensor):
-        raise TaskError(
-            describe(
-                f"batch for {purpose}",
-                expected="(inputs, labels), or a dict with one of the keys labels, label, y, target",
-                found="no labels" if labels is None else f"labels of type {type(labels).__name__}",
-                fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
-            )
+        raise TaskError.of(
+            f"batch for {purpose}",
+            expected="(inputs, labels), or a dict with one of the keys labels, label, y, target",
+            found="no labels" if labels is None else f"labels of type {type(labels).__name__}",
+            fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
+        )
+    if not fit_together(logits, labels):
+        raise TaskError.of(
+            f"model and labels for {purpose}",
+            expected="logits (n, classes) with n integer labels",
+            found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
+            f"{str(labels.dtype).removeprefix('torch.')}",
+            fix=OWN,
         )
     target: Tensor = labels.to(logits.device)
-    if labels.is_floating_point():
-        fits = logits.ndim == 2 and labels.shape == logits.shape
-    else:
-        # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
-        fits = logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
-    if not fits:
-        raise TaskError(
-            describe(
-                f"model and labels for {purpose}",
-                expected="logits (n, classes) with n integer labels",
-                found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
-                f"{str(labels.dtype).removeprefix('torch.')}",
-                fix=OWN,
-            )
-        )
     return target.to(logits.dtype) if target.is_floating_point() else target.long()
+
+
+def fit_together(logits: Tensor, labels: Tensor) -> bool:
+    """Whether cross-entropy takes them; their values are looked at elsewhere."""
+    if labels.is_floating_point():
+        return logits.ndim == 2 and labels.shape == logits.shape
+    # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
+    return logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
 
 
 def is_pair(logits: Tensor, labels: Any) -> bool:
@@ -136,12 +127,14 @@ def are_probabilities(labels: Tensor) -> bool:
 Form = Callable[[Tensor, Tensor], SampleLosses]
 
 
-def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
-    return token_losses(logits, labels, shift=True)
-
-
 def same_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
-    return token_losses(logits, labels, shift=False)
+    """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
+    return sample_losses(logits.transpose(1, 2).unsqueeze(3), labels.unsqueeze(2))
+
+
+def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+    """Position t predicts the label at t + 1, as causal language models are trained."""
+    return same_tokens(logits[:, :-1], labels[:, 1:])
 
 
 def squared_errors(logits: Tensor, labels: Tensor) -> SampleLosses:
@@ -204,45 +197,28 @@ def own_loss(mean: Tensor, logits: Tensor | None, labels: Any, rows: int, shift:
 # A loss of the user's own -----------------------------------------------------------------------------
 
 
-def users_loss(found: Any, rows: int) -> Loss:
-    """A scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
+def users_losses(found: Any, rows: int) -> SampleLosses:
+    """From a scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
     if isinstance(found, (tuple, list)) and len(found) == 2:
-        total, weight = _part(found[0], rows, "sum"), found[1]
-        if not isinstance(weight, Tensor):
-            weight = total.new_full((), float(weight)) if isinstance(weight, (int, float)) else weight
-        weight = _part(weight, rows, "weight").detach().to(total.device)
-        total = at_least_single(total).sum()
-        return Loss(total, weight.sum().to(total.dtype))
-    total = _part(found, rows, None)
-    single = at_least_single(total)
-    return Loss(single.sum() if total.ndim else single * rows, single.detach().new_full((), rows))
+        total = at_least_single(_part(found[0], rows, "sum of the loss"))
+        weight = found[1]
+        if isinstance(weight, (int, float)):
+            weight = total.detach().new_full((), weight)
+        return SampleLosses(total, _part(weight, rows, "weight of the loss").detach().to(total))
+    total = at_least_single(_part(found, rows, "loss"))
+    if total.ndim:
+        return SampleLosses(total, torch.ones_like(total))
+    return SampleLosses(total * rows, total.detach().new_full((), rows))
 
 
-def users_sample_losses(found: Any, rows: int) -> SampleLosses | None:
-    """The same for each sample, or None where the loss is known for the whole batch only."""
-    if isinstance(found, (tuple, list)) and len(found) == 2:
-        users_loss(found, rows)  # for its checks
-        total, weight = found
-        if not all(isinstance(part, Tensor) and part.shape == (rows,) for part in found):
-            return None
-        return SampleLosses(at_least_single(total).detach(), at_least_single(weight.detach()))
-    losses = at_least_single(_part(found, rows, None)).detach()
-    if losses.ndim == 0:
-        return SampleLosses(losses[None], torch.ones_like(losses)[None]) if rows == 1 else None
-    return SampleLosses(losses, torch.ones_like(losses))
-
-
-def _part(value: Any, rows: int, which: str | None) -> Tensor:
+def _part(value: Any, rows: int, which: str) -> Tensor:
     if isinstance(value, Tensor) and value.shape in ((), (rows,)):
         return value
-    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TaskError(
-        describe(
-            "loss" if which is None else f"{which} of the loss",
-            expected=f"a scalar tensor, the mean over the batch, or one loss per sample, shape ({rows},)"
-            if which is None
-            else f"a scalar tensor or one per sample, shape ({rows},)",
-            found=found,
-            fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
-        )
+    mean = "the mean over the batch, " if which == "loss" else ""
+    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TaskError.of(
+        which,
+        expected=f"a scalar tensor, {mean}or one per sample, shape ({rows},)",
+        found=shown,
+        fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
     )
