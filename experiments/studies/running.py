@@ -64,9 +64,7 @@ class _Process:
     process: subprocess.Popen[bytes]
     log: TextIO
     began: float
-    beside: list[
-        subprocess.Popen[bytes]
-    ]  # others of the same command, which share its trials and end with it
+    beside: list[subprocess.Popen[bytes]]  # others of the same command, which share its trials and end with it
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
@@ -111,12 +109,7 @@ def _words(zoo: Zoo, verb: str, overrides: Sequence[str], python: Sequence[str])
 
 
 def run_all(
-    todo: Sequence[Job],
-    *,
-    jobs: int,
-    python: Sequence[str],
-    say: Say,
-    limit: float | None = None,
+    todo: Sequence[Job], *, jobs: int, python: Sequence[str], say: Say, limit: float | None = None
 ) -> list[str]:
     """Names of the jobs that failed or were stopped. One that fails does not stop the others."""
     waiting, running = list(todo), list[_Process]()
@@ -194,9 +187,7 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     log.flush()
     environment = {**os.environ}
     if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(part).resolve()) for part in path.split(os.pathsep)
-        )
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in path.split(os.pathsep))
     if job.run is not None:
         # How many shared the machine (times are to be read with it), and what a run's own record does not say.
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
@@ -206,9 +197,7 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     if count > 1:
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     started = [
-        subprocess.Popen(
-            words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        subprocess.Popen(words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         for _ in range(count)
     ]
     return _Process(job, started[0], log, time.monotonic(), started[1:])

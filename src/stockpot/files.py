@@ -315,8 +315,8 @@ def remove_tree(path: Path, root: Path | None = None) -> None:
 class Lock:
     """One process per directory. The lock is the kernel's, so it dies with the process that holds it.
 
-    It is our own because the library `filelock` truncates the file it opens, says nothing about the holder and does
-    not look at what it opened (a link planted by others, a FIFO).
+    It is our own because the library `filelock` truncates the file before it has the lock, does not look whether it
+    is a regular one of ours, and cannot say who holds it.
     """
 
     def __init__(self, folder: Path, name: str = LOCK, root: Path | None = None) -> None:

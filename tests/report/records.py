@@ -21,9 +21,7 @@ GROUPS_PER_LAYER = ("attention.query.weight", "attention.query.bias", "mlp.weigh
 def names(count: int, length: int = 0) -> list[str]:
     plain = [f"trial_{k:02d}" for k in range(count)]
     return (
-        [f"{name}_{'long_name_' * 12}"[: length - 3] + f"_{k:02d}" for k, name in enumerate(plain)]
-        if length
-        else plain
+        [f"{name}_{'long_name_' * 12}"[: length - 3] + f"_{k:02d}" for k, name in enumerate(plain)] if length else plain
     )
 
 
@@ -209,9 +207,7 @@ def _curves(name: str, rng: np.random.Generator, nan_losses: bool) -> dict[str, 
     for fold in range(folds):
         for block in range(blocks):
             x = list(range(1, 41))
-            loss: list[float | None] = [
-                0.5 + 0.4 * math.exp(-(s + 40 * block) / 15) + 0.03 * rng.normal() for s in x
-            ]
+            loss: list[float | None] = [0.5 + 0.4 * math.exp(-(s + 40 * block) / 15) + 0.03 * rng.normal() for s in x]
             if nan_losses:
                 loss[10:15] = [None] * 5
             fit.append({"fold": fold, "block": block, "x": x, "loss": loss})
@@ -248,13 +244,7 @@ def _growth(models: int) -> dict[str, Any]:
         name: [
             {
                 "models": n,
-                "report": {
-                    "value": base + 0.01 * i,
-                    "low": base,
-                    "high": base + 0.04,
-                    "n": 300,
-                    "loss": None,
-                },
+                "report": {"value": base + 0.01 * i, "low": base, "high": base + 0.04, "n": 300, "loss": None},
             }
             for i, n in enumerate(sizes)
         ]

@@ -18,9 +18,7 @@ def test_rows_are_the_record_in_the_tables_order(complete: Path) -> None:
     assert [row.method for row in rows if row.baseline] == ["best"]
     assert [row.method for row in rows if not row.servable] == ["ensemble"]
     for row in rows:
-        record = json.loads(
-            (complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text()
-        )
+        record = json.loads((complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text())
         assert row.score is not None
         assert (row.score.value, row.score.low, row.score.n) == tuple(
             record["report"][k] for k in ("value", "low", "n")

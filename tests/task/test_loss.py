@@ -161,7 +161,7 @@ def test_the_score_of_pixels_is_their_loss_however_many_have_a_label() -> None:
     with torch.no_grad():
         expected = float(task.loss(task.fit.batch(torch.arange(12))).mean)
     scores = task.score()
-    assert -scores.value == scores.loss == pytest.approx(expected)
+    assert (-scores.value, scores.loss) == pytest.approx((expected, expected))
     assert task.metric.name == "loss"
 
 

@@ -102,7 +102,7 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot.pool import open_checkpoint
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN, SOUP
-    from stockpot.soup.record import RECORD
+    from stockpot.soup.record import RECORD, own_files
 
     if not path.exists():
         fix = "give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint"
@@ -119,8 +119,8 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         )
     if (path / RUN).is_file():
         return open_checkpoint(recommended_soup(path))
-    if (path / RECORD).is_file():
-        return open_checkpoint(path)  # a soup has its final names already
+    if path.is_dir() and (path / RECORD).is_file():
+        return open_checkpoint(own_files(path))  # a soup has its final names already
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 
 

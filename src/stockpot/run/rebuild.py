@@ -11,6 +11,7 @@ from stockpot import files
 from stockpot.errors import RunError, SoupError, describe
 from stockpot.events import Listener, ignore
 from stockpot.run.record import METHODS, RUN, SOUP, read_run, slug
+from stockpot.soup.record import own_files
 from stockpot.soup.soup import rebuild
 
 
@@ -25,7 +26,7 @@ def recommended_soup(run: Path) -> Path:
                 fix=f"make it again with: stockpot rebuild {run}",
             )
         )
-    return path
+    return own_files(path)
 
 
 def rebuild_soup(
