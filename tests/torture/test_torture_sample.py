@@ -42,3 +42,8 @@ def test_a_full_disk_costs_nothing_but_time() -> None:
 def test_many_runs_in_one_process_leave_no_handles_threads_or_children() -> None:
     said = tortured("soak", "--runs", "4", "--warm", "2", "--charts", "0")
     assert "\n0 leaks" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Unix does")
+def test_damaged_data_is_refused_or_read() -> None:
+    assert "\n320 damaged data files, seed 7, 0 failures" in tortured("mutated_data", "--count", "320", "--seed", "7")
