@@ -26,7 +26,8 @@ from typing import Any, TextIO
 
 from stockpot import folders
 from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
-from stockpot.folders import check_inside as check_inside  # part of this interface
+from stockpot.folders import check_entries as check_entries  # part of this interface
+from stockpot.folders import check_inside as check_inside
 from stockpot.folders import opened, temporary_name
 
 LIMIT = 64 * 2**20  # bytes of a small file; ours have kilobytes, the largest index of shards a few megabytes
