@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
-from stockpot.task.reading import Budget, read
+from stockpot.task.read_data import Budget, read
 from stockpot.task.store import Columns, Samples
 
 if TYPE_CHECKING:
