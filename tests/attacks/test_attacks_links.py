@@ -14,6 +14,8 @@ import shutil
 import struct
 import sys
 import threading
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +32,7 @@ from zoo import fine_tunes, normed, write
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="watches by inotify")
 
-LONGEST = 5.0  # seconds that a command may take
+LONGEST = 5.0  # seconds that a command may wait
 TOY = """
 import torch
 from zoo import normed, samples
@@ -70,7 +72,7 @@ class Watch:
         }
 
     def events(self) -> list[str]:
-        found = []
+        found: list[str] = []
         while True:
             try:
                 content = os.read(self._handle, 2**16)
@@ -131,30 +133,33 @@ class Scene:
             for command in commands:
                 arguments = [str(argument) for argument in command]
                 hung: list[bool] = []
-                timer = threading.Timer(LONGEST, self._free, (hung,))
-                timer.start()
+                ended = threading.Event()
+                guard = threading.Thread(target=self._free, args=(ended, hung))
+                guard.start()
                 result = CliRunner().invoke(app, arguments)
-                timer.cancel()
+                ended.set()
+                guard.join()
                 wrong += [f"{arguments}: {event}" for event in watch.events()]
                 wrong += [f"{arguments}: hung"] if hung else []
-                if result.exit_code not in (0, 1) or not isinstance(
-                    result.exception, (SystemExit, type(None))
-                ):
+                if result.exit_code not in (0, 1) or not isinstance(result.exception, (SystemExit, type(None))):
                     wrong.append(f"{arguments}: {result.exit_code} {result.exception!r} {result.stderr}")
-                if "unexpected" in result.stderr or (
-                    result.exit_code == 1 and "error: " not in result.stderr
-                ):
+                if "unexpected" in result.stderr or (result.exit_code == 1 and "error: " not in result.stderr):
                     wrong.append(f"{arguments}: {result.stderr}")
         finally:
             watch.close()
         after = contents(self.outside)
         return wrong if after == before else [*wrong, f"{before.keys() ^ after.keys()} or their content"]
 
-    def _free(self, hung: list[bool]) -> None:
-        hung.append(True)
-        for path in self.work.rglob("*"):
-            if path.is_fifo():
-                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # whoever waits for it goes on
+    def _free(self, ended: threading.Event, hung: list[bool]) -> None:
+        """Whoever waits and computes nothing for five seconds waits for a FIFO: note it, and let it go on."""
+        busy = time.process_time()
+        while not ended.wait(LONGEST):
+            if time.process_time() - busy < 0.05:
+                hung.append(True)
+                for path in self.work.rglob("*"):
+                    if path.is_fifo():
+                        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            busy = time.process_time()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,6 +260,7 @@ def test_a_soup_leads_nowhere(honest: Path, tmp_path: Path, name: str, kind: str
         ("rebuild", soup),
         ("rebuild", soup, "--out", scene.work / "again"),
         ("evaluate", soup, scene.work / "recipe.yaml"),
+        *([("inspect", soup, scene.work / "pool")] if kind in ("fifo", "device") else []),  # a pool may have links
     )
     assert wrong == []
     if name != "model.safetensors":  # which is made, and not read
@@ -262,6 +268,34 @@ def test_a_soup_leads_nowhere(honest: Path, tmp_path: Path, name: str, kind: str
             Soup.load(soup)
         with pytest.raises(StockpotError):
             rebuild(soup, scene.work / "again", overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["folder", "nothing", "fifo"])
+@pytest.mark.parametrize("name", ["tensorboard", "tensorboard/events.out.tfevents.1"])
+def test_what_tensorboard_writes_leads_nowhere(
+    honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    class SummaryWriter:
+        """Opens what it is told to, as the library does."""
+
+        def __init__(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.file = (Path(folder) / "events.out.tfevents.1").open("ab")
+
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            self.file.write(f"{tag} {value} {step}\n".encode())
+
+        def close(self) -> None:
+            self.file.close()
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setattr("stockpot.adapters.extras.need", lambda *names: None)
+    scene = Scene(honest, tmp_path)
+    shutil.rmtree(scene.work / "run" / "methods")  # so that there is something to do
+    scene.plant(f"run/{name}", kind)
+    assert scene.run(("cook", scene.work / "recipe.yaml", "--set", "output.tensorboard=true")) == []
 
 
 SEARCH = (
@@ -281,11 +315,7 @@ def test_a_search_leads_nowhere(honest: Path, tmp_path: Path, name: str, kind: s
 
 
 DEMO = [
-    *(
-        (name, kind)
-        for name in ("pool", "run", "pool/search")
-        for kind in ("moved", "folder", "nothing", "fifo")
-    ),
+    *((name, kind) for name in ("pool", "run", "pool/search") for kind in ("moved", "folder", "nothing", "fifo")),
     *((name, "moved") for name in (".stockpot-demo", "recipe.yaml", "pretrained.safetensors", "pool/.lock")),
     *((name, "nothing") for name in ("recipe.yaml", "pretrained.safetensors", "run/.lock", "run/run.json")),
     *((name, "fifo") for name in (".stockpot-demo", "recipe.yaml", "pretrained.safetensors", "run/methods")),

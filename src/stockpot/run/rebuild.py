@@ -11,7 +11,6 @@ from stockpot import files
 from stockpot.errors import RunError, SoupError, describe
 from stockpot.events import Listener, ignore
 from stockpot.run.record import METHODS, RUN, SOUP, read_run, slug
-from stockpot.soup.record import own_files
 from stockpot.soup.soup import rebuild
 
 
@@ -26,7 +25,7 @@ def recommended_soup(run: Path) -> Path:
                 fix=f"make it again with: stockpot rebuild {run}",
             )
         )
-    return own_files(path)
+    return files.check_entries(run, path)
 
 
 def rebuild_soup(

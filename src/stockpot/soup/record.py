@@ -95,13 +95,6 @@ def read(path: Path, root: Path | None = None) -> dict[str, Any]:
     return value
 
 
-def own_files(folder: Path) -> Path:
-    """The directory of a saved soup, for a reader of checkpoints: none of its entries is a link, FIFO or device."""
-    for entry in folder.iterdir():
-        files.check_inside(folder, entry)
-    return folder
-
-
 def load(path: Path, ingredients: Ingredients, listen: Listener) -> Soup:
     value = read(path)
     try:
