@@ -33,7 +33,7 @@ PHASES = (
 
 # Where each phase is entered: module, object in it, name of the function.
 _PLACES = (
-    ("stockpot.pool.pool", "", "hash_all", "reading ingredients"),
+    ("stockpot.pool.pool", "", "scan", "reading ingredients"),
     ("stockpot.run.work", "", "write_pool", "describing the pool"),
     ("stockpot.soups.kitchen", "Kitchen", "individual", "scoring ingredients"),
     ("stockpot.soups.crossfit", "Learner", "run", "steps"),
