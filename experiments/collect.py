@@ -13,7 +13,7 @@ from pathlib import Path
 
 from studies.gather import gather
 
-from stockpot import atomic
+from stockpot import files
 from stockpot.errors import StockpotError
 
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     # One line per run: small, and a change of one run is one line of a difference.
     lines = [f'"{name}":{_json(run)}' for name, run in value.pop("runs").items()]
     head = _json(value)[:-1]
-    atomic.write_bytes(out, (head + ',\n"runs":{\n' + ",\n".join(lines) + "\n}}\n").encode())
+    files.write_bytes(out, (head + ',\n"runs":{\n' + ",\n".join(lines) + "\n}}\n").encode())
     print(f"{out.name}: {len(lines)} runs, {out.stat().st_size / 1000:.0f} kB")
     return 0
 

@@ -158,7 +158,7 @@ def test_unknown_granularity(tmp_path: Path) -> None:
 
 def test_block_size_below_one(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path)
-    with refused(tmp_path, MethodError, "setting block_size: expected at least 1 model", "found 0"):
+    with refused(tmp_path, MethodError, "setting block_size: expected at least 1", "found 0"):
         cook(pool, task, "mehl", block_size=0)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stockpot import files
+from stockpot import files, folders
 from stockpot.errors import LinkError, RunError, SoupError, StockpotError, WriteError
 from stockpot.files import Lock, parse_json, read_bytes, read_json, read_text, require_space
 
@@ -149,7 +149,7 @@ def test_the_errors_of_safetensors_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="others cannot exchange two names")
 def test_a_directory_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "soup", "old")
-    exchange, seen = files._exchange, []
+    exchange, seen = folders._exchange, []
 
     def watched(folder: int | None, first: str, second: str) -> bool:
         seen.append((tmp_path / second / "model").read_text())
@@ -157,7 +157,7 @@ def test_a_directory_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest
         seen.append((tmp_path / second / "model").read_text())
         return done
 
-    monkeypatch.setattr(files, "_exchange", watched)
+    monkeypatch.setattr(folders, "_exchange", watched)
     monkeypatch.setattr("os.replace", full)  # not needed
     filled(tmp_path / "soup", "new")
     assert seen == ["old", "new"]
@@ -167,7 +167,7 @@ def test_a_directory_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest
 def test_a_directory_is_replaced_where_names_cannot_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_exchange", lambda folder, first, second: False)
+    monkeypatch.setattr(folders, "_exchange", lambda folder, first, second: False)
     for text in ("old", "new"):
         filled(tmp_path / "soup", text)
         assert (tmp_path / "soup" / "model").read_text() == text
@@ -292,7 +292,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_directory_is_flushed_before_it_is_named_and_the_old_one_stays_until_then(
     tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_exchange", lambda folder, first, second: False)  # the way without one step
+    monkeypatch.setattr(folders, "_exchange", lambda folder, first, second: False)  # the way without one step
     home = tmp_path / "home"
     (home / "soup").mkdir(parents=True)
     (home / "soup" / "old").touch()
@@ -361,9 +361,8 @@ def test_where_directories_cannot_be_flushed_nothing_is_asked_of_them(
         assert opened[handle][1] & (os.O_RDWR | os.O_WRONLY)
         real_sync(handle)
 
-    monkeypatch.setattr(files, "_DESCRIPTORS", False)
-    monkeypatch.setattr(files, "_NOFOLLOW", 0)
-    monkeypatch.setattr(files, "_WINDOWS", True)
+    monkeypatch.setattr(folders, "DESCRIPTORS", False)
+    monkeypatch.setattr(folders, "_NOFOLLOW", 0)
     monkeypatch.setattr(shutil, "_use_fd_functions", False)
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "fsync", fsync)
@@ -537,7 +536,7 @@ def test_what_the_user_named_is_read_through_links_when_asked(tmp_path: Path) ->
 def test_temporary_names_are_unpredictable_and_created_exclusively(
     tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {files._temporary("a") for _ in range(100)}
+    names = {folders.temporary_name("a") for _ in range(100)}
     assert len(names) == 100
     monkeypatch.setattr("secrets.token_hex", lambda count: HEX)  # somebody guesses it all the same
     (tmp_path / f".a.{HEX}.writing").symlink_to(outside / "file")

@@ -11,8 +11,10 @@ def test_the_public_names_are_these() -> None:
     assert stockpot.__all__ == [
         "METHODS",
         "PRESETS",
+        "Comparison",
         "Event",
         "Layout",
+        "Metric",
         "Pool",
         "Result",
         "Scores",

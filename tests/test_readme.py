@@ -33,7 +33,7 @@ def test_every_python_block_runs(
         exec(compile(block, str(README), "exec"), names)
     result = names["result"]
     assert result.report is not None
-    assert result.report.mean > 0.5
+    assert result.report.value > 0.5
     assert "on report data" in capsys.readouterr().out
     assert (tmp_path / "soup" / "model.safetensors").is_file()
 

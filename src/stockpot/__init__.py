@@ -6,11 +6,15 @@ Names are loaded on first use, so that importing stockpot costs nothing and `sto
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from stockpot._version import __version__
 
+TYPE_CHECKING = (
+    False  # as in typing, which is not imported: `python -m stockpot` would take the current folder's
+)
 if TYPE_CHECKING:
+    from typing import Any
+
     from stockpot.cooking import Comparison, compare, cook
     from stockpot.errors import StockpotError
     from stockpot.events import Event

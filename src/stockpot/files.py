@@ -6,21 +6,17 @@ old content or the new one, plus at most a stray temporary name, which `sweep` r
 directory. There a process may be killed at any time; a power cut may cost the last rename.)
 
 Nothing that a directory contains leads out of it. `root` is the directory that the user named (by default the one the
-path is in): it may be reached through links, but no component below it may be one, for reading and for writing.
-Each directory is opened from the one above it and keeps its descriptor, so a name cannot be exchanged for a link
-between a look and the use. Temporary names cannot be predicted and are created exclusively. FIFOs and devices are
-never opened to be read or written: the first wait for ever and the others never end.
+path is in): it may be reached through links, but no component below it may be one, for reading and for writing
+(folders.py). Temporary names cannot be predicted and are created exclusively. FIFOs and devices are never read or
+written: the first wait for ever and the others never end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
-import re
-import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -28,19 +24,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from stockpot import folders
 from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
+from stockpot.folders import check_entries as check_entries  # part of this interface
+from stockpot.folders import check_inside as check_inside
+from stockpot.folders import opened, temporary_name
 
 LIMIT = 64 * 2**20  # bytes of a small file; ours have kilobytes, the largest index of shards a few megabytes
 LINES_LIMIT = 2**30  # bytes of a file that lines are appended to
 MARGIN = 16 * 2**20  # bytes beyond a forecast: directories, reports, lines about what happened
 LOCK = ".lock"
 
-_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.(?P<kind>writing|replaced)", re.DOTALL)
-_WINDOWS = os.name == "nt"
-_DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")  # everywhere but on Windows
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO does not wait for its other end
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 
 
@@ -48,8 +43,8 @@ _BUSY = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 def write_bytes(path: Path, data: bytes, root: Path | None = None) -> None:
-    temporary = _temporary(path.name)
-    with writing(path), _folder(path.parent, root) as folder:
+    temporary = temporary_name(path.name)
+    with writing(path), opened(path.parent, root) as folder:
         try:
             handle = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             with os.fdopen(handle, "wb") as file:
@@ -65,8 +60,17 @@ def write_bytes(path: Path, data: bytes, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, value: Any, root: Path | None = None) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), root)
+    write_bytes(path, (json_text(value, 2) + "\n").encode(), root)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """As people read it; escaped where a name (of a file that is no UTF-8) holds what cannot be encoded."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent, allow_nan=False)
+    return text
 
 
 @contextlib.contextmanager
@@ -77,18 +81,18 @@ def file(path: Path, root: Path | None = None) -> Iterator[Path]:
     process may be writing the same path.
     """
     with writing(path):
-        with _folder(path.parent, root) as folder:
+        with opened(path.parent, root) as folder:
             temporary = folder.make_temporary(path.name)
         place = path.parent / temporary / path.name
         try:
             yield place
             _finish(place, _readable(place.parent))
-            with _folder(path.parent, root) as folder:
+            with opened(path.parent, root) as folder:
                 folder.rename(os.path.join(temporary, path.name), path.name)  # noqa: PTH118
         finally:
-            with contextlib.suppress(OSError), _folder(path.parent, root) as folder:
+            with contextlib.suppress(OSError), opened(path.parent, root) as folder:
                 folder.remove(temporary)
-        with _folder(path.parent, root) as folder:
+        with opened(path.parent, root) as folder:
             folder.sync()
 
 
@@ -102,7 +106,7 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
     path = path.absolute()
     make_directory(path.parent, root)
     with writing(path):
-        with _folder(path.parent, root) as folder:
+        with opened(path.parent, root) as folder:
             folder.recover(path.name)
             if folder.status(path.name) is not None and not overwrite:
                 raise SoupError(
@@ -119,13 +123,13 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
             yield place
             for entry in (*place.rglob("*"), place):
                 _finish(entry, _readable(place))
-            with _folder(path.parent, root) as folder:
+            with opened(path.parent, root) as folder:
                 folder.replace_directory(temporary, path.name)
         except BaseException:
-            with contextlib.suppress(OSError), _folder(path.parent, root) as folder:
+            with contextlib.suppress(OSError), opened(path.parent, root) as folder:
                 folder.remove(temporary)
             raise
-        with _folder(path.parent, root) as folder:
+        with opened(path.parent, root) as folder:
             folder.sync()
 
 
@@ -133,8 +137,8 @@ def make_directory(path: Path, root: Path | None = None) -> None:
     """Make it and what it lies in, each flushed into its parent: files flushed into it later are not lost with it."""
     if root is not None and path != root:
         make_directory(root)
-        for part in [path, *path.parents][len(_below(root, path)) - 1 :: -1]:
-            with writing(part), _folder(part.parent, root) as folder:
+        for part in [path, *path.parents][len(folders.below(root, path)) - 1 :: -1]:
+            with writing(part), opened(part.parent, root) as folder:
                 folder.make(part.name)
         return
     if path.is_dir():
@@ -148,7 +152,7 @@ def make_directory(path: Path, root: Path | None = None) -> None:
 
 def open_for_append(path: Path, root: Path | None = None) -> TextIO:
     """A file of lines, opened to add some. What a killed process left of a last line is cut off first."""
-    with writing(path), _folder(path.parent, root) as folder:
+    with writing(path), opened(path.parent, root) as folder:
         handle = folder.open(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND | _NONBLOCK)
         try:
             _require_own(handle, path)
@@ -219,13 +223,15 @@ def _finish(path: Path, mode: int) -> None:
         sync_directory(path)
     else:
         path.chmod(mode)
-        _flush(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)  # Windows flushes only what is writable
+        _flush(
+            path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR
+        )  # Windows flushes only what is writable
 
 
 def sync_directory(path: Path) -> None:
     """Flush the names in a directory. Windows cannot; there this does nothing."""
-    if not _WINDOWS:
-        _flush(path, _DIRECTORY)
+    if folders.DESCRIPTORS:
+        _flush(path, folders.DIRECTORY)
 
 
 def _flush(path: Path, flags: int) -> None:
@@ -248,7 +254,7 @@ def read_bytes(path: Path, limit: int = LIMIT, root: Path | None = None, *, foll
     if follow:
         handle = os.open(path, flags)
     else:
-        with _folder(path.parent, root) as folder:
+        with opened(path.parent, root) as folder:
             handle = folder.open(path.name, flags)
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -289,42 +295,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_inside(root: Path, path: Path) -> Path:
-    """`path`, for a library to open: no component below `root` is a link, and its end is a plain file or directory.
-
-    What does not exist is not refused. Raises LinkError.
-    """
-    parts = _below(root, path)
-    place = root
-    for part in parts:
-        place = place / part
-        try:
-            mode = place.lstat().st_mode
-        except OSError:
-            return path  # the library that opens it says why it cannot
-        if stat.S_ISLNK(mode):
-            raise _is_link(place)
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise LinkError(f"{place} is neither a regular file nor a directory")
-    return path
-
-
-def _below(root: Path, path: Path) -> tuple[str, ...]:
-    try:
-        parts = path.absolute().relative_to(root.absolute()).parts
-    except ValueError:
-        parts = ("..",)
-    if ".." in parts:
-        raise LinkError(f"{path} is not inside {root}")
-    return parts
-
-
-def _is_link(path: Path) -> LinkError:
-    return LinkError(
-        f"{path} is a symbolic link, which is never followed here; put the real file or folder there"
-    )
-
-
 # ---- removing
 
 
@@ -333,198 +303,20 @@ def sweep(path: Path, root: Path | None = None, names: Iterable[str] | None = No
 
     Nobody else may be writing them.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), _folder(path, root) as folder:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(path, root) as folder:
         folder.sweep(None if names is None else set(names))
 
 
 def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
     """Remove these entries of a directory, where they are; of a link the link itself."""
-    with writing(folder / LOCK), _folder(folder, root) as opened:
+    with writing(folder / LOCK), opened(folder, root) as place:
         for name in names:
-            opened.remove(name)
-        opened.sync()
+            place.remove(name)
+        place.sync()
 
 
 def remove_tree(path: Path, root: Path | None = None) -> None:
     clear(path.parent, [path.name], root)
-
-
-# ---- directories, opened
-
-
-class _Folder:
-    """An open directory. Names in it are looked up in it, and no link among them is followed."""
-
-    def __init__(self, path: Path, handle: int | None) -> None:
-        self.path = path
-        self._handle = handle  # None: no descriptors here (Windows), so names are whole paths
-
-    def _at(self, name: str) -> str:
-        return name if self._handle is not None else str(self.path / name)
-
-    def status(self, name: str) -> os.stat_result | None:
-        try:
-            return os.stat(self._at(name), dir_fd=self._handle, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-    def _is_directory(self, name: str) -> bool:
-        status = self.status(name)
-        return status is not None and stat.S_ISDIR(status.st_mode)
-
-    def refuse_link(self, name: str) -> None:
-        status = self.status(name)
-        if status is not None and stat.S_ISLNK(status.st_mode):
-            raise _is_link(self.path / name)
-
-    def open(self, name: str, flags: int) -> int:
-        if not _NOFOLLOW:
-            self.refuse_link(name)
-        try:
-            return os.open(self._at(name), flags | _NOFOLLOW, 0o666, dir_fd=self._handle)
-        except OSError:
-            self.refuse_link(name)  # the system's words for it (ELOOP, ENOTDIR) would mislead
-            raise
-
-    def make(self, name: str) -> None:
-        try:
-            os.mkdir(self._at(name), dir_fd=self._handle)
-        except FileExistsError:
-            if not self._is_directory(name):
-                self.refuse_link(name)
-                raise
-        else:
-            self.sync()
-
-    def make_temporary(self, name: str) -> str:
-        """A new directory in which `name` is prepared; what earlier processes left of such ones goes away."""
-        self.sweep({name})
-        temporary = _temporary(name)
-        os.mkdir(self._at(temporary), dir_fd=self._handle)
-        return temporary
-
-    def rename(self, name: str, target: str) -> None:
-        os.replace(self._at(name), self._at(target), src_dir_fd=self._handle, dst_dir_fd=self._handle)
-
-    def sync(self) -> None:
-        if self._handle is None:
-            sync_directory(self.path)
-        else:
-            os.fsync(self._handle)
-
-    def names(self) -> list[str]:
-        return os.listdir(self.path if self._handle is None else self._handle)  # noqa: PTH208
-
-    def remove(self, name: str) -> None:
-        """A file, a link (not what it leads to), a directory with all that is in it, or nothing."""
-        if not self._is_directory(name):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._at(name), dir_fd=self._handle)
-        elif self._handle is None:
-            shutil.rmtree(self.path / name)
-        else:
-            inner = _Folder(self.path / name, self.open(name, _DIRECTORY))
-            with contextlib.closing(inner):
-                for entry in inner.names():
-                    inner.remove(entry)
-            os.rmdir(name, dir_fd=self._handle)
-
-    def sweep(self, only: set[str] | None = None) -> None:
-        for entry in self.names():
-            found = _TEMPORARY.fullmatch(entry)
-            if found is None or (only is not None and found["name"] not in only):
-                continue
-            if found["kind"] == "replaced":
-                self.recover(found["name"])
-            with contextlib.suppress(OSError):
-                self.remove(entry)
-
-    def recover(self, name: str) -> None:
-        """A process killed between the two renames of `replace_directory` left the old content under another name."""
-        if self.status(name) is None:
-            for entry in self.names():
-                found = _TEMPORARY.fullmatch(entry)
-                aside = found is not None and found["kind"] == "replaced" and found["name"] == name
-                if aside and self._is_directory(entry):
-                    self.rename(entry, name)
-                    return
-
-    def replace_directory(self, new: str, name: str) -> None:
-        """Give `name` to the directory `new`; what had it before goes away.
-
-        A directory cannot be renamed over a full one. Where the system can exchange two names, there is content under
-        the name at any time; elsewhere the old one steps aside first, is put back if the second rename fails, and
-        removed only after the new one stands.
-        """
-        aside = None
-        if self._is_directory(name):
-            if _exchange(self._handle, self._at(new), self._at(name)):
-                aside = new
-            else:
-                aside = _temporary(name, "replaced")
-                self.rename(name, aside)
-        elif self.status(name) is not None:
-            self.remove(name)
-        if aside != new:
-            try:
-                self.rename(new, name)
-            except BaseException:
-                if aside is not None:
-                    self.rename(aside, name)
-                raise
-        self.sync()
-        if aside is not None:
-            with contextlib.suppress(OSError):
-                self.remove(aside)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-
-
-@contextlib.contextmanager
-def _folder(path: Path, root: Path | None) -> Iterator[_Folder]:
-    """Open a directory: links may lead to `root` (by default to `path` itself), none from there."""
-    parts = () if root is None else _below(root, path)
-    place = path if root is None else root
-    if _DESCRIPTORS:
-        folder = _Folder(place, os.open(place, _DIRECTORY))
-    else:
-        check_inside(place, path)
-        folder, parts = _Folder(path, None), ()
-    try:
-        for part in parts:
-            inner = _Folder(folder.path / part, folder.open(part, _DIRECTORY))
-            folder.close()
-            folder = inner
-        yield folder
-    except OSError as error:
-        # Errors of calls with a descriptor know the name in the directory only.
-        for side in ("filename", "filename2"):
-            name = getattr(error, side)
-            if isinstance(name, str) and not Path(name).is_absolute() and folder.path / name != Path(name):
-                setattr(error, side, str(folder.path / name))
-        raise
-    except RecursionError:
-        raise OSError(errno.ENAMETOOLONG, "Directories nested too deeply", str(path)) from None
-    finally:
-        folder.close()
-
-
-def _temporary(name: str, kind: str = "writing") -> str:
-    return f".{name}.{secrets.token_hex(8)}.{kind}"
-
-
-def _exchange(folder: int | None, first: str, second: str) -> bool:
-    """Give each the other's name in one step, or answer that this cannot be done here."""
-    try:
-        rename = ctypes.CDLL(None).renameat2  # Linux
-    except (OSError, AttributeError, TypeError):
-        return False
-    exchange = 2  # RENAME_EXCHANGE
-    return folder is not None and bool(
-        rename(folder, os.fsencode(first), folder, os.fsencode(second), exchange) == 0
-    )
 
 
 # ---- asking a directory
@@ -533,8 +325,8 @@ def _exchange(folder: int | None, first: str, second: str) -> bool:
 class Lock:
     """One process per directory. The lock is the kernel's, so it dies with the process that holds it.
 
-    It is our own because the library `filelock` truncates the file it opens, says nothing about the holder and does
-    not look at what it opened (a link planted by others, a FIFO).
+    It is our own because the library `filelock` truncates the file before it has the lock, does not look whether it
+    is a regular one of ours, and cannot say who holds it.
     """
 
     def __init__(self, folder: Path, name: str = LOCK, root: Path | None = None) -> None:
@@ -574,7 +366,7 @@ class Lock:
 
     def _take(self) -> str | None:
         """None when the lock is ours now; otherwise the process that holds it, as far as it is known."""
-        with writing(self._path), _folder(self._path.parent, self._root) as folder:
+        with writing(self._path), opened(self._path.parent, self._root) as folder:
             while True:
                 handle = folder.open(self._path.name, os.O_RDWR | os.O_CREAT | _NONBLOCK)
                 try:

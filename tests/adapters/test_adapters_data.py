@@ -1,4 +1,4 @@
-"""Laws of splits and labels, and images as the model wants them."""
+"""Laws of splits, and images as the model wants them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stockpot.adapters.data import Share, arrays
-from stockpot.adapters.data.labels import encode
-from stockpot.adapters.data.pictures import decode, prepare
-from stockpot.adapters.data.splits import cut, stratified_order
+from stockpot.adapters.images import decode, prepare
 from stockpot.adapters.inputs import ImageInput, Normalise
+from stockpot.adapters.splits import Share, cut, stratified_order
+from stockpot.adapters.tables import Limits
 from stockpot.errors import DataError
-from stockpot.events import Event
 
 PIL = pytest.importorskip("PIL.Image")
 
@@ -78,47 +76,6 @@ def test_the_order_is_pinned() -> None:
 PINNED = [6, 2, 1, 7, 3, 5, 0, 4]
 
 
-def test_class_names_are_numbered_alike_in_every_split() -> None:
-    found = encode({"fit": ["cat", "dog"], "report": ["ant", "dog"]})
-    assert {k: v.tolist() for k, v in found.items()} == {"fit": [1, 2], "report": [0, 2]}
-
-
-def test_class_order_comes_from_the_recipe_then_the_model_then_the_data() -> None:
-    column = {"fit": ["pos", "neg"]}
-    assert encode(column)["fit"].tolist() == [1, 0]
-    assert encode(column, model_names=("pos", "neg", "x"))["fit"].tolist() == [0, 1]
-    assert encode(column, model_names=("good", "bad"))["fit"].tolist() == [1, 0]
-    assert encode(column, classes=("x", "neg", "pos"), model_names=("pos", "neg"))["fit"].tolist() == [2, 1]
-
-
-def test_a_class_order_that_nobody_gave_is_told() -> None:
-    """A head with another order would be scored on wrong labels, and soups learn even those."""
-    column = {"fit": ["pos", "neg"]}
-    told: list[Event] = []
-    encode(column, model_names=("pos", "neg"), listen=told.append)
-    encode(column, classes=("pos", "neg"), listen=told.append)
-    encode({"fit": ["1", "0"]}, listen=told.append)
-    assert told == []
-    encode(column, listen=told.append)
-    encode(column, model_names=("good", "bad"), listen=told.append)
-    assert told == [Event("classes", {"names": ["neg", "pos"]})] * 2
-
-
-def test_numbers_stay_numbers_also_as_text() -> None:
-    assert encode({"fit": ["10", "2", "0"]})["fit"].tolist() == [10, 2, 0]
-    assert encode({"fit": np.array([3.0, 1.0])})["fit"].tolist() == [3, 1]
-    assert encode({"fit": np.array([[3], [1]])})["fit"].tolist() == [3, 1]
-
-
-def test_labels_that_are_no_classes_are_refused() -> None:
-    with pytest.raises(DataError, match="labels of the fit data: expected one whole number or class name"):
-        encode({"fit": np.array([0.5, 1.0])})
-    with pytest.raises(
-        DataError, match=r"fit data, row 1: expected one of the classes a, b, found label 'c'"
-    ):
-        encode({"fit": ["a", "c"]}, classes=("a", "b"))
-
-
 def picture(height: int, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.random.RandomState(0).randint(0, 256, (3, height, width)).astype(np.uint8)
 
@@ -139,11 +96,11 @@ def test_without_resize_an_image_is_squeezed() -> None:
 
 def test_image_arrays_of_the_right_size_are_not_touched() -> None:
     images = np.stack([picture(6, 6), picture(6, 6)])
-    first = decode(images, ImageInput(size=(6, 6)), Path(), 10**6, "fit")
-    last = decode(images.transpose(0, 2, 3, 1), ImageInput(size=(6, 6)), Path(), 10**6, "fit")
+    first = decode(images, ImageInput(size=(6, 6)))
+    last = decode(images.transpose(0, 2, 3, 1), ImageInput(size=(6, 6)))
     np.testing.assert_array_equal(first, images)
     np.testing.assert_array_equal(last, images)
-    grey = decode(images[:, 0], ImageInput(size=(6, 6), channels=3), Path(), 10**6, "fit")
+    grey = decode(images[:, 0], ImageInput(size=(6, 6), channels=3))
     np.testing.assert_array_equal(grey, np.repeat(images[:, :1], 3, axis=1))
 
 
@@ -153,14 +110,44 @@ def test_images_that_do_not_fit_are_refused_early(tmp_path: Path) -> None:
         files.append(tmp_path / f"{number}.png")
         PIL.new("RGB", (size, size)).save(files[-1])
     with pytest.raises(DataError, match="3 images of 192 bytes, 576 in all"):
-        decode(files, ImageInput(size=(8, 8)), tmp_path, 500, "fit")
+        decode(files, ImageInput(size=(8, 8)), memory_limit=500)
     with pytest.raises(DataError, match=r"image 2: expected shape \(3, 8, 8\) as the first image"):
-        decode(files, ImageInput(), tmp_path, 10**6, "fit")
+        decode(files, ImageInput())
     files[1].write_bytes(b"no image")
     with pytest.raises(DataError, match="expected a readable image"):
-        decode(files, ImageInput(size=(8, 8)), tmp_path, 10**6, "fit")
+        decode(files, ImageInput(size=(8, 8)))
     with pytest.raises(DataError, match=r"image gone\.png: expected a file, found nothing there"):
-        decode(["gone.png"], ImageInput(size=(8, 8)), tmp_path, 10**6, "fit")
+        decode(["gone.png"], ImageInput(size=(8, 8)), folder=tmp_path)
+
+
+def test_pixels_of_sixteen_bits_keep_their_upper_byte(tmp_path: Path) -> None:
+    """The library's own conversion would turn everything above 255 white."""
+    values = (np.arange(64).reshape(8, 8) * 1000).astype(np.uint16)
+    for name in ("grey.png", "grey.tif"):
+        PIL.fromarray(values).save(tmp_path / name)
+        got = decode([tmp_path / name], ImageInput(channels=1))
+        np.testing.assert_array_equal(got[0, 0], values // 256)
+    colour = decode([tmp_path / "grey.png"], ImageInput(channels=3))
+    np.testing.assert_array_equal(colour[0], np.stack([values // 256] * 3))
+
+
+@pytest.mark.parametrize(("dtype", "said"), [(np.float32, "floating-point"), (np.int32, "32-bit whole")])
+def test_pixels_without_a_known_range_are_refused(dtype: type, said: str, tmp_path: Path) -> None:
+    PIL.fromarray(np.linspace(0, 1, 16).reshape(4, 4).astype(dtype)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=f"expected pixels of 8 or 16 bits, found {said}"):
+        decode([tmp_path / "a.tif"], ImageInput(size=(4, 4)))
+
+
+def test_an_image_has_a_limit_as_it_is_stored_and_as_it_is_resized(tmp_path: Path) -> None:
+    PIL.new("L", (1, 8000)).save(tmp_path / "thin.png")  # 85 bytes that became 2.3 GB
+    wanted = ImageInput(size=(224, 224), resize=224, channels=3)
+    with pytest.raises(
+        DataError, match="its shorter side resized to 224: expected at most 67,108,864 pixels"
+    ):
+        decode([tmp_path / "thin.png"], wanted)
+    PIL.new("L", (50, 50)).save(tmp_path / "small.png")
+    with pytest.raises(DataError, match=r"expected at most 100 pixels, found 50 x 50.\n.*data.limits.pixels"):
+        decode([tmp_path / "small.png"], ImageInput(size=(4, 4)), limits=Limits(pixels=100))
 
 
 def test_normalising_is_a_hook_that_changes_no_names() -> None:
@@ -196,10 +183,3 @@ def test_normalising_moves_its_numbers_once_and_travels_without_them() -> None:
     other = copy.deepcopy(hook)
     assert other._there == {}
     assert torch.equal(other(nn.Linear(1, 1), (image,), {})[0][0], first)
-
-
-def test_a_part_that_is_no_file_of_the_folder_is_named(tmp_path: Path) -> None:
-    for name in ("val", "test"):
-        np.savez(tmp_path / f"{name}.npz", x=np.zeros((2, 3)), y=np.zeros(2))
-    with pytest.raises(DataError, match=r"part 'tset' of .*found test\.npz, val\.npz"):
-        arrays.read(tmp_path, "tset")

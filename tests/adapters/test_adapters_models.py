@@ -13,17 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import stand_in_open_clip
 from stockpot.adapters.code import call_code, load_code
 from stockpot.adapters.extras import EXTRAS, need
 from stockpot.adapters.inputs import ImageInput
-from stockpot.adapters.models import load_model
-from stockpot.adapters.models import timm as timm_models
-from stockpot.adapters.models import torchvision as torchvision_models
-from stockpot.adapters.models.processor import image_input
-from stockpot.adapters.models.weights import load_weights
+from stockpot.adapters.models import load_model, load_weights, timm_image, torchvision_image
+from stockpot.adapters.transformers import class_names, pool_class_names, processor_image
 from stockpot.errors import TaskError
-
-SMALL_CLIP = {"size": 32, "patch": 8, "width": 128, "layers": 2, "output": 24, "text_width": 16}
 
 
 def refusal(call: Any, *args: Any, **options: Any) -> str:
@@ -77,10 +73,8 @@ def test_timm_data_configurations() -> None:
         "interpolation": "bicubic",
     }
     config |= {"mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 1.0)}
-    assert timm_models.image_input(config) == ImageInput(
-        (224, 224), 256, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "bicubic", 3
-    )
-    assert timm_models.image_input({**config, "crop_mode": "squash"}).resize is None
+    assert timm_image(config) == ImageInput((224, 224), 256, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "bicubic", 3)
+    assert timm_image({**config, "crop_mode": "squash"}).resize is None
 
 
 def test_torchvision_presets() -> None:
@@ -91,10 +85,8 @@ def test_torchvision_presets() -> None:
         std=[0.2] * 3,
         interpolation=SimpleNamespace(value="bilinear"),
     )
-    assert torchvision_models.image_input(preset) == ImageInput(
-        (224, 224), 232, (0.1,) * 3, (0.2,) * 3, "bilinear", 3
-    )
-    assert torchvision_models.image_input(None) == ImageInput(channels=3)
+    assert torchvision_image(preset) == ImageInput((224, 224), 232, (0.1,) * 3, (0.2,) * 3, "bilinear", 3)
+    assert torchvision_image(None) == ImageInput(channels=3)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +111,7 @@ def test_torchvision_presets() -> None:
     ],
 )
 def test_image_processor_configurations(content: dict[str, Any], expected: ImageInput) -> None:
-    assert image_input(content, 3) == expected
+    assert processor_image(content, 3) == expected
 
 
 def test_a_recipe_overrides_parts_of_the_input() -> None:
@@ -131,102 +123,92 @@ def test_a_recipe_overrides_parts_of_the_input() -> None:
     assert own.override({"size": (32, 32)}) == ImageInput((32, 32), None, (0.1,), (0.2,), "bicubic", 3)
 
 
-# CLIP ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("id2label", "expected"),
+    [
+        ({0: "neg", 1: "pos"}, ("neg", "pos")),
+        ({"1": "pos", "0": "neg"}, ("neg", "pos")),
+        ({0: "LABEL_0", 1: "LABEL_1"}, None),  # the library's own invention
+        ({0: "neg", 2: "pos"}, None),
+        ({0: "a", 1: "a"}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_class_names_of_a_configuration(id2label: Any, expected: Any) -> None:
+    assert class_names(id2label) == expected
 
 
-def test_clip_has_the_tensor_names_of_the_published_soups() -> None:
-    with torch.device("meta"):
-        model = load_model("clip", "ViT-B/32", folder=Path(), classes=1000).model
-    shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    assert len([n for n in shapes if n.startswith("model.visual.")]) == 8 + 12 * 12
-    expected = {
-        "model.positional_embedding": (77, 512),
-        "model.text_projection": (512, 512),
-        "model.logit_scale": (),
-        "model.token_embedding.weight": (49408, 512),
-        "model.ln_final.weight": (512,),
-        "model.visual.class_embedding": (768,),
-        "model.visual.positional_embedding": (50, 768),
-        "model.visual.proj": (768, 512),
-        "model.visual.conv1.weight": (768, 3, 32, 32),
-        "model.visual.ln_pre.bias": (768,),
-        "model.visual.transformer.resblocks.11.attn.in_proj_weight": (2304, 768),
-        "model.visual.transformer.resblocks.0.attn.out_proj.bias": (768,),
-        "model.visual.transformer.resblocks.0.ln_2.weight": (768,),
-        "model.visual.transformer.resblocks.0.mlp.c_fc.weight": (3072, 768),
-        "model.visual.transformer.resblocks.0.mlp.c_proj.bias": (768,),
-        "model.visual.ln_post.weight": (768,),
-        "classification_head.weight": (1000, 512),
-        "classification_head.bias": (1000,),
-    }
-    assert expected.items() <= shapes.items()
+def test_class_names_of_a_pool_are_those_of_its_checkpoints(tmp_path: Path) -> None:
+    for k in range(3):
+        (tmp_path / f"m{k}").mkdir()
+        save_file({"w": torch.zeros(2)}, tmp_path / f"m{k}" / "model.safetensors")
+    assert pool_class_names([tmp_path]) is None
+    for k in range(2):
+        (tmp_path / f"m{k}" / "config.json").write_text('{"id2label": {"0": "pos", "1": "neg"}}')
+    assert pool_class_names([tmp_path]) == ("pos", "neg")
+    (tmp_path / "m2" / "config.json").write_text('{"id2label": {"0": "neg", "1": "pos"}}')
+    text = refusal(pool_class_names, [tmp_path])
+    assert "m2/config.json: expected those of" in text
+    assert "m0/config.json: pos, neg, found neg, pos" in text
+    (tmp_path / "m2" / "config.json").write_text("[")
+    assert "expected a JSON configuration" in refusal(pool_class_names, [tmp_path])
 
 
-def test_clip_computes_what_transformers_computes() -> None:
-    transformers = pytest.importorskip("transformers")
-    loaded = load_model("clip", "ViT-B-32", folder=Path(), classes=5, options={**SMALL_CLIP, "text": False})
-    ours: Any = loaded.model.eval()
-    config = transformers.CLIPVisionConfig(
-        hidden_size=128,
-        intermediate_size=512,
-        projection_dim=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-        hidden_act="quick_gelu",
+# OpenCLIP -----------------------------------------------------------------------------------------------
+
+
+def clip(classes: int | None = 4, seed: int = 0, **options: Any) -> nn.Module:
+    given = {**stand_in_open_clip.TINY, **options}
+    loaded = load_model(
+        "open_clip", "ViT-B-32-quickgelu", folder=Path(), classes=classes, options=given, seed=seed
     )
-    theirs = transformers.CLIPVisionModelWithProjection(config).eval()
-    state = {k.removeprefix("model.visual."): v for k, v in ours.state_dict().items() if "visual" in k}
-    moved = {
-        "vision_model.embeddings.class_embedding": state["class_embedding"],
-        "vision_model.embeddings.patch_embedding.weight": state["conv1.weight"],
-        "vision_model.embeddings.position_embedding.weight": state["positional_embedding"],
-        "visual_projection.weight": state["proj"].T,
-    }
-    for ours_name, name in (("ln_pre", "pre_layrnorm"), ("ln_post", "post_layernorm")):
-        for kind in ("weight", "bias"):
-            moved[f"vision_model.{name}.{kind}"] = state[f"{ours_name}.{kind}"]
-    for block in range(2):
-        old, new = f"transformer.resblocks.{block}", f"vision_model.encoder.layers.{block}"
-        for kind in ("weight", "bias"):
-            for letter, piece in zip("qkv", state[f"{old}.attn.in_proj_{kind}"].chunk(3), strict=True):
-                moved[f"{new}.self_attn.{letter}_proj.{kind}"] = piece
-            moved[f"{new}.self_attn.out_proj.{kind}"] = state[f"{old}.attn.out_proj.{kind}"]
-            for a, b in (
-                ("ln_1", "layer_norm1"),
-                ("ln_2", "layer_norm2"),
-                ("mlp.c_fc", "mlp.fc1"),
-                ("mlp.c_proj", "mlp.fc2"),
-            ):
-                moved[f"{new}.{b}.{kind}"] = state[f"{old}.{a}.{kind}"]
-    missing = theirs.load_state_dict(moved, strict=False).missing_keys
-    assert [name for name in missing if "position_ids" not in name] == []
+    assert loaded.image is not None
+    assert (loaded.image.size, loaded.image.resize) == ((32, 32), 32)
+    return loaded.model
+
+
+@pytest.fixture
+def _open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_open_clip.install(monkeypatch)
+
+
+@pytest.mark.usefixtures("_open_clip")
+def test_an_encoder_keeps_of_its_text_side_what_published_soups_keep() -> None:
+    others = {name for name in clip().state_dict() if not name.startswith("model.visual.")}
+    text = {"positional_embedding", "text_projection", "logit_scale", "token_embedding.weight"}
+    text |= {"ln_final.weight", "ln_final.bias"}
+    head = {"classification_head.weight", "classification_head.bias"}
+    assert others == {f"model.{name}" for name in text} | head
+    assert {n for n in clip(text=False).state_dict() if not n.startswith("model.visual.")} == head
+
+
+@pytest.mark.usefixtures("_open_clip")
+def test_features_have_length_one_before_the_head() -> None:
+    model: Any = clip().eval()
     images = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
-        features = theirs(pixel_values=images).image_embeds
-        expected = ours.classification_head(features / features.norm(dim=-1, keepdim=True))
-        torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-5)
+        features = model.model.encode_image(images)
+        expected = model.classification_head(features / features.norm(dim=-1, keepdim=True))
+        torch.testing.assert_close(model(images), expected)
+        plain: Any = clip(normalise=False).eval()
+        torch.testing.assert_close(plain(images), plain.classification_head(plain.model.encode_image(images)))
 
 
-def test_clip_without_a_head_size_or_with_another_name_is_refused() -> None:
-    assert "expected model.classes, the size of the linear head" in refusal(
-        load_model, "clip", "ViT-B-32", folder=Path()
-    )
-    assert "use ViT-L-14" in refusal(load_model, "clip", "ViT-L-15", folder=Path(), classes=2)
-    assert "found depth" in refusal(
-        load_model, "clip", "ViT-B-32", folder=Path(), classes=2, options={"depth": 3}
-    )
+@pytest.mark.usefixtures("_open_clip")
+def test_an_encoder_without_a_head_size_or_with_another_name_is_refused() -> None:
+    assert "expected model.classes, the size of the linear head" in refusal(clip, None)
+    text = refusal(load_model, "open_clip", "ViT-L-15-quickgelu", folder=Path(), classes=2)
+    assert "try ViT-L-14-quickgelu" in text
+    assert "an unknown one" in refusal(load_model, "open_clip", "hf-hub:a/b", folder=Path(), classes=2)
 
 
 # Starting weights ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("_open_clip")
 def test_starting_weights_fill_all_but_a_new_head(tmp_path: Path) -> None:
-    old, new = (
-        load_model("clip", "ViT-B-32", folder=Path(), classes=c, options=SMALL_CLIP, seed=c).model
-        for c in (4, 7)
-    )
+    old, new = clip(4, seed=4), clip(7, seed=7)
     save_file(dict(old.state_dict()), tmp_path / "whole.safetensors")
     assert load_weights(new, tmp_path / "whole.safetensors") == (
         "classification_head.weight",
@@ -237,11 +219,9 @@ def test_starting_weights_fill_all_but_a_new_head(tmp_path: Path) -> None:
             assert torch.equal(new.state_dict()[name], value)
 
 
+@pytest.mark.usefixtures("_open_clip")
 def test_starting_weights_of_a_bare_encoder_find_their_place(tmp_path: Path) -> None:
-    old, new = (
-        load_model("clip", "ViT-B-32", folder=Path(), classes=4, options=SMALL_CLIP, seed=s).model
-        for s in (1, 2)
-    )
+    old, new = clip(seed=1), clip(seed=2)
     bare = {k.removeprefix("model."): v for k, v in old.state_dict().items() if k.startswith("model.")}
     save_file(bare, tmp_path / "bare.safetensors")
     load_weights(new, tmp_path / "bare.safetensors")
@@ -271,6 +251,12 @@ def test_code_beside_the_recipe_comes_first(tmp_path: Path) -> None:
     assert call_code("json:build", tmp_path / "one") == "one"
     assert call_code("json:build", tmp_path / "two") == "two"
     assert load_code("json:dumps", tmp_path) is json.dumps
+
+
+def test_code_beside_the_recipe_never_stands_in_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "stockpot").mkdir()
+    (tmp_path / "stockpot" / "errors.py").write_text("def describe(): return 'theirs'")
+    assert load_code("stockpot.errors:describe", tmp_path).__module__ == "stockpot.errors"
 
 
 def test_code_that_cannot_be_used_says_why(tmp_path: Path) -> None:

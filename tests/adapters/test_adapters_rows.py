@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from stockpot.adapters.data import decoded
-from stockpot.adapters.data.columns import Table
-from stockpot.adapters.data.pictures import decode
-from stockpot.adapters.data.rows import read_rows
-from stockpot.adapters.data.splits import Share, cut
+from stockpot.adapters import images
+from stockpot.adapters.images import decode
 from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.splits import Share, cut, read_rows
+from stockpot.adapters.tables import Table
 from stockpot.errors import DataError, RecipeError
 from stockpot.events import Event
 from stockpot.recipe.load import make_recipe
@@ -94,7 +93,7 @@ def test_other_splits_share_what_a_list_leaves() -> None:
 
 
 def test_a_recipe_takes_a_list_beside_the_whole_rest_of_a_part() -> None:
-    content: dict[str, Any] = {"pool": {"path": "p"}, "model": {"clip": "ViT-B-32", "classes": 3}}
+    content: dict[str, Any] = {"pool": {"path": "p"}, "model": {"open_clip": "ViT-B-32", "classes": 3}}
     content["data"] = {
         "images": "i",
         "train": "train",
@@ -126,21 +125,21 @@ def test_images_from_a_cache_are_those_in_memory_and_are_decoded_once(
 ) -> None:
     files, cache = pictures(tmp_path), tmp_path / "cache"
     told: list[Event] = []
-    expected = decode(files, SMALL, tmp_path, 10**6, "fit", told.append)
+    expected = decode(files, SMALL, folder=tmp_path, listen=told.append)
     assert [event.data["done"] for event in told] == [32, 64, 70]
-    first = decode(files, SMALL, tmp_path, 0, "fit", cache=cache)  # the limit is for memory
+    first = decode(files, SMALL, folder=tmp_path, memory_limit=0, cache=cache)  # the limit is for memory
     assert torch.equal(first, expected)
     made = list(cache.iterdir())
     assert [file.stat().st_size for file in made] == [expected.numel()]  # and no temporary file is left
     first[0] = 0  # a private copy
-    monkeypatch.setattr("stockpot.adapters.data.pictures._fill", None)
-    assert torch.equal(decode(files, SMALL, tmp_path, 0, "fit", cache=cache), expected)
+    monkeypatch.setattr(images, "_fill", None)
+    assert torch.equal(decode(files, SMALL, folder=tmp_path, memory_limit=0, cache=cache), expected)
 
 
 @pytest.mark.parametrize("change", ["content", "size", "other images"])
 def test_a_cache_is_not_used_for_other_images(change: str, tmp_path: Path) -> None:
     files, cache = pictures(tmp_path, 3), tmp_path / "cache"
-    decode(files, SMALL, tmp_path, 0, "fit", cache=cache)
+    decode(files, SMALL, folder=tmp_path, memory_limit=0, cache=cache)
     wanted = SMALL
     if change == "content":
         PIL.new("RGB", (7, 9)).save(tmp_path / "1.bmp")  # as many bytes as before
@@ -149,8 +148,8 @@ def test_a_cache_is_not_used_for_other_images(change: str, tmp_path: Path) -> No
         wanted = ImageInput(size=(4, 4), interpolation="nearest")
     else:
         files = ["1.bmp", "0.bmp", "2.bmp"]
-    again = decode(files, wanted, tmp_path, 0, "fit", cache=cache)
-    assert torch.equal(again, decode(files, wanted, tmp_path, 10**6, "fit"))
+    again = decode(files, wanted, folder=tmp_path, memory_limit=0, cache=cache)
+    assert torch.equal(again, decode(files, wanted, folder=tmp_path))
     assert len(list(cache.iterdir())) == 2
 
 
@@ -158,11 +157,11 @@ def test_a_cache_takes_arrays_and_encoded_images(tmp_path: Path) -> None:
     files, cache = pictures(tmp_path, 2), tmp_path / "cache"
     encoded = [{"bytes": (tmp_path / file).read_bytes(), "path": None} for file in files]
     assert torch.equal(
-        decode(encoded, SMALL, tmp_path, 0, "a", cache=cache), decode(files, SMALL, tmp_path, 10**6, "a")
+        decode(encoded, SMALL, memory_limit=0, cache=cache), decode(files, SMALL, folder=tmp_path)
     )
     arrays = np.stack([np.moveaxis(np.asarray(PIL.open(tmp_path / file)), 2, 0) for file in files])
     assert torch.equal(
-        decode(arrays, SMALL, tmp_path, 0, "b", cache=cache), decode(arrays, SMALL, tmp_path, 10**6, "b")
+        decode(arrays, SMALL, memory_limit=0, cache=cache), decode(arrays, SMALL, folder=tmp_path)
     )
 
 
@@ -170,7 +169,7 @@ def test_a_failed_decoding_leaves_no_file_and_stops_soon(tmp_path: Path) -> None
     files, cache = pictures(tmp_path, 40), tmp_path / "cache"
     (tmp_path / "3.bmp").write_bytes(b"no image")
     with pytest.raises(DataError, match="expected a readable image"):
-        decode(files, SMALL, tmp_path, 0, "fit", cache=cache)
+        decode(files, SMALL, folder=tmp_path, memory_limit=0, cache=cache)
     assert list(cache.iterdir()) == []
 
 
@@ -178,6 +177,6 @@ def test_a_full_disk_is_noticed_before_decoding(tmp_path: Path, monkeypatch: pyt
     class Full:
         free = 10
 
-    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda _: Full)  # type: ignore[attr-defined]
+    monkeypatch.setattr("stockpot.adapters.images.shutil.disk_usage", lambda _: Full)
     with pytest.raises(DataError, match="48 bytes for decoded images, found 10 bytes free"):
-        decode(pictures(tmp_path, 1), SMALL, tmp_path, 0, "fit", cache=tmp_path / "cache")
+        decode(pictures(tmp_path, 1), SMALL, folder=tmp_path, cache=tmp_path / "cache")

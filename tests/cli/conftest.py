@@ -33,7 +33,11 @@ RECIPE = """
 pool: {path: pool}
 model: {python: "toy:model"}
 data: {python: "toy:data"}
-method: {steps: 30, lr: 0.05, methods: [best, uniform, greedy, hl+, crossfit]}
+method:
+  methods: [best, uniform, greedy, hl+, crossfit]
+  steps: 30
+  lr: 0.05
+  each: {crossfit: {steps: 30, lr: 0.05}}
 output: {dir: run}
 """
 
@@ -58,8 +62,8 @@ def stockpot() -> Stockpot:
 
 
 @pytest.fixture(scope="session")
-def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kitchen")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
     write(folder / "pool", fine_tunes(mlp, 4))
     (folder / "toy.py").write_text(TOY)
     (folder / "recipe.yaml").write_text(RECIPE)
@@ -67,16 +71,16 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(kitchen: Path, tmp_path: Path) -> Path:
+def folder(shared: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
-    shutil.copytree(kitchen, tmp_path / "work", ignore=shutil.ignore_patterns("run", "__pycache__"))
+    shutil.copytree(shared, tmp_path / "work", ignore=shutil.ignore_patterns("run", "__pycache__"))
     return tmp_path / "work"
 
 
 @pytest.fixture(scope="session")
-def compared(kitchen: Path, stockpot: Stockpot) -> Answer:
-    """`stockpot compare` in the kitchen, once for all tests that only look."""
-    return stockpot("compare", kitchen / "recipe.yaml", "--growth")
+def compared(shared: Path, stockpot: Stockpot) -> Answer:
+    """`stockpot compare` in the shared folder, once for all tests that only look."""
+    return stockpot("compare", shared / "recipe.yaml", "--growth")
 
 
 def lines(text: str) -> Sequence[str]:

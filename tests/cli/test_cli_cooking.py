@@ -14,7 +14,7 @@ from cli.conftest import Answer, Stockpot, lines
 METHODS = ["best", "uniform", "greedy", "hl+", "crossfit"]
 
 
-def test_compare_prints_the_table_the_verdict_and_what_is_next(kitchen: Path, compared: Answer) -> None:
+def test_compare_prints_the_table_the_verdict_and_what_is_next(shared: Path, compared: Answer) -> None:
     assert compared.code == 0
     table = [line.lstrip("* ").split()[0] for line in lines(compared.out) if "%" in line][1:6]
     assert table == METHODS
@@ -22,28 +22,28 @@ def test_compare_prints_the_table_the_verdict_and_what_is_next(kitchen: Path, co
     assert "crossfit mixes" in compared.out
     assert "report.html" in compared.out
     assert "stockpot evaluate" in compared.out
-    assert (kitchen / "run" / "report.html").stat().st_size > 10_000
+    assert (shared / "run" / "report.html").stat().st_size > 10_000
     assert "crossfit: cooked in" in compared.err
     for text in (compared.out, compared.err):
         assert not any(ord(char) < 32 and char != "\n" for char in text), "control characters in plain output"
 
 
-def test_compare_again_repeats_nothing(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
-    again = stockpot("compare", kitchen / "recipe.yaml", "--growth")
+def test_compare_again_repeats_nothing(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
+    again = stockpot("compare", shared / "recipe.yaml", "--growth")
     assert again.out == compared.out
     assert list(lines(again.err)) == [f"{name}: finished earlier, not repeated" for name in METHODS]
 
 
 def test_what_is_next_scores_the_same_data_as_the_run(
-    kitchen: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
+    shared: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
 ) -> None:
     """What --set changed belongs to the command that comes next."""
-    assert f"{kitchen / 'recipe.yaml'}" in next(
+    assert f"{shared / 'recipe.yaml'}" in next(
         line for line in lines(compared.out) if "stockpot evaluate" in line
     )
     out = tmp_path / "other"
     changed = ["--set", "data.metric=loss", "--set", "method.name=greedy"]
-    answer = stockpot("cook", kitchen / "recipe.yaml", *changed, "--out", out)
+    answer = stockpot("cook", shared / "recipe.yaml", *changed, "--out", out)
     assert answer.code == 0, answer.err
     line = next(line for line in lines(answer.out) if "stockpot evaluate" in line)
     assert line.split()[-1] == str(out / "recipe.yaml")
@@ -67,16 +67,16 @@ def test_other_code_is_another_run(folder: Path, stockpot: Stockpot) -> None:
 
 
 def test_json_is_one_document_with_the_same_numbers(
-    kitchen: Path, compared: Answer, stockpot: Stockpot
+    shared: Path, compared: Answer, stockpot: Stockpot
 ) -> None:
-    answer = stockpot("compare", kitchen / "recipe.yaml", "--growth", "--json")
+    answer = stockpot("compare", shared / "recipe.yaml", "--growth", "--json")
     value = json.loads(answer.out)
     assert [row["method"] for row in value["methods"]] == METHODS
     crossfit = value["methods"][-1]
-    assert f"{100 * crossfit['score']['mean']:.2f} %" in compared.out
+    assert f"{100 * crossfit['score']['value']:.2f} %" in compared.out
     assert crossfit["score"]["n"] == 80
     assert crossfit["difference"][1] <= crossfit["difference"][0] <= crossfit["difference"][2]
-    growth = json.loads((kitchen / "run" / "results.json").read_text())["growth"]
+    growth = json.loads((shared / "run" / "results.json").read_text())["growth"]
     assert [point["models"] for point in growth["crossfit"]] == [2, 4]
 
 
@@ -91,16 +91,16 @@ def test_evaluate_refuses_weights_that_are_not_finite(folder: Path, stockpot: St
     assert "0.bias" in refused.err
 
 
-def test_evaluate_agrees_with_the_table(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
-    soup = kitchen / "run" / "methods" / "crossfit" / "soup"
-    recorded = json.loads((kitchen / "run" / "methods" / "crossfit" / "result.json").read_text())
-    by_soup = json.loads(stockpot("evaluate", soup, kitchen / "recipe.yaml", "--json").out)
-    by_run = json.loads(stockpot("evaluate", kitchen / "run", kitchen / "recipe.yaml", "--json").out)
+def test_evaluate_agrees_with_the_table(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
+    soup = shared / "run" / "methods" / "crossfit" / "soup"
+    recorded = json.loads((shared / "run" / "methods" / "crossfit" / "result.json").read_text())
+    by_soup = json.loads(stockpot("evaluate", soup, shared / "recipe.yaml", "--json").out)
+    by_run = json.loads(stockpot("evaluate", shared / "run", shared / "recipe.yaml", "--json").out)
     assert by_soup == by_run
     assert by_soup["score"] == recorded["report"]
-    fit = json.loads(stockpot("evaluate", soup, kitchen / "recipe.yaml", "--on", "fit", "--json").out)
+    fit = json.loads(stockpot("evaluate", soup, shared / "recipe.yaml", "--on", "fit", "--json").out)
     assert fit["score"] == recorded["fit"]
-    text = stockpot("evaluate", kitchen / "pool" / "model_0.safetensors", kitchen / "recipe.yaml").out
+    text = stockpot("evaluate", shared / "pool" / "model_0.safetensors", shared / "recipe.yaml").out
     assert "on report data (95 % interval" in text
 
 
@@ -110,7 +110,7 @@ def test_evaluating_a_soup_that_was_not_written_says_how_to_write_it(
     recipe, run = folder / "recipe.yaml", folder / "two of them"
     methods = "method.methods=[best, uniform, ensemble]"
     assert stockpot("compare", recipe, "--set", methods, "--out", run).code == 0
-    (missing,) = [name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists()]
+    missing = next(name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists())
     soup = run / "methods" / missing / "soup"
     answer = stockpot("evaluate", soup, recipe)
     assert answer.code == 1
@@ -154,25 +154,25 @@ def test_cook_shows_the_best_ingredient_beside_the_soup(folder: Path, stockpot: 
     value = json.loads(answer.out)
     assert [row["method"] for row in value["methods"]] == ["best", "crossfit"]
     assert value["run"] == str(folder / "elsewhere")
-    assert "lr: 0.02" in (folder / "elsewhere" / "recipe.yaml").read_text()
+    assert json.loads((folder / "elsewhere" / "recipe.yaml").read_text())["method"]["lr"] == 0.02
 
 
-def test_report_is_written_again(kitchen: Path, compared: Answer, stockpot: Stockpot) -> None:
-    before = (kitchen / "run" / "report.html").read_bytes()
-    answer = stockpot("report", kitchen / "run")
+def test_report_is_written_again(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
+    before = (shared / "run" / "report.html").read_bytes()
+    answer = stockpot("report", shared / "run")
     assert answer.code == 0
     assert "report.html" in answer.out
-    assert (kitchen / "run" / "report.html").read_bytes() == before
+    assert (shared / "run" / "report.html").read_bytes() == before
 
 
 def test_a_report_without_report_data_says_what_its_scores_are(
-    kitchen: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
+    shared: Path, tmp_path: Path, compared: Answer, stockpot: Stockpot
 ) -> None:
     """As of a run that was interrupted."""
     text = "Scores on fitting data"
-    assert text not in stockpot("report", kitchen / "run").out
+    assert text not in stockpot("report", shared / "run").out
     run = tmp_path / "run"
-    shutil.copytree(kitchen / "run", run)
+    shutil.copytree(shared / "run", run)
     for file in run.glob("methods/*/result.json"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "report": None}))
     assert text in stockpot("report", run).out
@@ -251,7 +251,7 @@ def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stoc
 
 
 @pytest.mark.parametrize(
-    ("budget", "found"), [("much", "neither"), ("0GB", "0 bytes"), ("1", "1 byte."), ("24", "24 bytes")]
+    ("budget", "found"), [("much", "'much'"), ("0GB", "'0GB'"), ("1", "1 byte."), ("24", "24 bytes")]
 )
 def test_inspect_refuses_a_budget_that_is_none(
     folder: Path, stockpot: Stockpot, budget: str, found: str

@@ -10,7 +10,7 @@ import typer.main
 
 from stockpot.cli.app import app
 from stockpot.recipe import make_recipe
-from stockpot.recipe.yaml_text import parse
+from stockpot.recipe.load import parse
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md"), ROOT / "README.md"])
@@ -44,10 +44,10 @@ def test_the_check_above_can_see() -> None:
 def test_recipes_in_the_tutorial_are_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 3
-    whole = parse(blocks[0], "tutorial")
+    whole = parse(blocks[0], "tutorial")[0]
     make_recipe(whole, tmp_path)
     for block in blocks[1:]:
-        make_recipe({**whole, **parse(block, "tutorial")}, tmp_path)
+        make_recipe({**whole, **parse(block, "tutorial")[0]}, tmp_path)
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cli.conftest import Answer, Stockpot
-from stockpot.cli.options import title_of
+from stockpot.cli.cooking import title_of
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
@@ -140,10 +140,10 @@ def test_evaluating_what_is_not_there_says_what_could_be(folder: Path, stockpot:
 
 
 def test_cook_and_compare_do_not_share_a_directory(
-    kitchen: Path, compared: Answer, stockpot: Stockpot
+    shared: Path, compared: Answer, stockpot: Stockpot
 ) -> None:
     assert compared.code == 0
-    answer = stockpot("cook", kitchen / "recipe.yaml")
+    answer = stockpot("cook", shared / "recipe.yaml")
     assert answer.code == 1
     assert "expected a directory of its own for cook, found an earlier run of compare" in answer.err
-    assert "Fix: add --out run-cook, or replace that run with --overwrite." in answer.err
+    assert "Fix: add --out run-cook, or replace that run with --overwrite" in answer.err

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from stockpot.cli import drawing
-from stockpot.cli.activity import Activity
+from stockpot.cli.progress import Activity, drawing
 from stockpot.events import Event
 
 
@@ -58,7 +57,7 @@ def test_classes_become_a_line() -> None:
 def test_failures_and_trials_become_lines() -> None:
     activity = Activity()
     assert activity.hear(Event("failed", {"method": "hl", "error": "too warm"})) == "hl: failed: too warm"
-    done = {"trial": "trial_001", "index": 1, "score": {"mean": 0.5}, "seconds": 3.0, "failure": None}
+    done = {"trial": "trial_001", "index": 1, "score": {"value": 0.5}, "seconds": 3.0, "failure": None}
     assert activity.hear(Event("trial_done", done)) == "trial_001: score 0.5000, 3.0 s"
     lost = activity.hear(Event("trial_done", {**done, "failure": "loss is NaN at step 3"}))
     assert lost == "trial_001: failed: loss is NaN at step 3"
@@ -70,22 +69,23 @@ def test_plain_lines_come_every_few_seconds(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with drawing.drawing() as listen:
+    with drawing() as listen:
         for second in range(200):
             now[0] = float(second)
             listen(Event("progress", {"what": "hash", "done": second, "total": 200}))
     lines = capsys.readouterr().err.splitlines()
     # After 6 seconds, then 11, 21, 41, 61 later: more and more seldom.
-    assert lines == [f"reading checkpoints ({percent} %)" for percent in (3, 8, 19, 39, 70)]
+    done = ((3, "3 min 14 s"), (8, "3 min 3 s"), (19, "2 min 42 s"), (39, "2 min 1 s"), (70, "1 min 0 s"))
+    assert lines == [f"reading checkpoints ({percent} %, {left} left)" for percent, left in done]
 
 
-def test_a_terminal_gets_a_live_bar_and_colours(kitchen: Path, tmp_path: Path) -> None:
+def test_a_terminal_gets_a_live_bar_and_colours(shared: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "stockpot.cli",
+        "stockpot",
         "cook",
-        str(kitchen / "recipe.yaml"),
+        str(shared / "recipe.yaml"),
         "--out",
         str(tmp_path / "run"),
     ]
@@ -112,8 +112,8 @@ def test_a_terminal_gets_a_live_bar_and_colours(kitchen: Path, tmp_path: Path) -
     assert "\x1b[?25h" in text  # the cursor is back
 
 
-def test_a_run_tells_how_many_folds_and_blocks_there_are(kitchen: Path, compared: object) -> None:
-    lines = (kitchen / "run" / "events.jsonl").read_text().splitlines()
+def test_a_run_tells_how_many_folds_and_blocks_there_are(shared: Path, compared: object) -> None:
+    lines = (shared / "run" / "events.jsonl").read_text().splitlines()
     start = next(event for event in map(json.loads, lines) if event["kind"] == "start")
     assert start["folds"]["crossfit"] == 4
     assert start["folds"]["hl+"] == start["blocks"]["hl+"] == 1

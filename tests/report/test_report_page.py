@@ -64,17 +64,7 @@ def page(folder: Path) -> Reader:
 def test_every_part_is_there(complete: Path) -> None:
     found = page(complete)
     charts = {a["id"] for tag, a in found.elements if tag == "figure"}
-    expected = [
-        "comparison",
-        "weights",
-        "distribution",
-        "pot",
-        "ingredients",
-        "curves",
-        "distances",
-        "growth",
-        "cost",
-    ]
+    expected = ["comparison", "weights", "distribution", "pot", "ingredients", "curves", "distances", "growth", "cost"]
     assert charts == {f"chart-{name}" for name in expected}
     results = json.loads((complete / "results.json").read_text())
     for part in (
@@ -98,9 +88,7 @@ def test_every_part_is_there(complete: Path) -> None:
 def test_a_real_run_has_its_charts(real: Path) -> None:
     charts = {a["id"].removeprefix("chart-") for tag, a in page(real).elements if tag == "figure"}
     expected = {"comparison", "weights", "distribution", "pot", "curves", "distances", "growth", "cost"}
-    assert (
-        charts >= expected
-    )  # whether ingredients are drawn against their weight depends on what the guard chose
+    assert charts >= expected  # whether ingredients are drawn against their weight depends on what the guard chose
 
 
 def test_every_chart_says_what_to_see(complete: Path) -> None:
@@ -186,11 +174,7 @@ def test_letters_no_page_can_carry_do_not_stop_it(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("options", "there", "gone"),
     [
-        (
-            {"methods": ["ensemble"]},
-            ["comparison", "distances"],
-            ["weights", "distribution", "pot", "curves", "cost"],
-        ),
+        ({"methods": ["ensemble"]}, ["comparison", "distances"], ["weights", "distribution", "pot", "curves", "cost"]),
         ({"methods": ["crossfit"], "kind": "cook"}, ["weights", "distribution", "curves"], ["pot", "cost"]),
         ({"methods": ["best"]}, ["comparison"], ["weights", "distribution", "ingredients"]),
         ({"models": 2, "groups": 2}, ["weights", "distances", "ingredients"], ["growth"]),
@@ -201,12 +185,7 @@ def test_letters_no_page_can_carry_do_not_stop_it(tmp_path: Path, name: str) -> 
             [],
         ),
         (
-            {
-                "models": 72,
-                "groups": 500,
-                "ingredients": names(72, 80),
-                "methods": ["best", "mehl+", "crossfit"],
-            },
+            {"models": 72, "groups": 500, "ingredients": names(72, 80), "methods": ["best", "mehl+", "crossfit"]},
             ["weights", "distances", "pot"],
             [],
         ),

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from stockpot import files
+from stockpot import files, folders
 from stockpot.errors import DigestError, PoolError, SoupError, WriteError
 from stockpot.events import Event
 from stockpot.layout import Layout
@@ -219,7 +219,7 @@ def test_a_failing_save_leaves_nothing_behind_and_an_existing_soup_intact(
         monkeypatch.setattr(files, "write_json", full)
     if moment == "rename":
         # As on most systems but Linux.
-        monkeypatch.setattr(files, "_exchange", lambda folder, first, second: False)
+        monkeypatch.setattr(folders, "_exchange", lambda folder, first, second: False)
         original = os.replace
 
         def replace(source: str, target: str, **where: Any) -> None:

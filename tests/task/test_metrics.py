@@ -17,7 +17,7 @@ from sklearn import metrics as reference
 from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task import METRICS, Scores
+from stockpot.task import METRICS, Metric, Scores, Task, intervals
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -77,9 +77,7 @@ NUMBERS: dict[str, Callable[[Any, Any], float]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 @given(seed=SEEDS, n=st.integers(3, 60), ties=st.booleans(), offset=st.sampled_from([0.0, 1e4]))
 @settings(max_examples=40, deadline=None)
-def test_numbers_as_in_scikit_learn_and_scipy(
-    name: str, seed: int, n: int, ties: bool, offset: float
-) -> None:
+def test_numbers_as_in_scikit_learn_and_scipy(name: str, seed: int, n: int, ties: bool, offset: float) -> None:
     random = np.random.default_rng(seed)
     y = random.normal(size=n)
     p = y + random.normal(size=n)
@@ -119,6 +117,29 @@ def test_area_under_the_curve_as_in_scikit_learn(seed: int, n: int, ties: bool) 
     for outputs in (one, one[:, None], two):
         for target in (torch.from_numpy(labels), torch.from_numpy(labels).float()):
             assert value("roc_auc", outputs, target) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("average", ["macro", "micro"])
+@pytest.mark.filterwarnings("ignore:F-score is ill-defined")
+@given(seed=SEEDS, n=st.integers(2, 40), labels=st.integers(1, 5), kind=st.sampled_from([torch.float32, torch.int64]))
+@settings(max_examples=40, deadline=None)
+def test_several_labels_per_sample_as_in_scikit_learn(
+    average: str, seed: int, n: int, labels: int, kind: torch.dtype
+) -> None:
+    random = np.random.default_rng(seed)
+    x, y = random.normal(size=(n, labels)), random.integers(0, 2, (n, labels))
+    y[0] = 0  # which tells it from one class per sample, in whatever batch the row is
+    data = (torch.from_numpy(x).float(), torch.from_numpy(y).to(kind))
+    bce = torch.nn.functional.binary_cross_entropy_with_logits
+    task = Task(
+        torch.nn.Identity(), data, loss=lambda m, b: bce(m(b[0]), b[1].float()), metric=f"{average}_f1", batch_size=7
+    )
+    expected = reference.f1_score(y if labels > 1 else y[:, 0], x > 0 if labels > 1 else x[:, 0] > 0,
+                                  average=average if labels > 1 else "binary")  # fmt: skip
+    scores = task.score()
+    assert scores.value == pytest.approx(expected, abs=1e-12)
+    assert scores.metric.name == f"{average}_f1"
+    assert task.ensemble_scores(range(1)).value == pytest.approx(expected, abs=1e-12)
 
 
 def test_loss_and_perplexity_of_classes() -> None:
@@ -208,6 +229,34 @@ def test_fifty_thousand_samples_take_less_than_a_second(name: str) -> None:
     assert low < found.value < high
 
 
+def test_few_samples_that_differ_are_chance_for_any_metric() -> None:
+    """Five of five on one side may be chance (p = 0.06); resampling alone would call it certain."""
+    labels = torch.arange(300) % 3
+    table = torch.stack([labels, labels], dim=1).double()
+    table[50:100, 0] = 0
+    metric = METRICS["macro_f1"]
+    for count in range(9):
+        worse = table.clone()
+        worse[:count, 0] = (worse[:count, 1] + 1) % 3
+        difference, low, high = Scores(table, metric).difference(Scores(worse, metric))
+        assert (low > 0) == (count > 5), count
+        assert low <= difference <= high
+
+
+def test_a_reduction_of_ones_own_may_fail_on_some_draws() -> None:
+    """One positive in 30: scikit-learn refuses or warns about the third of all draws without it."""
+
+    def reduce(table: Tensor) -> float:
+        if not table[:, 1].any():
+            raise ValueError("only one class")
+        return float(reference.roc_auc_score(table[:, 1].numpy(), table[:, 0].numpy()))
+
+    table = torch.stack([torch.arange(30.0), (torch.arange(30) == 20).double()], dim=1).double()
+    own = Metric("own", lambda outputs, batch: outputs, reduce)
+    assert Scores(table, own).interval() == pytest.approx(Scores(table, METRICS["roc_auc"]).interval())
+    assert Scores(table, own).difference(Scores(table, own)) == (0, 0, 0)
+
+
 def draw(kind: str, n: int, generator: torch.Generator) -> tuple[str, Tensor]:
     a, b = torch.randn(2, n, generator=generator, dtype=torch.float64)
     if kind == "roc_auc":
@@ -225,13 +274,41 @@ def draw(kind: str, n: int, generator: torch.Generator) -> tuple[str, Tensor]:
 
 @pytest.mark.parametrize("n", [50, 200])
 @pytest.mark.parametrize("kind", ["roc_auc", "perplexity", "pearson", "macro_f1"])
-def test_resampled_intervals_hold_what_they_promise(kind: str, n: int) -> None:
-    """Drawn many times, about 95 % of the intervals hold the truth."""
+@pytest.mark.parametrize("units", [4096, 40])
+def test_resampled_intervals_hold_what_they_promise(
+    kind: str, n: int, units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn many times, about 95 % of the intervals hold the truth, also where groups of samples are drawn."""
+    monkeypatch.setattr(intervals, "UNITS", units)
     generator = torch.Generator().manual_seed(0)
     truth = Scores(draw(kind, 400_000, generator)[1], METRICS[kind]).value
     held, draws = 0, 200
     for _ in range(draws):
         low, high = Scores(draw(kind, n, generator)[1], METRICS[kind]).interval()
+        held += low <= truth <= high
+    assert 0.91 <= held / draws <= 0.99
+
+
+@pytest.mark.parametrize("kind", ["roc_auc", "macro_f1"])
+def test_intervals_of_differences_hold_what_they_promise(kind: str) -> None:
+    """Two models on the same samples, the second one worse on some of them."""
+
+    def pair(n: int) -> tuple[Scores, Scores]:
+        table = draw(kind, n, generator)[1]
+        other = table.clone()
+        if kind == "roc_auc":
+            other[:, 0] += 0.5 * torch.randn(n, generator=generator, dtype=torch.float64)
+        else:
+            other[:, 0] = torch.where(torch.rand(n, generator=generator) < 0.1, 0.0, table[:, 0])
+        return Scores(table, METRICS[kind]), Scores(other, METRICS[kind])
+
+    generator = torch.Generator().manual_seed(0)
+    one, other = pair(400_000)
+    truth = one.value - other.value
+    held, draws = 0, 200
+    for _ in range(draws):
+        one, other = pair(150)
+        _, low, high = one.difference(other)
         held += low <= truth <= high
     assert 0.91 <= held / draws <= 0.99
 

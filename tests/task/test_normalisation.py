@@ -40,10 +40,7 @@ def test_names() -> None:
 def test_a_layer_in_two_places_has_both_names() -> None:
     norm = nn.BatchNorm1d(4)
     task = Task(nn.Sequential(norm, norm, nn.Linear(4, 3)), (X, Y))
-    assert [name for name in task.statistic_names if name.endswith("mean")] == [
-        "0.running_mean",
-        "1.running_mean",
-    ]
+    assert [name for name in task.statistic_names if name.endswith("mean")] == ["0.running_mean", "1.running_mean"]
 
 
 def test_learning_uses_batch_statistics_without_dropout() -> None:
@@ -161,7 +158,7 @@ def test_recalibration_leaves_unused_layers_and_failed_runs_as_they_were() -> No
     assert found["unused.running_mean"].tolist() == [7.0, 7.0]
     assert not found["1.running_mean"].equal(torch.zeros(8))
     before = buffers(model)
-    with pytest.raises(TaskError, match="loss, which is your own code: .* KeyError"):
+    with pytest.raises(TaskError, match=r"loss, which is your own code: .* KeyError"):
         task.recalibrate()
     assert all(value.equal(before[name]) for name, value in buffers(model).items())
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from stockpot.errors import DataError
+from stockpot import files
+from stockpot.errors import DataError, LinkError, RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
-from stockpot.zoo import demo, make_demo_pool
+from stockpot.task import Task
+from stockpot.zoo import clear_demo, demo, demo_recipe, make_demo_pool
 from stockpot.zoo.demo import SIZES, DigitViT, digits
 from stockpot.zoo.weights import read_file
 
@@ -70,25 +79,144 @@ def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
     events: list[Event] = []
     made = make_demo_pool(tmp_path, trials=2, processes=1, listen=events.append)
-    assert Pool.open(made.pool).names == ("trial_000", "trial_001")
-    assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made.records if record.score)
+    pool = Pool.open(tmp_path / "pool")
+    assert pool.names == ("trial_000", "trial_001")
+    assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made if record.score)
     assert [event.kind for event in events if event.kind in ("pretraining", "probe")] == [
         "pretraining",
         "probe",
     ]
-    start, _ = read_file(made.pool / "search" / "start.safetensors", tmp_path)
-    before, _ = read_file(made.pretrained, tmp_path)
+    start, _ = read_file(tmp_path / "pool" / "search" / "start.safetensors", tmp_path)
+    before, _ = read_file(tmp_path / "pretrained.safetensors", tmp_path)
     assert {name for name in start if not torch.equal(start[name], before[name])} == {
         "head.weight",
         "head.bias",
     }
-    task = made.task()
-    task.check_names(Pool.open(made.pool).specs)
-    assert task.has_report
-    again = make_demo_pool(
-        tmp_path,
-        trials=2,
-        processes=1,
-        listen=lambda event: pytest.fail(event.kind) if event.kind == "trial" else None,
+    Task(DigitViT(), digits("fit"), digits("report")).check_names(pool.specs)
+
+    def listen(event: Event) -> None:
+        assert event.kind != "trial"
+
+    assert make_demo_pool(tmp_path, trials=2, processes=1, listen=listen) == made
+
+
+SHORT = """
+import sys
+from stockpot.zoo import demo
+demo.SPACES = {**demo.SPACES, "epochs": 1}
+demo.EPOCHS = 1.0
+"""
+
+
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "EPOCHS", 1.0)
+    monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
+
+
+def test_two_processes_make_the_same_pool_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short(monkeypatch)
+    monkeypatch.setattr(demo, "BESIDE", SHORT + demo.BESIDE)
+    for processes in (1, 2):
+        assert len(make_demo_pool(tmp_path / str(processes), trials=4, processes=processes)) == 4
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / n / "pool").glob("*.safetensors")} for n in "12"
     )
-    assert again == made
+    assert one == two
+
+
+FIRST = """
+import time
+from pathlib import Path
+from stockpot.zoo import demo
+demo.BESIDE = {second!r}
+with demo._second_process(Path({folder!r}), 0, 2):
+    time.sleep(60)
+"""
+SECOND = """
+import os, time
+from pathlib import Path
+from stockpot.zoo import demo
+def work(folder, **options):
+    Path(folder, "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+demo.make_demo_pool = work
+demo.run_beside()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_second_process_ends_with_the_first(tmp_path: Path, number: signal.Signals) -> None:
+    """One that is killed cannot say so; one that is stopped by Ctrl-C does."""
+    program = FIRST.format(second=SECOND, folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as first:
+        wait(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
+        first.send_signal(number)
+    wait(lambda: not lives((tmp_path / "pid").read_text()))
+    assert first.returncode != 0
+
+
+def lives(process: str) -> bool:
+    try:
+        return ") Z " not in Path("/proc", process, "stat").read_text()  # nobody may have collected it yet
+    except OSError:
+        return False
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# What `stockpot demo --overwrite` removes ---------------------------------------------------------------
+
+
+def made(folder: Path) -> None:
+    (folder / "pool" / "search").mkdir(parents=True)
+    names = ("recipe.yaml", "pretrained.safetensors", "pool/trial_011.json", "pool/trial_000.safetensors")
+    for name in (*names, "pool/.lock", "pool/search/plan.json", f"pool/.trial_000.json.{16 * 'a'}.writing"):
+        (folder / name).touch()
+
+
+def test_clearing_removes_what_a_demo_made_and_nothing_else(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "run").mkdir()
+    clear_demo(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "run"}
+    clear_demo(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mine.safetensors", "trial_012.safetensors", "trial_000.pt", "folder"])
+def test_a_pool_with_something_else_in_it_is_left_alone(tmp_path: Path, name: str) -> None:
+    made(tmp_path)
+    if name == "folder":
+        (tmp_path / "pool" / name).mkdir()
+    (tmp_path / "pool" / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match=rf"found also {name}, which no demo made.*\n.*nothing was removed"):
+        clear_demo(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["pool", "pool/search", "recipe.yaml"])
+def test_clearing_follows_no_link(tmp_path: Path, name: str) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "demo"
+    outside.mkdir()
+    (outside / "trial_000.safetensors").touch()
+    made(folder)
+    files.remove_tree(folder / name)
+    (folder / name).symlink_to(outside if name != "recipe.yaml" else outside / "trial_000.safetensors")
+    with contextlib.suppress(LinkError):
+        clear_demo(folder)
+    assert [path.name for path in outside.iterdir()] == ["trial_000.safetensors"]
+
+
+def test_the_recipe_names_what_is_there() -> None:
+    recipe = yaml.safe_load(demo_recipe(7))
+    assert recipe["output"] == {"dir": "run", "seed": 7}
+    for part in ("model", "data"):
+        module, _, name = recipe[part]["python"].partition(":")
+        assert callable(getattr(sys.modules[module], name))

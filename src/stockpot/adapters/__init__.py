@@ -1,1 +1,1 @@
-"""The libraries and file formats people have, one file each; third-party imports happen inside functions."""
+"""The libraries and file formats people have; third-party imports happen inside functions."""

@@ -67,6 +67,8 @@ def code_digest(reference: str, folder: Path) -> tuple[str, str] | None:
 
 
 def _file(name: str, folder: Path) -> Path | None:
+    if name.partition(".")[0] == "stockpot":  # ours, whatever lies beside the recipe
+        return None
     stem = folder.joinpath(*name.split("."))
     return next((f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.is_file()), None)
 

@@ -1,10 +1,18 @@
-"""Images to uint8 (n, C, H, W): decoded once, resized and cropped as the model wants."""
+"""Images to uint8 (n, C, H, W): found in folders, decoded once, resized and cropped as the model wants.
+
+Pixels may be kept in a file instead of memory: there may be more than memory holds, and later commands find them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,106 +20,110 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.data.columns import Column
-from stockpot.adapters.data.decoded import digest, kept
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput
-from stockpot.errors import DataError, describe
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, not_there
+from stockpot.errors import DataError
 from stockpot.events import Listener, ignore, progress
-from stockpot.small_files import read_bytes
+from stockpot.files import check_inside, read_bytes, sync_directory
 
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 # By content, whatever the name says. Not EPS among others, which would start another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_MOST = 2**28  # bytes of one encoded image
+_ENCODED = 2**28  # Bytes of one encoded image.
 _MODES = {1: "L", 3: "RGB"}
-_AT_ONCE = 32  # images a thread decodes before it tells
+_AT_ONCE = 32  # Images a thread decodes before it tells.
+
+
+def read_image_folder(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
+    """One sub-folder of images per class."""
+    folder = (path if part is None else path / part).absolute()
+    if not folder.is_dir():
+        raise not_there(folder, "a folder with one sub-folder of images per class")
+    images: list[str] = []  # not Path: there may be millions
+    labels: list[str] = []
+    for group in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        found = [
+            f"{place}{os.sep}{name}"
+            for place, _, names in os.walk(group)
+            for name in names
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")  # noqa: PTH122
+        ]
+        images += sorted(found, key=lambda path: path.split(os.sep))  # noqa: PTH206
+        labels += [group.name] * len(found)
+        limits.check_rows(folder, len(images))
+    if not images:
+        fix = f"put images ({', '.join(sorted(SUFFIXES))}) into folders named after their class"
+        raise bad_data(str(folder), "one sub-folder of images per class", "no images in sub-folders", fix)
+    return Table(str(folder), {"image": images, "label": labels})
 
 
 def decode(
     column: Column,
     wanted: ImageInput,
-    folder: Path,
-    limit: int,
-    name: str,
-    listen: Listener = ignore,
+    *,
+    folder: Path = Path(),
+    name: str = "fit",
+    memory_limit: int = 8 * 2**30,
     cache: Path | None = None,
+    limits: Limits = LIMITS,
+    listen: Listener = ignore,
 ) -> Tensor:
     """uint8 images, or float32 ones where the column already holds floating-point images."""
+    items: Any = column
     if isinstance(column, np.ndarray):
-        images = _channels_first(column, name)
-        fits = wanted.size is None or images.shape[2:] == wanted.size
-        if images.dtype.kind == "f":
-            if not fits:
-                raise DataError(
-                    describe(
-                        f"images of the {name} data",
-                        expected=f"size {_size(wanted.size)} for floating-point images",
-                        found=_size(images.shape[2:]),
-                        fix="store uint8 images, which are resized, or set data.preprocessing.size",
-                    )
-                )
-            return torch.from_numpy(images.astype(np.float32))
-        if images.dtype != np.uint8:
-            raise DataError(
-                describe(
-                    f"images of the {name} data",
-                    expected="uint8 or floating-point pixels",
-                    found=str(images.dtype),
-                    fix="convert them",
-                )
-            )
-        images = _with_channels(images, wanted.channels)
-        if fits:
-            return torch.from_numpy(np.ascontiguousarray(images))
-        items: Any = images
-    else:
-        items = column
+        items = _image_array(column, wanted, name)
+        if wanted.size is None or items.shape[2:] == wanted.size or items.dtype == np.float32:
+            return torch.from_numpy(np.ascontiguousarray(items))
     need("PIL")
-    first = prepare(items[0], wanted, folder)  # (C, H, W)
+    first = prepare(items[0], wanted, folder, limits)  # (C, H, W)
     shape = (len(items), *first.shape)
-
-    def fill(images: np.ndarray[Any, Any]) -> None:
-        _fill(images, items, wanted, folder, name, listen)
-
     if cache is not None:
         how = f"{wanted.size} {wanted.resize} {wanted.interpolation} {wanted.channels}"
-        return kept(cache, f"{name}-{digest(items, folder, how)[:16]}", shape, fill)
-    _check_limit(first.nbytes, len(items), limit, name)
+        file = check_inside(cache, cache / f"{name}-{_digest(items, folder, how)[:16]}.u8")
+        if not file.is_file() or file.stat().st_size != first.nbytes * len(items):
+            with _new_file(file, first.nbytes * len(items)) as place:
+                mapped = np.memmap(place, np.uint8, "r+", shape=shape)
+                _fill(mapped, items, wanted, folder, limits, name, listen)
+                mapped.flush()  # msync: on the disk before it gets its name
+                del mapped
+        # Private: nothing that is done to the tensor reaches the file.
+        return torch.from_file(str(file), shared=False, size=int(np.prod(shape)), dtype=torch.uint8).view(
+            shape
+        )
+    if (needed := first.nbytes * len(items)) > memory_limit:
+        raise bad_data(
+            f"{name} data",
+            f"images within data.memory_limit ({memory_limit:,} bytes)",
+            f"{len(items):,} images of {first.nbytes:,} bytes, {needed:,} in all",
+            "raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache",
+        )
     images = np.empty(shape, np.uint8)
-    fill(images)
+    _fill(images, items, wanted, folder, limits, name, listen)
     return torch.from_numpy(images)  # the same memory
 
 
-def _check_limit(nbytes: int, count: int, limit: int, name: str) -> None:
-    needed = nbytes * count
-    if needed > limit:
-        raise DataError(
-            describe(
-                f"{name} data",
-                expected=f"images within data.memory_limit ({limit:,} bytes)",
-                found=f"{count:,} images of {nbytes:,} bytes, {needed:,} in all",
-                fix="raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache",
-            )
-        )
-
-
 def _fill(
-    images: np.ndarray[Any, Any], items: Any, wanted: ImageInput, folder: Path, name: str, listen: Listener
+    images: Array,
+    items: Any,
+    wanted: ImageInput,
+    folder: Path,
+    limits: Limits,
+    name: str,
+    listen: Listener,
 ) -> None:
     """All images into `images`, on every core: image libraries let go of the interpreter while they decode."""
 
     def some(start: int) -> int:
         stop = min(start + _AT_ONCE, len(items))
         for row in range(start, stop):
-            image = prepare(items[row], wanted, folder)
+            image = prepare(items[row], wanted, folder, limits)
             if image.shape != images.shape[1:]:
-                raise DataError(
-                    describe(
-                        f"{name} data, image {row}",
-                        expected=f"shape {images.shape[1:]} as the first image",
-                        found=str(image.shape),
-                        fix="set data.preprocessing.size, so that all images are resized",
-                    )
+                raise bad_data(
+                    f"{name} data, image {row}",
+                    f"shape {images.shape[1:]} as the first image",
+                    str(image.shape),
+                    "set data.preprocessing.size, so that all images are resized",
                 )
             images[row] = image
         return stop
@@ -124,21 +136,76 @@ def _fill(
         workers.shutdown(cancel_futures=True)  # after a bad image the rest need not be looked at
 
 
-def prepare(item: Any, wanted: ImageInput, folder: Path) -> np.ndarray[Any, Any]:
+# One image ------------------------------------------------------------------------------------------------
+
+
+def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS) -> Array:
     """One image as uint8 (C, H, W)."""
     pil: Any = need("PIL.Image")
-    picture = _open(item, folder, pil)
+    if isinstance(item, np.ndarray):  # (C, H, W)
+        what = "an image"
+        picture = pil.fromarray(item[0] if len(item) == 1 else np.ascontiguousarray(item.transpose(1, 2, 0)))
+    else:
+        source = (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
+        what = "an encoded image" if isinstance(source, bytes) else f"image {source}"
+        picture = _eight_bits(_opened(source, what, folder, limits, pil), what, pil)
     if wanted.channels is not None:
         picture = picture.convert(_MODES[wanted.channels])
     elif picture.mode not in _MODES.values():
         picture = picture.convert("RGB")
     if wanted.size is not None:
-        picture = _fit(picture, wanted, getattr(pil.Resampling, wanted.interpolation.upper()))
+        how = getattr(pil.Resampling, wanted.interpolation.upper())
+        picture = _fit(picture, wanted, how, what, limits)
     pixels = np.asarray(picture, dtype=np.uint8)
     return np.expand_dims(pixels, 0) if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
 
 
-def _fit(picture: Any, wanted: ImageInput, how: Any) -> Any:
+def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> Any:
+    if (
+        limits.pixels > Limits.pixels and pil.MAX_IMAGE_PIXELS is not None
+    ):  # the library has a limit of its own
+        pil.MAX_IMAGE_PIXELS = max(pil.MAX_IMAGE_PIXELS, limits.pixels)
+    try:
+        encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _ENCODED, follow=True)
+        with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
+            _check_pixels(picture.size, what, limits)
+            picture.load()
+            return picture
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        fix = "paths of images are relative to the table they are in"
+        raise bad_data(what, "a file", "nothing there", fix) from error
+    except Exception as error:  # damaged images raise almost anything
+        raise bad_data(what, "a readable image", str(error), "remove or replace it") from error
+
+
+def _check_pixels(size: tuple[int, int], what: str, limits: Limits) -> None:
+    if size[0] * size[1] > limits.pixels:
+        raise bad_data(
+            what,
+            f"at most {limits.pixels:,} pixels",
+            f"{size[0]} x {size[1]}",
+            "remove it, or raise data.limits.pixels if you trust it",
+        )
+
+
+def _eight_bits(picture: Any, what: str, pil: Any) -> Any:
+    """Pixels of 16 bits keep their upper byte; the library would cut them off at 255, and floats at 0 and 255."""
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        values = np.asarray(picture).astype(np.int64)
+        return pil.fromarray((np.clip(values, 0, 65535) // 256).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        raise bad_data(
+            what,
+            "pixels of 8 or 16 bits",
+            "32-bit whole numbers" if picture.mode == "I" else "floating-point pixels",
+            "save it with 8 or 16 bits, or give the images as floating-point arrays in data.arrays",
+        )
+    return picture
+
+
+def _fit(picture: Any, wanted: ImageInput, how: Any, what: str, limits: Limits) -> Any:
     assert wanted.size is not None
     height, width = wanted.size
     if wanted.resize is None:
@@ -146,67 +213,97 @@ def _fit(picture: Any, wanted: ImageInput, how: Any) -> Any:
     across, down = picture.size
     short = min(across, down)
     scaled = (int(wanted.resize * across / short), int(wanted.resize * down / short))
+    _check_pixels(scaled, f"{what}, its shorter side resized to {wanted.resize}", limits)
     if scaled != picture.size:
         picture = picture.resize(scaled, how)
     left, top = round((scaled[0] - width) / 2), round((scaled[1] - height) / 2)
     return picture.crop((left, top, left + width, top + height))  # outside the image: black
 
 
-def _open(item: Any, folder: Path, pil: Any) -> Any:
-    if isinstance(item, np.ndarray):  # (C, H, W)
-        return pil.fromarray(item[0] if len(item) == 1 else np.ascontiguousarray(item.transpose(1, 2, 0)))
-    source: Any = item
-    if isinstance(item, dict):  # an image of a Hugging Face dataset
-        source = item.get("bytes") or item.get("path")
-    try:
-        encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _MOST)
-        with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
-            picture.load()
-            return picture
-    except FileNotFoundError as error:
-        raise DataError(
-            describe(
-                f"image {source}",
-                expected="a file",
-                found="nothing there",
-                fix="paths of images are relative to the table they are in",
-            )
-        ) from error
-    except Exception as error:  # damaged images raise almost anything
-        what = "an encoded image" if isinstance(source, bytes) else f"image {source}"
-        raise DataError(
-            describe(what, expected="a readable image", found=str(error), fix="remove or replace it")
-        ) from error
+# Arrays of images -----------------------------------------------------------------------------------------
 
 
-def _channels_first(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
+    """uint8 or float32 (n, C, H, W), checked; only uint8 images can be resized."""
+    what = f"images of the {name} data"
     if array.ndim == 3:
-        return np.expand_dims(array, 1)
-    if array.ndim == 4 and array.shape[1] in (1, 3):
-        return array
-    if array.ndim == 4 and array.shape[3] in (1, 3):
-        return np.moveaxis(array, 3, 1)
-    raise DataError(
-        describe(
-            f"images of the {name} data",
-            expected="shape (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or 3 channels",
-            found=str(array.shape),
-            fix="name them as data.features if they are no images",
-        )
-    )
-
-
-def _with_channels(images: np.ndarray[Any, Any], channels: int | None) -> np.ndarray[Any, Any]:
+        images = np.expand_dims(array, 1)
+    elif array.ndim == 4 and array.shape[1] in (1, 3):
+        images = array
+    elif array.ndim == 4 and array.shape[3] in (1, 3):
+        images = np.moveaxis(array, 3, 1)
+    else:
+        expected = "shape (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or 3 channels"
+        raise bad_data(what, expected, str(array.shape), "name them as data.features if they are no images")
+    if images.dtype.kind == "f":
+        if wanted.size is not None and images.shape[2:] != wanted.size:
+            expected = f"size {'x'.join(map(str, wanted.size))} for floating-point images"
+            fix = "store uint8 images, which are resized, or set data.preprocessing.size"
+            raise bad_data(what, expected, "x".join(map(str, images.shape[2:])), fix)
+        return images.astype(np.float32)
+    if images.dtype != np.uint8:
+        raise bad_data(what, "uint8 or floating-point pixels", str(images.dtype), "convert them")
     have = images.shape[1]
-    if channels is None or channels == have:
+    if wanted.channels in (None, have):
         return images
     if have == 1:
-        return np.repeat(images, channels, axis=1)
+        return np.repeat(images, 3, axis=1)
     # The weights of the ITU-R 601 grey that image libraries use.
     grey = images.transpose(0, 2, 3, 1) @ np.array([0.299, 0.587, 0.114], np.float32)
-    rounded: np.ndarray[Any, Any] = np.round(grey)[:, None].astype(np.uint8)
+    rounded: Array = np.round(grey)[:, None].astype(np.uint8)
     return rounded
 
 
-def _size(shape: tuple[int, ...] | None) -> str:
-    return "x".join(str(n) for n in shape or ())
+# Decoded images in a file ---------------------------------------------------------------------------------
+
+
+def _digest(items: Iterable[Any], folder: Path, how: str) -> str:
+    """Of what the pixels depend on. Files count by name, size and times, so that reading them is not necessary."""
+    total = hashlib.sha256(how.encode())
+    for item in items:
+        source: Any = item.get("bytes") or item.get("path") if isinstance(item, dict) else item
+        if isinstance(source, np.ndarray):
+            total.update(str(source.shape).encode() + np.ascontiguousarray(source).tobytes())
+        elif isinstance(source, bytes):
+            total.update(len(source).to_bytes(8, "little") + source)
+        else:
+            facts = os.stat(folder / source)  # noqa: PTH116  (the fastest, for millions of files)
+            times = f"{facts.st_mtime_ns}\0{facts.st_ctime_ns}"
+            total.update(f"{source}\0{facts.st_size}\0{times}\0".encode())
+    return total.hexdigest()
+
+
+@contextmanager
+def _new_file(file: Path, needed: int) -> Iterator[Path]:
+    """A place of that size, which becomes `file`. Several processes may decode the same images at once.
+
+    The whole file is reserved: a disk that is full when a page of a mapping is written ends the process.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(file.parent).free) < needed:
+            raise OSError(f"{free:,} bytes free")
+        handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
+    except OSError as error:
+        raise _no_place(file.parent, needed, error) from error
+    try:
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, needed)
+            else:
+                os.truncate(handle, needed)
+        except OSError as error:
+            raise _no_place(file.parent, needed, error) from error
+        finally:
+            os.close(handle)
+        yield Path(temporary)
+        Path(temporary).replace(file)
+        sync_directory(file.parent)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _no_place(folder: Path, needed: int, error: OSError) -> DataError:
+    expected, found = f"{needed:,} bytes for decoded images", error.strerror or str(error)
+    return bad_data(f"data.cache {folder}", expected, found, "name another folder in data.cache")

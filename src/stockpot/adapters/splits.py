@@ -1,19 +1,26 @@
-"""Which samples fall into which split: stratified, a pure function of labels and seed."""
+"""Which samples fall into which split: listed one by one in a file, or a stratified share by labels and seed."""
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from stockpot.errors import DataError, describe
+from stockpot.adapters.tables import Array, Table, bad_data, not_there
+from stockpot.errors import DataError
+from stockpot.files import read_bytes
 
 # The order in which shares are cut: more fitting data never changes which samples are reported on.
 ORDER = ("report", "fit", "train")
+_LIST = 2**30  # Bytes of a list of samples.
+_SHOWN = 3
+_FIX = (
+    "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
+)
 
 
 @dataclass(frozen=True)
@@ -32,81 +39,62 @@ class Share:
     def whole(self) -> bool:
         return self.fraction is None and self.count is None and self.rows is None
 
+    def __str__(self) -> str:
+        return str(self.count) if self.count is not None else f"{self.fraction or 1:g}"
+
 
 def cut(
     size: int,
-    labels: np.ndarray[Any, Any] | None,
+    labels: Array | None,
     shares: Mapping[str, Share],
     seed: int,
     where: str,
-    listed: Mapping[str, np.ndarray[Any, Any]] | None = None,
-) -> dict[str, np.ndarray[Any, Any]]:
+    listed: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
     """Disjoint, sorted row numbers for every share of one part; those of `listed` are decided already."""
     listed = listed or {}
+    for one, two in itertools.combinations(listed, 2):
+        common = np.intersect1d(listed[one], listed[two])
+        if len(common):
+            raise bad_data(
+                f"splits of {where}",
+                f"different samples in data.{one} and data.{two}",
+                f"{len(common):,} listed for both, the first is number {common[0]:,}",
+                "take them out of one of the two files",
+            )
     shares = {name: share for name, share in shares.items() if name not in listed}
-    if not shares:
-        left = np.empty(0, np.int64)
-    elif listed:
-        left = np.setdiff1d(np.arange(size), np.concatenate(list(listed.values())))
-    else:
-        left = np.arange(size)
-    _disjoint(listed, where)
+    left = np.setdiff1d(np.arange(size), np.concatenate([np.empty(0, np.int64), *listed.values()]))
     chosen = _shares(len(left), None if labels is None else labels[left], shares, seed, where)
     return {**listed, **{name: left[rows] for name, rows in chosen.items()}}
 
 
-def _disjoint(listed: Mapping[str, np.ndarray[Any, Any]], where: str) -> None:
-    for one, two in itertools.combinations(listed, 2):
-        common = np.intersect1d(listed[one], listed[two])
-        if len(common):
-            raise DataError(
-                describe(
-                    f"splits of {where}",
-                    expected=f"different samples in data.{one} and data.{two}",
-                    found=f"{len(common):,} listed for both, the first is number {common[0]:,}",
-                    fix="take them out of one of the two files",
-                )
-            )
-
-
 def _shares(
-    size: int, labels: np.ndarray[Any, Any] | None, shares: Mapping[str, Share], seed: int, where: str
-) -> dict[str, np.ndarray[Any, Any]]:
+    size: int, labels: Array | None, shares: Mapping[str, Share], seed: int, where: str
+) -> dict[str, Array]:
     if len(shares) == 1 and next(iter(shares.values())).whole and size:
         return {next(iter(shares)): np.arange(size)}
     order = stratified_order(size, labels, seed)
-    rows: dict[str, np.ndarray[Any, Any]] = {}
+    rows: dict[str, Array] = {}
     start, exact = 0, 0.0
     for name in (n for n in ORDER if n in shares):
         share = shares[name]
         # Rounding the running total, not each share, lets halves of an odd number make the whole.
-        exact += size if share.whole else share.count if share.count is not None else share.fraction * size  # type: ignore[operator]
+        exact += share.count if share.count is not None else (share.fraction or 1.0) * size
         end = round(exact)
         if end > size:
-            wanted = {n: s.count if s.count is not None else f"{s.fraction:g}" for n, s in shares.items()}
-            raise DataError(
-                describe(
-                    f"splits of {where}",
-                    expected=f"at most its {size} samples",
-                    found=", ".join(f"{n}: {w}" for n, w in wanted.items()),
-                    fix="ask for fewer samples",
-                )
+            wanted = ", ".join(f"{n}: {s}" for n, s in shares.items())
+            raise bad_data(
+                f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples"
             )
         if end == start:
-            raise DataError(
-                describe(
-                    f"data.{name}",
-                    expected="at least one sample",
-                    found=f"none: {where} has {size}",
-                    fix="ask for a larger share",
-                )
-            )
+            found = f"none: {where} has {size}"
+            raise bad_data(f"data.{name}", "at least one sample", found, "ask for a larger share")
         rows[name] = np.sort(order[start:end])
         start = end
     return rows
 
 
-def stratified_order(size: int, labels: np.ndarray[Any, Any] | None, seed: int) -> np.ndarray[Any, Any]:
+def stratified_order(size: int, labels: Array | None, seed: int) -> Array:
     """A shuffled order of which every stretch has the classes in nearly the same proportions as the whole.
 
     Each sample gets a place in (0, 1) by its rank among the shuffled samples of its class; sorting by place
@@ -115,9 +103,67 @@ def stratified_order(size: int, labels: np.ndarray[Any, Any] | None, seed: int) 
     shuffled = np.random.RandomState(seed).permutation(size)
     if labels is None:
         return shuffled
+    by_class = np.argsort(labels[shuffled], kind="stable")
+    _, starts, counts = np.unique(labels[shuffled][by_class], return_index=True, return_counts=True)
+    rank = np.arange(size) - np.repeat(starts, counts)
     place = np.empty(size)
-    seen = labels[shuffled]
-    for label in np.unique(labels):
-        members = shuffled[seen == label]
-        place[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return shuffled[np.argsort(place[shuffled], kind="stable")]
+    place[by_class] = (rank + 0.5) / np.repeat(counts, counts)
+    return shuffled[np.argsort(place, kind="stable")]
+
+
+# Samples named one by one: a published split, repeated exactly --------------------------------------------
+
+
+def read_rows(file: Path, table: Table) -> Array:
+    """Sorted row numbers of `table`, from a `.npy` array or from a text file with one sample per line."""
+    if not file.is_file():
+        raise not_there(file, "a .npy array or a text file that lists samples")
+    try:
+        content = read_bytes(file, _LIST, follow=True)
+        given = np.load(io.BytesIO(content), allow_pickle=False) if file.suffix == ".npy" else _lines(content)
+    except (OSError, ValueError) as error:
+        raise _wrong(file, "a .npy array of numbers or a text file", str(error)) from error
+    rows = _numbers(file, given, len(table)) if isinstance(given, np.ndarray) else _named(file, given, table)
+    if len(rows) == 0:
+        raise _wrong(file, "at least one sample", "none")
+    if len(np.unique(rows)) < len(rows):
+        raise _wrong(file, "every sample once", f"{len(rows) - len(np.unique(rows))} listed again")
+    return np.sort(rows)
+
+
+def _lines(content: bytes) -> Array | list[str]:
+    lines = [line.strip() for line in content.decode("utf-8").splitlines() if line.strip()]
+    if all(line.isdecimal() and len(line) < 19 for line in lines):
+        return np.array([int(line) for line in lines], dtype=np.int64)
+    return lines
+
+
+def _numbers(file: Path, given: Array, size: int) -> Array:
+    if given.ndim != 1 or given.dtype.kind not in "biuf" or not np.array_equal(given, np.floor(given)):
+        raise _wrong(file, "one whole number per sample", f"{given.dtype} values of shape {given.shape}")
+    # Row numbers are all different, so that zeros and ones as many as samples can only be a mask.
+    if given.dtype.kind == "b" or (len(given) == size and bool(np.isin(given, (0, 1)).all())):
+        if len(given) != size:
+            raise _wrong(file, f"a mask of {size:,} entries, one per sample", f"{len(given):,}")
+        return np.flatnonzero(given)
+    if len(given) and (given.min() < 0 or given.max() >= size):
+        raise _wrong(file, f"numbers from 0 to {size - 1:,}", f"{given.min():,} to {given.max():,}")
+    return given.astype(np.int64)
+
+
+def _named(file: Path, names: Sequence[str], table: Table) -> Array:
+    images = table.columns.get("image")
+    if not isinstance(images, list) or not all(isinstance(image, (str, Path)) for image in images):
+        raise _wrong(file, "numbers of samples: this part has no image files to name", repr(names[0]))
+    base = f"{table.where}/"
+    number = {str(image).removeprefix(base): row for row, image in enumerate(images)}
+    gone = [name for name in names if name not in number]
+    if gone:
+        more = f" and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+        found = f"{', '.join(gone[:_SHOWN])}{more}, which are not there"
+        raise _wrong(file, f"images of {table.where}, such as {next(iter(number))}", found)
+    return np.array([number[name] for name in names], dtype=np.int64)
+
+
+def _wrong(file: Path, expected: str, found: str) -> DataError:
+    return bad_data(str(file), expected, found, _FIX)

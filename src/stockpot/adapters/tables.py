@@ -1,34 +1,143 @@
-"""CSV, TSV, JSONL and Parquet files."""
+"""Named columns of equal length, which every format is read into, and the limits that all readers keep to.
+
+CSV, TSV and JSONL are read here; Parquet in `arrow`, which builds on this file.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stockpot.adapters.data import arrow
-from stockpot.adapters.data.columns import Column, Table, not_there
 from stockpot.errors import DataError, describe
 
+# An array of numbers with samples first, or a list: texts, image paths, encoded images.
+Array = np.ndarray[Any, Any]
+Column = Array | list[Any]
+
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_INFLATION = (
+    100  # Times its size that any file may unfold to: data worth having does not shrink a thousandfold.
+)
 
 
-def read(path: Path, part: str | None) -> Table:
+@dataclass(frozen=True)
+class Limits:
+    """What one file of a stranger may hold; a recipe raises it in `data.limits`."""
+
+    rows: int = 10_000_000
+    pixels: int = 2**26  # of one image, as it is stored and as it is resized
+    bytes: int = 2**26  # that a compressed file may unfold to beyond a hundred times its size
+
+    def check_rows(self, where: object, rows: int) -> None:
+        if rows > self.rows:
+            raise bad_data(
+                str(where),
+                f"at most {self.rows:,} rows",
+                f"{rows:,}",
+                f"raise data.limits.rows to {rows} if you trust the file",
+            )
+
+    def unfolded(self, path: Path) -> int:
+        """How many bytes the file may hold once nothing in it is compressed or shared."""
+        return max(_INFLATION * path.stat().st_size, self.bytes)
+
+    def check_unfolded(self, path: Path, needed: int) -> None:
+        if needed > self.unfolded(path):
+            raise bad_data(
+                str(path),
+                f"content of at most {self.unfolded(path):,} bytes in a file of {path.stat().st_size:,}",
+                f"at least {needed:,}",
+                f"raise data.limits.bytes to {2 ** math.ceil(math.log2(needed))} if you trust the file",
+            )
+
+
+LIMITS = Limits()
+
+
+def bad_data(what: str, expected: str, found: str, fix: str) -> DataError:
+    return DataError(describe(what, expected=expected, found=found, fix=fix))
+
+
+def not_there(
+    what: object, expected: str, fix: str = "check the path; it is relative to the recipe"
+) -> DataError:
+    return bad_data(str(what), expected, "nothing there", fix)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of one length; `where` names the file or folder in errors."""
+
+    where: str
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+            raise bad_data(self.where, "columns of one length", found, "make them one row per sample")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def column(self, name: str, key: str) -> Column:
+        """The column, or an error that lists those there are; `key` is where the recipe names it."""
+        if name not in self.columns:
+            known = f"columns {', '.join(self.columns)}" if self.columns else "no columns"
+            raise bad_data(f"{key}: {name}", f"a column of {self.where}", known, f"set {key} to one of them")
+        return self.columns[name]
+
+
+def pick(column: Column, rows: Array) -> Column:
+    return column[rows] if isinstance(column, np.ndarray) else [column[int(row)] for row in rows]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a library wrote that there is nothing: None, or the NaN of a table of texts."""
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def as_text(value: Any, where: str) -> str:
+    """Text is never made up: nothing stays nothing, and bytes are UTF-8 or refused."""
+    if is_missing(value):
+        raise bad_data(where, "text", "nothing", "fill it in or remove the row")
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise bad_data(where, "UTF-8 text", f"bytes {value[:8].hex(' ')}", "save it as UTF-8") from error
+    if isinstance(value, (str, bool, int, float, np.generic)):
+        return str(value)
+    raise bad_data(where, "text", type(value).__name__, "name a column of texts")
+
+
+# Files of text --------------------------------------------------------------------------------------------
+
+
+def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
+    from stockpot.adapters.arrow import read_parquet
+
     file = _file(path, part)
     suffix = file.suffix.lower()
-    if suffix == ".parquet":
-        return arrow.read_parquet(file)
     try:
+        if suffix == ".parquet":
+            return Table(str(file), read_parquet(file, limits))
         if suffix in (".jsonl", ".ndjson"):
-            return Table(str(file), _jsonl(file))
-        return Table(str(file), _csv(file, "\t" if suffix == ".tsv" else ","))
+            return Table(str(file), _jsonl(file, limits))
+        return Table(str(file), _csv(file, "\t" if suffix == ".tsv" else ",", limits))
     except UnicodeDecodeError as error:
-        raise DataError(
-            describe(str(file), expected="UTF-8 text", found=str(error), fix="save the file as UTF-8")
-        ) from error
+        raise bad_data(str(file), "UTF-8 text", str(error), "save the file as UTF-8") from error
 
 
 def _file(path: Path, part: str | None) -> Path:
@@ -36,108 +145,80 @@ def _file(path: Path, part: str | None) -> Path:
     if place.is_file():
         if place.suffix.lower() in SUFFIXES:
             return place
-        raise DataError(
-            describe(
-                str(place),
-                expected=f"a file ending in {', '.join(SUFFIXES)}",
-                found=place.suffix or "no ending",
-                fix="convert or rename it",
-            )
-        )
+        expected = f"a file ending in {', '.join(SUFFIXES)}"
+        raise bad_data(str(place), expected, place.suffix or "no ending", "convert or rename it")
     if part is not None:
         for suffix in SUFFIXES:
             if (named := path / f"{part}{suffix}").is_file():
                 return named
     if path.is_dir():
         known = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
-        if part is None and len(known) == 1:
+        if part is None and len(known) == 1 and (path / known[0]).is_file():
             return path / known[0]
-        raise DataError(
-            describe(
-                str(place),
-                expected="one table",
-                found=f"a folder with {', '.join(known)}" if known else "a folder without tables",
-                fix="name one of them as the split, such as fit: val.csv",
-            )
-        )
+        found = f"a folder with {', '.join(known)}" if known else "a folder without tables"
+        raise bad_data(str(place), "one table", found, "name one of them as the split, such as fit: val.csv")
     if path.is_file():
-        raise DataError(
-            describe(
-                f"part {part!r}",
-                expected=f"a file in a folder, but {path} is one file",
-                found="no parts in it",
-                fix="set data.table to the folder, or use fractions for the splits",
-            )
+        raise bad_data(
+            f"part {part!r}",
+            f"a file in a folder, but {path} is one file",
+            "no parts in it",
+            "set data.table to the folder, or use fractions for the splits",
         )
-    raise not_there(str(place), "a CSV, TSV, JSONL or Parquet file")
+    raise not_there(place, "a CSV, TSV, JSONL or Parquet file")
 
 
-def _csv(file: Path, delimiter: str) -> dict[str, Column]:
+def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:
+    content: list[list[str]] = []
     with file.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.reader(stream, delimiter=delimiter)
         try:
             names = next(rows, [])
-            content = [row for row in rows if row]
+            for row in filter(None, rows):
+                if len(row) != len(names):
+                    raise bad_data(
+                        f"{file}, row {len(content) + 2}",
+                        f"{len(names)} values, as many as column names",
+                        str(len(row)),
+                        "correct the row; put quotes around text with delimiters",
+                    )
+                content.append(row)
+                limits.check_rows(file, len(content))
         except csv.Error as error:
-            raise DataError(
-                describe(
-                    f"{file}, line {rows.line_num}", expected="CSV", found=str(error), fix="correct the line"
-                )
-            ) from error
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise DataError(
-            describe(
-                f"{file}, first line",
-                expected="column names, each once",
-                found=f"{', '.join(twice)} twice",
-                fix="rename them",
-            )
-        )
-    for number, row in enumerate(content, start=2):
-        if len(row) != len(names):
-            raise DataError(
-                describe(
-                    f"{file}, row {number}",
-                    expected=f"{len(names)} values, as many as column names",
-                    found=str(len(row)),
-                    fix="correct the row; put quotes around text with delimiters",
-                )
-            )
+            where = f"{file}, line {rows.line_num}"
+            raise bad_data(where, "CSV", str(error), "correct the line") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        found = f"{', '.join(twice)} twice"
+        raise bad_data(f"{file}, first line", "column names, each once", found, "rename them")
     return {name: [row[index] for row in content] for index, name in enumerate(names)}
 
 
-def _jsonl(file: Path) -> dict[str, Column]:
+def _jsonl(file: Path, limits: Limits) -> dict[str, Column]:
     records: list[dict[str, Any]] = []
     with file.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if not line.strip():
                 continue
+            where = f"{file}, line {number}"
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(
-                    describe(
-                        f"{file}, line {number}", expected="JSON", found=str(error), fix="correct the line"
-                    )
-                ) from error
+                raise bad_data(where, "JSON", str(error), "correct the line") from error
             if not isinstance(record, dict) or (records and set(record) != set(records[0])):
                 wanted = f"an object with {', '.join(records[0])}" if records else "an object"
                 found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise DataError(
-                    describe(f"{file}, line {number}", expected=wanted, found=found, fix="correct the line")
-                )
+                raise bad_data(where, wanted, found, "correct the line")
             records.append(record)
+            limits.check_rows(file, len(records))
     names = list(records[0]) if records else []
-    return {name: _column([record[name] for record in records]) for name in names}
+    return {name: _numbers_or_list([record[name] for record in records]) for name in names}
 
 
-def _column(values: list[Any]) -> Column:
+def _numbers_or_list(values: list[Any]) -> Column:
     """An array where values are numbers, or lists of numbers of one length."""
     if any(isinstance(v, (str, bytes, dict)) or v is None for v in values):
         return values
     try:
         array = np.array(values)
-    except ValueError:  # lists of different lengths
+    except (ValueError, OverflowError):  # lists of different lengths, or numbers that no type holds
         return values
     return array if array.dtype.kind in "biuf" else values

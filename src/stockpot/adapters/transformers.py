@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from stockpot.adapters.extras import need
+from stockpot.adapters.extras import bad_model, need, no_bars
 from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
-from stockpot.adapters.models.processor import image_input
-from stockpot.adapters.quiet import no_bars
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
+from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
-from stockpot.small_files import read_json
+from stockpot.pool.discover import find_checkpoints
 
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+_WEIGHTS = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
 # What a configuration may say to make the library fetch or import code of others.
 _CODE = (
@@ -30,6 +25,8 @@ _CODE = (
     "experts_implementation",
     "custom_pipelines",
 )
+# PIL's numbers for resampling filters, which is how processors write them.
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def load(
@@ -42,15 +39,15 @@ def load(
     pretrained: bool,
 ) -> LoadedModel:
     transformers = need("transformers")
-    content, folder = _content(source)
+    content, folder = _configuration(source)
     content.update(options)
-    for key in _CODE:
-        if key not in options or "/" in str(
-            options[key]
-        ):  # a name with a slash is a place to fetch code from
+    for key in _CODE:  # a name with a slash is a place to fetch code from
+        if key not in options or "/" in str(options[key]):
             content.pop(key, None)
-    if classes is not None:
-        _set_classes(content, classes)
+    if classes is not None and len(content.get("id2label") or {}) != classes:
+        content.pop("id2label", None)
+        content.pop("label2id", None)
+        content["num_labels"] = classes
     kind = content.pop("model_type", None)
     config = _try(f"model type {kind!r}", lambda: transformers.AutoConfig.for_model(kind, **content))
     builder = _class(transformers, auto_class, content)
@@ -60,18 +57,51 @@ def load(
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
-    name = auto_class or type(model).__name__
     return LoadedModel(
         model.float(),
-        image=_image(folder, config),
+        image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
         text=_text(transformers, tokenizer or folder, config),
         keywords=True,
-        language=name.endswith("CausalLM"),
-        class_names=_class_names(config),
+        language=(auto_class or type(model).__name__).endswith("CausalLM"),
+        classes=getattr(config, "num_labels", None),
+        class_names=class_names(getattr(config, "id2label", None)),
     )
 
 
-def _pretrained(transformers: Any, builder: Any, folder: Path | None, config: Any, new_head: bool) -> Any:
+def class_names(id2label: Any) -> tuple[str, ...] | None:
+    """The names of classes 0, 1, ... where a configuration has them all.
+
+    LABEL_0, LABEL_1 are what the library makes up when nobody named the classes.
+    """
+    given = id2label if isinstance(id2label, dict) else {}
+    names = {str(number): str(name) for number, name in given.items()}
+    ordered = tuple(names.get(str(number), "") for number in range(len(names)))
+    made_up = all(re.fullmatch(r"LABEL_\d+", name) for name in ordered)
+    return None if made_up or "" in ordered or len(set(ordered)) < len(ordered) else ordered
+
+
+def pool_class_names(sources: Iterable[object]) -> tuple[str, ...] | None:
+    """The names that the checkpoints' own configurations give the classes; refused where two of them differ."""
+    found: dict[tuple[str, ...], Path] = {}
+    for checkpoint in find_checkpoints(sources)[0]:
+        file = checkpoint / "config.json"
+        if file.is_file():
+            content = _json(file)
+            names = class_names(content.get("id2label") if isinstance(content, dict) else None)
+            if names is not None:
+                found.setdefault(names, file)
+    if len(found) > 1:
+        (one, first), (two, second) = list(found.items())[:2]
+        raise bad_model(
+            f"class names in {second}",
+            f"those of {first}: {', '.join(one)[:200]}",
+            ", ".join(two)[:200],
+            "leave out checkpoints that were trained on other labels, or correct id2label",
+        )
+    return next(iter(found), None)
+
+
+def _pretrained(transformers: Any, builder: Any, folder: Path, config: Any, new_head: bool) -> Any:
     with no_bars(transformers.utils.logging):
         model, info = _try(
             str(folder),
@@ -87,82 +117,56 @@ def _pretrained(transformers: Any, builder: Any, folder: Path | None, config: An
     # The library loads what it finds and leaves the rest random: fine for a head, not for a model.
     left, total = len(info["missing_keys"]) + len(info["mismatched_keys"]), len(model.state_dict())
     if 2 * left > total:
-        raise TaskError(
-            describe(
-                f"weights in {folder}",
-                expected=f"tensors for {type(model).__name__}",
-                found=f"none for {left} of its {total} tensors",
-                fix="check model.auto_class and the folder",
-            )
+        raise bad_model(
+            f"weights in {folder}",
+            f"tensors for {type(model).__name__}",
+            f"none for {left} of its {total} tensors",
+            "check model.auto_class and the folder",
         )
     return model
 
 
-def _content(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
+def _configuration(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if isinstance(source, dict):
         return dict(source), None
     file = source / "config.json" if source.is_dir() else source
     if not file.is_file():
-        raise TaskError(
-            describe(
-                f"model.transformers {source}",
-                expected="a local model folder with a config.json, or such a file",
-                found="a folder without one" if source.is_dir() else "nothing there",
-                fix="download the model first; stockpot reads local files only",
-            )
+        raise bad_model(
+            f"model.transformers {source}",
+            "a local model folder with a config.json, or such a file",
+            "a folder without one" if source.is_dir() else "nothing there",
+            "download the model first; stockpot reads local files only",
         )
-    try:
-        content = read_json(file)
-    except (OSError, ValueError) as error:
-        raise TaskError(
-            describe(str(file), expected="a JSON configuration", found=str(error), fix="correct the file")
-        ) from error
+    content = _json(file)
     if not isinstance(content, dict) or "model_type" not in content:
-        raise TaskError(
-            describe(
-                str(file),
-                expected="a model configuration with model_type",
-                found="none",
-                fix="give the config.json of a transformers model",
-            )
-        )
+        expected = "a model configuration with model_type"
+        raise bad_model(str(file), expected, "none", "give the config.json of a transformers model")
     return content, file.parent
 
 
-def _object(file: Path) -> dict[str, Any]:
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise ValueError("no JSON object")
-    return content
-
-
-def _set_classes(content: dict[str, Any], classes: int) -> None:
-    if len(content.get("id2label") or {}) != classes:
-        content.pop("id2label", None)
-        content.pop("label2id", None)
-        content["num_labels"] = classes
+def _json(file: Path) -> Any:
+    try:
+        return read_json(file, follow=True)
+    except (OSError, ValueError) as error:
+        raise bad_model(str(file), "a JSON configuration", str(error), "correct the file") from error
 
 
 def _class(transformers: Any, auto_class: str | None, content: dict[str, Any]) -> Any:
     name = auto_class or next(iter(content.get("architectures") or []), None)
     if name is None:
-        raise TaskError(
-            describe(
-                "model.transformers",
-                expected="a configuration that says its architectures, or model.auto_class",
-                found="neither",
-                fix="add auto_class: AutoModelForSequenceClassification, or the class you trained",
-            )
+        raise bad_model(
+            "model.transformers",
+            "a configuration that says its architectures, or model.auto_class",
+            "neither",
+            "add auto_class: AutoModelForSequenceClassification, or the class you trained",
         )
-    found = getattr(transformers, name, None) if re.fullmatch(r"[A-Z]\w*", name) else None
+    found = getattr(transformers, name, None) if re.fullmatch(r"[A-Z]\w*", str(name)) else None
     if found is None or not hasattr(found, "from_pretrained"):
-        raise TaskError(
-            describe(
-                f"model class {name!r}",
-                expected="a class of the installed transformers",
-                found="an unknown one",
-                fix="set model.auto_class, such as AutoModelForImageClassification",
-            )
+        raise bad_model(
+            f"model class {name!r}",
+            "a class of the installed transformers",
+            "an unknown one",
+            "set model.auto_class, such as AutoModelForImageClassification",
         )
     return found
 
@@ -173,29 +177,12 @@ def _try(subject: str, make: Callable[[], Any]) -> Any:
     except TaskError:
         raise
     except Exception as error:  # the library raises almost anything on a configuration it does not like
-        raise TaskError(
-            describe(
-                f"transformers, {subject}",
-                expected="a model that can be built",
-                found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-                fix="check the configuration, model.auto_class and model.options",
-            )
+        raise bad_model(
+            f"transformers, {subject}",
+            "a model that can be built",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            "check the configuration, model.auto_class and model.options",
         ) from error
-
-
-def _image(folder: Path | None, config: Any) -> ImageInput | None:
-    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
-    if folder is not None:
-        for name in ("preprocessor_config.json", "processor_config.json"):
-            if (folder / name).is_file():
-                content = _try(str(folder / name), partial(_object, folder / name))
-                content = content.get("image_processor", content)
-                if {"image_mean", "size", "do_normalize", "do_resize"} & set(content):
-                    return image_input(content, channels)
-    if size is None:
-        return None
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
-    return ImageInput(size=(height, width), channels=channels if channels in (1, 3) else None)
 
 
 def _text(transformers: Any, folder: Path | None, config: Any) -> TextInput | None:
@@ -213,8 +200,63 @@ def _text(transformers: Any, folder: Path | None, config: Any) -> TextInput | No
     return TextInput(tokenizer, getattr(config, "max_position_embeddings", None))
 
 
-def _class_names(config: Any) -> tuple[str, ...] | None:
-    names = getattr(config, "id2label", None) or {}
-    ordered = tuple(str(names[key]) for key in sorted(names, key=int))
-    # LABEL_0, LABEL_1 are what the library makes up when nobody named the classes.
-    return None if not ordered or all(re.fullmatch(r"LABEL_\d+", n) for n in ordered) else ordered
+# Images ---------------------------------------------------------------------------------------------------
+
+
+def _image(folder: Path | None, config: Any) -> ImageInput | None:
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
+    for name in ("preprocessor_config.json", "processor_config.json") if folder is not None else ():
+        assert folder is not None
+        if (folder / name).is_file():
+            content = read_json(folder / name, follow=True)
+            content = content.get("image_processor", content)
+            if {"image_mean", "size", "do_normalize", "do_resize"} & set(content):
+                return processor_image(content, channels)
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    return ImageInput(size=(height, width), channels=channels if channels in (1, 3) else None)
+
+
+def processor_image(content: dict[str, Any], channels: int | None) -> ImageInput:
+    """An image processor's configuration in our words; no library needed to read it."""
+    size, resize = _geometry(content)
+    mean, std = (0.0,), (1.0,)
+    if content.get("do_normalize", True) and content.get("image_mean") is not None:
+        mean, std = tuple(content["image_mean"]), tuple(content["image_std"])
+    factor = content.get("rescale_factor", 1 / 255) if content.get("do_rescale", True) else 1.0
+    # Ours: (pixel / 255 - mean) / std. Another factor f means (255 f pixel / 255 - mean) / std.
+    scale = 255 * float(factor)
+    return ImageInput(
+        size=size,
+        resize=resize,
+        mean=tuple(m / scale for m in mean),
+        std=tuple(s / scale for s in std),
+        interpolation=_FILTERS.get(content.get("resample", 2), "bilinear"),
+        channels=channels if channels in (1, 3) else None,
+    )
+
+
+def _geometry(content: dict[str, Any]) -> tuple[tuple[int, int] | None, int | None]:
+    """What the model sees, and the shorter side before that; None: squeezed straight to size."""
+    given = content.get("size") if content.get("do_resize", True) else None
+    size, crop = _exact(given), _exact(content.get("crop_size")) if content.get("do_center_crop") else None
+    edge = given.get("shortest_edge") if isinstance(given, dict) else None
+    if edge is None:
+        if crop is not None and size is not None and size[0] == size[1]:
+            return crop, size[0]
+        return crop or size, None
+    portion = content.get("crop_pct")
+    if portion is not None:  # ConvNeXt: small images are cropped, large ones squeezed
+        return (edge, edge), int(edge / portion) if edge < 384 else None
+    return crop or (edge, edge), edge
+
+
+def _exact(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, (list, tuple)) and len(size) == 2:
+        return int(size[0]), int(size[1])
+    if isinstance(size, dict) and "height" in size and "width" in size:
+        return int(size["height"]), int(size["width"])
+    return None

@@ -84,8 +84,9 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
         if record.failed or found is None or found["value"] is None:
             return "failed" if record.failed else "-"
         low, high = found.get("low"), found.get("high")
-        known = low is not None and high is not None and metric.percent
-        return metric.value(found["value"]) + (f" ±{100 * (high - low) / 2:.1f}" if known else "")
+        if low is None or high is None or not metric.percent:
+            return metric.value(found["value"])
+        return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
     rows = [
@@ -127,26 +128,21 @@ def demo(
     stockpot demo --out /tmp/soup --seed 1
     ```
     """
-    import torch
-
     from stockpot.recipe import load_recipe
     from stockpot.report import write_report
     from stockpot.zoo import make_demo_pool
+    from stockpot.zoo.demo import one_thread
 
-    began, threads = time.perf_counter(), torch.get_num_threads()
+    began = time.perf_counter()
     path = _demo_recipe(out, seed, overwrite)
     recipe = load_recipe(path)
-    try:
-        torch.set_num_threads(1)  # its tensors are tiny: more threads are slower, and other numbers
-        with drawing() as listen:
-            listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
-            make_demo_pool(out, seed=seed, listen=listen)
-            listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
-            run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
-            listen(Event("phase", {"text": "3 of 3: writing the report"}))
-            report = write_report(run)
-    finally:
-        torch.set_num_threads(threads)
+    with drawing() as listen, one_thread():
+        listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
+        make_demo_pool(out, seed=seed, listen=listen)
+        listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
+        run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
+        listen(Event("phase", {"text": "3 of 3: writing the report"}))
+        report = write_report(run)
     if as_json:
         document(summary(run, report))
         return
@@ -180,6 +176,10 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
                 fix="choose another directory with --out; nothing was changed",
             )
         )
+    for name in MADE:
+        files.check_inside(
+            out, out / name
+        )  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
         clear_demo(out)
     files.make_directory(out)

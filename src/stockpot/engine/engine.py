@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import distributed, plan, resources
-from stockpot.engine.device_batches import DeviceBatches
+from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
-from stockpot.engine.inner_loop import Batch, CapturedLoop, InnerLoop, TakeStep, Variables
 from stockpot.engine.live import Live
 from stockpot.engine.loader import Loader, StreamingLoader
 from stockpot.engine.low_memory import Projector, recomputing
+from stockpot.engine.optimiser import AdamW
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
 
-FP16_SCALE = 4096.0  # on the loss under fp16 autocast, whose small gradients would be zero otherwise
+BURST = 50  # steps at most between two waits for the device
+FP16_SCALES = (4096.0, 1.0)  # on the loss under fp16 autocast, whose smallest number is 6e-8
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Engine:
         self.listen = listen
         self._stack = ExitStack()
         self._cuda = live.device.type == "cuda"
-        self._feeds: dict[tuple[int, int], DeviceBatches] = {}
-        self._loop: InnerLoop | None = None
-        self._loop_key: tuple[object, ...] = ()
+        self._device_batches: dict[tuple[int, int], DeviceBatches] = {}
+        self._captured: CapturedStep | None = None
+        self._captured_for: tuple[object, ...] = ()
         self._projector: Projector | None = None
         self._eager = (
             not options.graphs
@@ -171,11 +172,18 @@ class Engine:
     def load(self, block: Sequence[int]) -> Directions:
         """The block's directions theta_k - theta_bar; those that are loaded already are used again."""
         if self._directions is None or self._block != tuple(block):
-            if not isinstance(self._loop, CapturedLoop):
-                self._drop_loop()
+            if (
+                self._captured is None
+            ):  # a graph keeps what it was captured with: the same places, other values
+                self._drop_block()
             self._directions = None  # free the old block before loading the next one
             self._directions = self.loader.load(list(block), self.theta_bar)
             self._block = tuple(block)
+            if self._captured is not None and self._captured_for[:2] != _place(self._directions):
+                self._drop_block()
+                self._block = tuple(block)
+            if self.plan.low_memory and self._projector is None:
+                self._projector = Projector(self.live, self._directions)
         return self._directions
 
     def prefetch(self, block: Sequence[int]) -> None:
@@ -211,44 +219,38 @@ class Engine:
         """The mean loss of the model on a batch, its gradient by the block's coefficients (b, G), and by beta.
 
         One backward pass through the mixed model and one projection (eq. 6). Losses are sums with weights, so a
-        batch in any number of pieces, on any number of ranks, gives the same.
+        batch in any number of pieces, on any number of ranks, gives the same. Under fp16 autocast the loss is scaled
+        up, or small gradients would be zero; where the scaled ones overflow, it is done again without.
         """
-        scales = (FP16_SCALE, 1.0) if self.live.task.autocast == torch.float16 else (1.0,)
-        for scale in scales:
-            found = self._gradient(D, batch, beta, scale)
-            if len(scales) == 1 or bool(found[1].isfinite().all()):
-                break
-        return found
-
-    def _gradient(
-        self, D: Directions, batch: Batch, beta: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
         live, dtype = self.live, self.live.dtype
-        live.clear_gradient()
-        if self._projector is not None:
-            self._projector.begin()
-        factor = None if beta is None else beta.detach().clone().requires_grad_()
-        sums = torch.zeros(2, dtype=dtype, device=live.device)  # of losses and of their weights
-        for piece in batch.pieces:
-            loss = live.task.loss(piece, beta=factor)
-            # Divided by the number of samples first: a sum over many might not fit a narrow dtype.
-            (loss.total * (scale / batch.size)).backward()  # type: ignore[no-untyped-call]
-            sums += torch.stack([loss.total.detach(), loss.weight]).to(dtype)
-        with torch.no_grad():
+        for scale in FP16_SCALES if live.task.autocast == torch.float16 else (1.0,):
+            live.clear_gradient()
             if self._projector is not None:
-                slope = self._projector.finish().to(dtype)
-            else:
-                slope = D.project(live.collect_gradient()).to(dtype)  # (b, G)
-            slope_beta = None
-            if factor is not None:
-                slope_beta = torch.zeros_like(factor) if factor.grad is None else factor.grad
-            distributed.add_up([slope, sums, *([] if slope_beta is None else [slope_beta])])
-            unscale = batch.size / (scale * sums[1])
-            return (
-                sums[0] / sums[1],
-                slope * unscale,
-                None if slope_beta is None else slope_beta * unscale,
-            )
+                self._projector.begin()
+            factor = None if beta is None else beta.detach().clone().requires_grad_()
+            sums = torch.zeros(2, dtype=dtype, device=live.device)  # of losses and of their weights
+            for piece in batch.pieces:
+                loss = live.task.loss(piece, beta=factor)
+                # Divided by the number of samples first: a sum over many might not fit a narrow dtype.
+                (loss.total * (scale / batch.size)).backward()  # type: ignore[no-untyped-call]
+                sums += torch.stack([loss.total.detach(), loss.weight]).to(dtype)
+            with torch.no_grad():
+                # In low-memory mode backward has projected already.
+                projector = self._projector
+                slope = (
+                    D.project(live.collect_gradient()) if projector is None else projector.finish()
+                )  # (b, G)
+                slope = slope.to(dtype)
+                of_beta = (
+                    []
+                    if factor is None
+                    else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
+                )
+                distributed.add_up([slope, sums, *of_beta])
+                unscale = batch.size / (scale * sums[1])
+            if scale == 1.0 or bool(slope.isfinite().all()):
+                break
+        return sums[0] / sums[1], slope * unscale, of_beta[0] * unscale if of_beta else None
 
     def loss_on(self, data: Data, beta: float | None) -> float:
         """The mean loss of the model as it is, on all samples of the data, in pieces of equal size."""
@@ -268,57 +270,81 @@ class Engine:
 
     # The way steps are taken --------------------------------------------------------------------------
 
-    def inner_loop(self, step: TakeStep, x: Tensor, data: Data, key: tuple[object, ...]) -> InnerLoop:
-        """Ready to take steps at x on the loaded block; a captured graph is used again where it fits.
+    @property
+    def burst(self) -> int:
+        """Steps worth taking before the host waits for the device."""
+        return 1 if self._captured is None else BURST
 
-        `key` names everything that `step` depends on besides the block and theta_fix.
+    def optimiser(self, alpha: Tensor, beta: float | None, weight_decay: float) -> AdamW:
+        """AdamW at these coefficients (b, G); the one that a captured graph changes, where there is one that fits."""
+        fresh = AdamW(alpha.to(self.live.device, self.live.dtype), beta, weight_decay)
+        if self._captured is None:
+            return fresh
+        kept = self._captured.optimiser
+        if (kept.alpha.shape, kept.beta is None, kept.weight_decay) != (
+            fresh.alpha.shape,
+            beta is None,
+            weight_decay,
+        ):
+            return fresh
+        kept.load(fresh.save())
+        return kept
+
+    def prepared(self, step: TakeStep, optimiser: AdamW, data: Data, key: object) -> TakeStep:
+        """The step as it is, or captured as a CUDA graph; one that was captured before is used again where it fits.
+
+        `key` names everything that the step depends on besides the loaded block, theta_fix and the optimiser.
         """
         assert self._directions is not None
-        D, live = self._directions, self.live
-        x = x.to(live.device, live.dtype)
-        if not self._eager and data.columns is not None:
-            feed = self._feed(data)
-            whole = (*key, x.shape, D.rows.data_ptr(), D.rows.shape, id(feed))
-            if isinstance(self._loop, CapturedLoop) and self._loop_key == whole:
-                self._loop.variables.load(Variables.fresh(x).save())
-                self._loop.data = data
-                return self._loop
-            self._drop_loop()
-            try:
-                self._start_projector(D)
-                self._loop = CapturedLoop(live, step, Variables.fresh(x.clone()), feed)
-                self._loop.data, self._loop_key = data, whole
-                self._tell("CUDA graph")
-                return self._loop
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # a model that cannot be captured: its own code may raise anything
-                self._eager = True
-                self._tell(f"eager, because the step cannot be captured: {str(error).splitlines()[0][:160]}")
-        self._drop_loop()
-        self._start_projector(D)
-        self._loop = InnerLoop(live, step, Variables.fresh(x.clone()), data, self.plan.accumulate)
-        self._tell("eager")
-        return self._loop
+        if self._eager or data.columns is None:
+            self._captured = None
+            self._tell("eager")
+            return step
+        batches = self._batches_of(data)
+        whole = (*_place(self._directions), key, id(optimiser), id(batches))
+        if self._captured is not None and self._captured_for == whole:
+            return self._captured
+        self._captured = None
+        try:
+            self._captured = CapturedStep(self.live, step, optimiser, batches)
+            self._captured_for = whole
+            self._tell("CUDA graph")
+            return self._captured
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model that cannot be captured: its own code may raise anything
+            self._eager = True
+            self.live.clear_gradient()
+            self._tell(f"eager, because the step cannot be captured: {str(error).splitlines()[0][:160]}")
+            return step
 
-    def _start_projector(self, D: Directions) -> None:
-        if self.plan.low_memory:
-            self._projector = Projector(self.live, D)
+    def batch(self, data: Data, indices: Tensor) -> Batch:
+        """This rank's pieces of a batch of the data, on the device; where a graph reads it, if there is one."""
+        if self._captured is not None:
+            self._captured.batches.put(data.rows(indices))
+            return self._captured.batches.batch
+        mine = distributed.share(indices)
+        pieces = mine.chunk(min(self.plan.accumulate, max(1, len(mine))))
+        return Batch([self.live.task.to_device(data.batch(p)) for p in pieces if len(p)], len(indices))
 
-    def _feed(self, data: Data) -> DeviceBatches:
+    def _batches_of(self, data: Data) -> DeviceBatches:
         """One for all folds of the same samples: they are on the device once, and one graph serves them."""
         size = min(self.options.batch_size, len(data))
         key = (id(data.columns), size)
-        if key not in self._feeds:
+        if key not in self._device_batches:
             resident = self.plan.parts["data"] > 0
-            self._feeds[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, resident)
-        return self._feeds[key]
+            self._device_batches[key] = DeviceBatches(
+                data, self.live.device, size, self.plan.accumulate, resident
+            )
+        return self._device_batches[key]
 
-    def _drop_loop(self) -> None:
+    def _drop_block(self) -> None:
+        """Forget the graph and take low-memory mode's hooks off the model."""
+        self._captured = None
         if self._projector is not None:
-            self._projector.close()  # takes its hooks off the model
+            self._projector.close()
             self._projector = None
-        self._loop = None
+        self._block = ()
 
     def _tell(self, path: str) -> None:
         if not self._told:
@@ -326,11 +352,16 @@ class Engine:
             self.listen(Event("engine", {"path": path}))
 
     def close(self) -> None:
-        self._drop_loop()
+        self._drop_block()
         self._directions = None
-        for feed in self._feeds.values():
-            feed.close()
-        self._feeds.clear()
+        for batches in self._device_batches.values():
+            batches.close()
+        self._device_batches.clear()
         if hasattr(self, "loader"):
             self.loader.close()
         self._stack.close()
+
+
+def _place(directions: Directions) -> tuple[object, object]:
+    """Where a block lies: a graph that was captured there can be used again for another block."""
+    return directions.rows.data_ptr(), directions.rows.shape

@@ -17,6 +17,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.soup.mix import mix_tensor
+from stockpot.soup.weights import chosen
 from stockpot.task import Task
 
 
@@ -174,12 +175,18 @@ class Live:
         return out
 
     def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        """theta-bar, streamed tensor by tensor: the same numbers as the uniform soup's file. (P,)"""
-        rows = list(range(len(self.pool))) if over is None else over
+        """theta-bar of some or all ingredients. (P,)"""
+        K = len(self.pool)
+        return self.mixed(chosen(K, len(self.layout), range(K) if over is None else over), listen)
+
+    def mixed(self, W: Tensor, listen: Listener = ignore) -> Tensor:
+        """The soup of weights W (K, G), streamed tensor by tensor: the same numbers as its file has. (P,)"""
+        rows = W.ne(0).any(dim=1).nonzero().flatten().tolist()
+        columns = W[rows].T.tolist()  # (G, rows)
         out = self._zeros(self.dtype)
         for slot in self.plan.slots:
             parts = [self.pool.tensor(k, slot.names[0]) for k in rows]
-            out[slot.start : slot.stop].copy_(mix_tensor(parts, [1.0 / len(rows)] * len(rows)).view(-1))
+            out[slot.start : slot.stop].copy_(mix_tensor(parts, columns[slot.group]).view(-1))
             progress(listen, "averaging the ingredients", slot.stop, self.plan.size, "parameters")
         return out
 

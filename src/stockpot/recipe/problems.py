@@ -38,7 +38,7 @@ _USUAL = {
     "greedy_ties": "ties",
     "temperature": "beta",
 }
-_CONVERTED = "is no longer read; experiments/convert.py makes an .npz of it, then write data.arrays"
+_CONVERTED = "is no longer read; convert it to .npz first, as experiments/convert does, then write data.arrays"
 _GONE = {
     ("data", "idx"): _CONVERTED,
     ("data", "cifar"): _CONVERTED,

@@ -143,9 +143,7 @@ def _notices(run: Run, rows: list[Row]) -> list[str]:
     status = run.about.get("status")
     if status != "done":
         word = "was interrupted" if status == "interrupted" else "is not finished"
-        notices.append(
-            f"This run {word}: the report shows what is there so far. Run the command again to continue."
-        )
+        notices.append(f"This run {word}: the report shows what is there so far. Run the command again to continue.")
     if not rows:
         notices.append("No method has finished yet.")
     if rows and rows[0].kind == "fit":
@@ -173,21 +171,15 @@ def _tiles(run: Run, rows: list[Row]) -> list[Tile]:
         tone = "good" if low > 0 else "bad" if high < 0 else ""
         unit = f" {row.metric.unit}" if row.metric.unit else ""
         between = f"{row.metric.change(low)} to {row.metric.change(high)}"
-        tiles.append(
-            Tile(f"{row.metric.change(mean)}{unit}", f"against the best single model (95 %: {between})", tone)
-        )
+        tiles.append(Tile(f"{row.metric.change(mean)}{unit}", f"against the best single model (95 %: {between})", tone))
     if row is not None and run.names:
         what = "models to serve" if not row.servable else "model to serve"
         serve = len(run.names) if not row.servable else 1
         tiles.append(
-            Tile(
-                str(serve), f"{what}; {row.models_used} of {words.plural(len(run.names), 'ingredient')} used"
-            )
+            Tile(str(serve), f"{what}; {row.models_used} of {words.plural(len(run.names), 'ingredient')} used")
         )
     if row is not None and row.seconds is not None:
-        tiles.append(
-            Tile(words.seconds(row.seconds), f"to cook it, with {words.size(row.peak)} of memory at most")
-        )
+        tiles.append(Tile(words.seconds(row.seconds), f"to cook it, with {words.size(row.peak)} of memory at most"))
     return tiles
 
 

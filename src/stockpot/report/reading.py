@@ -129,9 +129,7 @@ class Run:
     @cached_property
     def best_first(self) -> list[int]:
         """Ingredients by their own score; in the pool's order where that is unknown."""
-        return sorted(
-            range(len(self.names)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k)
-        )
+        return sorted(range(len(self.names)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k))
 
     @property
     def outlier(self) -> int | None:

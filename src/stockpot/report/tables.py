@@ -131,16 +131,10 @@ def _ends(score: Any) -> list[Any] | None:
 
 def pool_facts(run: Run) -> list[tuple[str, str]]:
     pool = run.pool
-    facts = [
-        ("seed", run.about.get("seed")),
-        ("recipe digest", str(run.about.get("recipe_digest") or "")[:16]),
-    ]
+    facts = [("seed", run.about.get("seed")), ("recipe digest", str(run.about.get("recipe_digest") or "")[:16])]
     if pool:
         facts += [
-            (
-                "tensors",
-                f"{pool.get('tensors', 0):,} of {words.count(int(pool.get('parameters') or 0))} parameters",
-            ),
+            ("tensors", f"{pool.get('tensors', 0):,} of {words.count(int(pool.get('parameters') or 0))} parameters"),
             ("dtypes", ", ".join(f"{count} {name}" for name, count in (pool.get("dtypes") or {}).items())),
             ("size of one ingredient", words.size(_first(pool.get("ingredients"), "bytes"))),
         ]
@@ -219,11 +213,7 @@ def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
     scores = [(str(name), Score.read(value)) for name, value in (guard.get("held_out") or {}).items()]
     intervals = guard.get("intervals") or {}
     table = [
-        (
-            name,
-            run.metric.value(score.value) + run.metric.between(intervals.get(name)),
-            name == winner,
-        )
+        (name, run.metric.value(score.value) + run.metric.between(intervals.get(name)), name == winner)
         for name, score in scores
         if score is not None
     ]

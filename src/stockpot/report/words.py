@@ -148,6 +148,4 @@ def _decimal(value: float, sign: str = "") -> str:
 def _shared(names: Sequence[str]) -> int:
     """How many letters all names begin with."""
     first, last = min(names), max(names)
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
-    )
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

@@ -11,28 +11,29 @@ sixteenth. docs/search.md has the evidence.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stockpot.engine import Engine, Live, Options
-from stockpot.engine.inner_loop import Step
+from stockpot.engine.engine import BURST
 from stockpot.engine.plan import NAMES
 from stockpot.errors import LearningError, RunError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
-from stockpot.soups.mehl import BURST, State, mehl_soup, schedule, weights
+from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task import Data
+from stockpot.task.data import forked_random
 
 EVALUATIONS = 30  # judgements per block
 SLOWEST, FASTEST = (
@@ -99,6 +100,7 @@ class Learner:
         self.blocks = [sorted(ranked[i] for i in block) for block in drawn]
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
+        self._engine: Engine | None = None
         self._entries: list[
             tuple[int, int, int, int, float, float]
         ] = []  # kind, block, fold, step, loss, rate
@@ -110,117 +112,126 @@ class Learner:
             if fold.start is not None:
                 alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
             fold.state = State(alpha, beta)
+        self._at_block = [
+            _block_start(fold) for fold in folds
+        ]  # where a block that cannot be finished begins again
 
     def run(self, judge: Callable[[Sequence[Fold]], None] | None = None) -> None:
         """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
-        # A block that could not be finished begins again from here, for all folds.
-        self._at_block = copy.deepcopy([fold.state for fold in self.folds])
         self._restore()
+        s = self.settings
         while True:
             try:
-                return self._attempt(judge)
+                engine = self._open_engine()
+                # Losses may draw numbers: these depend on the step, not on what ran before.
+                with (
+                    forked_random(self.live.device) as reseed,
+                    self.live.task.learning(),
+                    held() as self._stop,
+                ):
+                    while (fold := min(self.folds, key=lambda fold: fold.state.t)).state.t < len(self.blocks):
+                        J = steps_for(s, len(fold.data))
+                        self._begin_block(engine, fold)
+                        for _ in mehl_soup(
+                            engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
+                            J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
+                            every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
+                        ):  # fmt: skip
+                            self._after_steps(engine, fold, J)
+                        self._end_block(fold)
+                if judge is not None:
+                    for folds in [*([fold] for fold in self.folds), self.folds]:
+                        self._put(engine, folds)
+                        judge(folds)
+                return
             except torch.OutOfMemoryError as error:
                 self._take_less(error)
+            finally:
+                if self._engine is not None:
+                    self._engine.close()
+                    self._engine = None
 
-    def _attempt(self, judge: Callable[[Sequence[Fold]], None] | None) -> None:
-        self._engine: Engine | None = None
-        self.live.drop_theta()
-        engine = self._engine = Engine(
-            self.live, self._options, self.folds[0].data,
-            block_size=min(self._limit, max(map(len, self.blocks))),
-            fixed_block=self.method.simplex or not isinstance(self.settings.block_size, str),
-            theta_bar=self.problem.theta_bar(self.live),
-            listen=self.listen,
-        )  # fmt: skip
-        devices = [self.live.device] if self.live.device.type == "cuda" else []
-        try:
-            self._check_mean(engine)
-            plan = engine.plan
-            self._options = replace(
-                self._options,
-                directions=NAMES[plan.dtype], accumulate=plan.accumulate, low_memory=plan.low_memory,
-            )  # fmt: skip
-            self._cut(plan.block_size)
-            with torch.random.fork_rng(devices=devices), self.live.task.learning(), held() as self._stop:
-                while (t := min(fold.state.t for fold in self.folds)) < len(self.blocks):
-                    for fold in self.folds:
-                        if fold.state.t == t:
-                            self._learn_block(engine, fold, t)
-                    self._at_block = copy.deepcopy([fold.state for fold in self.folds])
-            if judge is not None:
-                for folds in [*([fold] for fold in self.folds), self.folds]:
-                    self._put(engine, folds)
-                    judge(folds)
-        finally:
-            engine.close()
+    def _batch(self, fold: Fold, i: int) -> Tensor:
+        """The samples of step i."""
+        return fold.data.order(self._stream(fold), i, self.settings.batch_size)
 
-    def _learn_block(self, engine: Engine, fold: Fold, t: int) -> None:
-        """Algorithm 1 for one fold and one block."""
-        block, s, settings = self.blocks[t], fold.state, self.settings
-        J = steps_for(settings, len(fold.data))
-        every = BURST if fold.held_out is None else max(1, J // EVALUATIONS)
-        seed = settings.seed * 1009 + fold.number
-        if not s.j:
+    def _stream(self, fold: Fold) -> int:
+        """The seed of a fold's random numbers."""
+        return self.settings.seed * 1009 + fold.number
+
+    def _begin_block(self, engine: Engine, fold: Fold) -> None:
+        s = fold.state
+        if s.j:
+            return  # it goes on where an earlier process stopped
+        block = self.blocks[s.t]
+        if fold is self.folds[0]:
             names = [self.problem.pool.names[k] for k in block]
-            self.listen(Event("block", {"block": t, "of": len(self.blocks), "models": names}))
-            s.pace, fold.skipped = 1.0, 0
-            fold.best, fold.best_beta = s.alpha[block].clone(), s.beta
-            if fold.held_out is not None and not math.isfinite(fold.best_loss):
-                engine.load(block)
-                engine.theta_fix(s.alpha, block)
-                fold.best_loss = self._judged(engine, fold, t, fold.best, s.beta)
-        for _ in mehl_soup(
-            engine, self.blocks[: t + 1], fold.data,
-            lambda i: fold.data.order(seed, i, settings.batch_size),
-            J=J, eta=settings.lr, weight_decay=settings.weight_decay, simplex=self.method.simplex, every=every,
-            seed=lambda i: _seed(self.live.device, seed * 1_000_000_007 + i),
-            state=s,
-        ):  # fmt: skip
-            self._tell_steps(fold, t, J)
-            if fold.held_out is not None and (s.j % every == 0 or s.j == J):
-                self._judge(engine, fold, t, J)
-            if t + 1 < len(self.blocks):
-                engine.prefetch(self.blocks[t + 1])
-            if fold.skipped > J / 2:
-                raise self._stopped(fold, t, J)
-            if self._due():
-                self._save()
-        if fold.held_out is not None:
-            assert fold.best is not None
-            s.go_to(block, fold.best, fold.best_beta)
+            self.listen(Event("block", {"block": s.t, "of": len(self.blocks), "models": names}))
+        s.pace, fold.skipped = 1.0, 0
+        fold.best, fold.best_beta = s.alpha[block].clone(), s.beta
+        if fold.held_out is not None and not math.isfinite(fold.best_loss):
+            engine.load(block)
+            engine.theta_fix(s.alpha, block)
+            fold.best_loss = self._judged(engine, fold, fold.best, s.beta)
+
+    def _after_steps(self, engine: Engine, fold: Fold, J: int) -> None:
+        s = fold.state
+        self.live.check_bound()
+        for j, step in enumerate(s.steps, start=s.j - len(s.steps)):
+            place = {"block": s.t, "fold": fold.number, "step": j, "of": J}
+            if step.skipped:
+                fold.skipped += 1
+                self._enter("skipped", fold, j, step.loss)
+                found = "a gradient that is not finite" if math.isfinite(step.loss) else f"loss {step.loss}"
+                self.listen(Event("skipped", {**place, "found": found}))
+            else:
+                self._enter("step", fold, j, step.loss, step.rate)
+                self.listen(Event("step", {**place, "loss": step.loss, "lr": step.rate}))
+        if fold.held_out is not None and (s.j % _every(fold, J) == 0 or s.j == J):
+            self._judge(engine, fold, J)
+        if s.t + 1 < len(self.blocks):
+            engine.prefetch(self.blocks[s.t + 1])
+        if fold.skipped > J / 2:
+            raise self._stopped(fold, J)
+        if self._due():
+            self._save()
+
+    def _end_block(self, fold: Fold) -> None:
         fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
+        if len({fold.state.t for fold in self.folds}) == 1:
+            self._at_block = [_block_start(fold) for fold in self.folds]
         self._save()
 
     # Judging on the fold left out ---------------------------------------------------------------------
 
-    def _judge(self, engine: Engine, fold: Fold, t: int, J: int) -> None:
-        s, block = fold.state, self.blocks[t]
-        alpha, beta = s.mean_since(block)
-        loss = self._judged(engine, fold, t, alpha, beta)
-        if loss < fold.best_loss:
+    def _judge(self, engine: Engine, fold: Fold, J: int) -> None:
+        s = fold.state
+        assert s.optimiser is not None
+        alpha, beta = s.optimiser.mean()
+        loss = self._judged(engine, fold, alpha, beta)
+        better = loss < fold.best_loss
+        if better:
             fold.best, fold.best_beta, fold.best_loss = alpha, beta, loss
             s.pace = min(FASTEST, s.pace * FASTER)
         else:
-            assert fold.best is not None
             s.pace *= SLOWER
             if s.pace <= SLOWEST:
                 s.j = J
-            s.go_to(block, fold.best, fold.best_beta)
+        if not better or s.j == J:
+            assert fold.best is not None
+            s.optimiser.restart(fold.best, fold.best_beta)
 
-    def _judged(self, engine: Engine, fold: Fold, t: int, alpha: Tensor, beta: float | None) -> float:
+    def _judged(self, engine: Engine, fold: Fold, alpha: Tensor, beta: float | None) -> float:
         """The mean loss, the one that is learned with, of these coefficients (b, G) on the samples left out."""
         assert fold.held_out is not None
-        self._mix(engine, alpha)
-        loss = engine.loss_on(fold.held_out, beta)
-        self._enter("held_out", t, fold.number, fold.state.j, loss)
-        told = {"block": t, "fold": fold.number, "step": fold.state.j, "loss": finite(loss)}
-        self.listen(Event("held_out", told))
-        return loss
-
-    def _mix(self, engine: Engine, alpha: Tensor) -> None:
-        """Make the model the soup of these coefficients (b, G) of the loaded block."""
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.mix(engine.fixed, c.to(engine.fixed))
+        loss = engine.loss_on(fold.held_out, beta)
+        s = fold.state
+        self._enter("held_out", fold, s.j, loss)
+        told = {"block": s.t, "fold": fold.number, "step": s.j, "loss": finite(loss)}
+        self.listen(Event("held_out", told))
+        return loss
 
     def _put(self, engine: Engine, folds: Sequence[Fold]) -> None:
         """Make the model the average of these folds' soups."""
@@ -234,22 +245,8 @@ class Learner:
 
     # What happened ------------------------------------------------------------------------------------
 
-    def _tell_steps(self, fold: Fold, t: int, J: int) -> None:
-        s = fold.state
-        first = s.j - len(s.steps)
-        for j, step in enumerate(s.steps, start=first):
-            rate = s.pace * self.settings.lr * (1 + math.cos(math.pi * j / J)) / 2
-            place = {"block": t, "fold": fold.number, "step": j, "of": J}
-            if step.skipped:
-                fold.skipped += 1
-                self._enter("skipped", t, fold.number, j, step.loss)
-                self.listen(Event("skipped", {**place, "found": _found(step)}))
-            else:
-                self._enter("step", t, fold.number, j, step.loss, rate)
-                self.listen(Event("step", {**place, "loss": step.loss, "lr": rate}))
-
-    def _enter(self, kind: str, t: int, fold: int, j: int, loss: float, rate: float = math.nan) -> None:
-        self._entries.append((KINDS.index(kind), t, fold, j, loss, rate))
+    def _enter(self, kind: str, fold: Fold, j: int, loss: float, rate: float = math.nan) -> None:
+        self._entries.append((KINDS.index(kind), fold.state.t, fold.number, j, loss, rate))
 
     def history(self) -> tuple[dict[str, Any], ...]:
         """Every step and judgement, in order."""
@@ -276,7 +273,35 @@ class Learner:
             found.append("beta was not learned: the task's loss is its own, so there are no logits to scale")
         return tuple(found)
 
-    # Less memory --------------------------------------------------------------------------------------
+    # Memory -------------------------------------------------------------------------------------------
+
+    def _open_engine(self) -> Engine:
+        self.live.drop_theta()
+        engine = self._engine = Engine(
+            self.live, self._options, self.folds[0].data,
+            block_size=min(self._limit, max(map(len, self.blocks))),
+            fixed_block=self.method.simplex or not isinstance(self.settings.block_size, str),
+            theta_bar=self.problem.theta_bar(self.live),
+            listen=self.listen,
+        )  # fmt: skip
+        if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
+            self.live.pool.verify_finite(self.listen)  # names the files to blame
+            raise LearningError(
+                describe(
+                    "mean of the ingredients",
+                    expected="finite weights",
+                    found="sums that overflow, although every ingredient is finite",
+                    fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
+                )
+            )
+        self.problem.remember_theta_bar(self.live, engine.theta_bar)
+        plan = engine.plan
+        self._options = replace(
+            self._options,
+            directions=NAMES[plan.dtype], accumulate=plan.accumulate, low_memory=plan.low_memory,
+        )  # fmt: skip
+        self._cut(plan.block_size)
+        return engine
 
     def _take_less(self, error: BaseException) -> None:
         """Blocks of half the size, then rounder directions, then low-memory mode; each only ever goes down."""
@@ -294,39 +319,28 @@ class Learner:
             change = "gradients and activations in low-memory mode"
         else:
             raise error
-        for fold, state in zip(self.folds, copy.deepcopy(self._at_block), strict=True):
-            fold.state, fold.skipped = state, 0
-            if not state.t:
-                fold.best_loss = math.inf
+        self._begin_again()
         self._cut(self._limit)
         self.listen(Event("memory", {"text": f"out of memory; going on with {change}"}))
         if self.live.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _begin_again(self) -> None:
+        """All folds back to where the block under way began."""
+        for fold, (state, best_loss) in zip(self.folds, self._at_block, strict=True):
+            fold.state, fold.best_loss, fold.skipped = replace(state, alpha=state.alpha.clone()), best_loss, 0
+        begun = [state.t for state, _ in self._at_block]
+        self._entries = [entry for entry in self._entries if entry[1] < begun[entry[2]]]
+
     def _cut(self, size: int) -> None:
-        """Blocks of at most `size` models from the first one on that some fold has not begun."""
+        """Blocks of at most `size` models from the one under way on, which begins again where it is cut."""
         if self.method.simplex:
             return  # a softmax over all models cannot be cut
-        t = min(fold.state.t for fold in self.folds)
+        t = min(state.t for state, _ in self._at_block)
         rest = [block[i : i + size] for block in self.blocks[t:] for i in range(0, len(block), size)]
         if rest != self.blocks[t:]:
-            for fold, state in zip(self.folds, copy.deepcopy(self._at_block), strict=True):
-                fold.state = state
+            self._begin_again()
             self.blocks = self.blocks[:t] + rest
-
-    def _check_mean(self, engine: Engine) -> None:
-        """theta_bar is computed once per pool and must be finite."""
-        if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
-            self.live.pool.verify_finite(self.listen)  # names the files to blame
-            raise LearningError(
-                describe(
-                    "mean of the ingredients",
-                    expected="finite weights",
-                    found="sums that overflow, although every ingredient is finite",
-                    fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
-                )
-            )
-        self.problem.remember_theta_bar(self.live, engine.theta_bar)
 
     # Saving and going on ------------------------------------------------------------------------------
 
@@ -337,13 +351,14 @@ class Learner:
     def _save(self) -> None:
         if self._store is not None:
             tensors = {"history": torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)}
-            for fold, first in zip(self.folds, self._at_block, strict=True):
+            for fold, (first, _) in zip(self.folds, self._at_block, strict=True):
                 n, s = fold.number, fold.state
-                tensors |= {f"{n}.alpha": s.alpha, f"{n}.at_block": first.alpha}
-                tensors |= {f"{n}.variables.{name}": value for name, value in s.variables.items()}
+                tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
+                if s.optimiser is not None:
+                    tensors |= {f"{n}.optimiser.{name}": value for name, value in s.optimiser.save().items()}
                 if fold.best is not None:
                     tensors[f"{n}.best"] = fold.best
-            self._store.save({name: tensor.clone() for name, tensor in tensors.items()}, self._values())
+            self._store.save(tensors, self._values())
         self._saved_at = time.monotonic()
         self._stop.obey()
 
@@ -363,9 +378,9 @@ class Learner:
                     "best_beta": fold.best_beta,
                     "best_loss": finite(fold.best_loss),
                     "skipped": [fold.skipped, fold.skipped_before],
-                    "at_block": [first.t, first.beta],
+                    "at_block": [first.t, first.beta, finite(loss)],
                 }
-                for fold, first in zip(self.folds, self._at_block, strict=True)
+                for fold, (first, loss) in zip(self.folds, self._at_block, strict=True)
             ],
         }
 
@@ -386,29 +401,35 @@ class Learner:
         )
         for fold, kept in zip(self.folds, values["folds"], strict=True):
             n = f"{fold.number}."
-            prefix = f"{n}variables."
-            variables = {x.removeprefix(prefix): v for x, v in tensors.items() if x.startswith(prefix)}
+            moments = {
+                name.removeprefix(f"{n}optimiser."): value
+                for name, value in tensors.items()
+                if name.startswith(f"{n}optimiser.")
+            }
             fold.state = State(
-                tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], variables, kept["pace"]
+                tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], kept["pace"], saved=moments or None
             )
             fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
-            fold.best_loss = math.inf if kept["best_loss"] is None else kept["best_loss"]
+            fold.best_loss = _loss(kept["best_loss"])
             fold.skipped, fold.skipped_before = kept["skipped"]
-            self._at_block[fold.number] = State(
-                tensors[f"{n}at_block"], kept["at_block"][1], kept["at_block"][0]
-            )
+            t, beta, loss = kept["at_block"]
+            self._at_block[fold.number] = State(tensors[f"{n}at_block"], beta, t), _loss(loss)
 
-    def _stopped(self, fold: Fold, t: int, J: int) -> LearningError:
+    def _stopped(self, fold: Fold, J: int) -> LearningError:
+        s = fold.state
+        alpha = s.alpha.clone()
+        if fold.held_out is not None and fold.best is not None:
+            alpha[self.blocks[s.t]] = fold.best
         which = f", fold {fold.number + 1}" if fold.held_out is not None else ""
         return LearningError(
             describe(
-                f"learning at block {t + 1} of {len(self.blocks)}, step {fold.state.j}{which}",
+                f"learning at block {s.t + 1} of {len(self.blocks)}, step {s.j}{which}",
                 expected="steps whose loss and gradient are finite",
                 found=f"{fold.skipped} of {J} skipped",
                 fix="lower lr, look for what the loss cannot take (the logarithm of zero, a division by zero), or"
                 " use fp32 instead of fp16 autocast; the best soup so far is in the error's .best",
             ),
-            best=weights(fold.state.alpha, self.method.simplex),
+            best=weights(alpha, self.method.simplex),
         )
 
 
@@ -433,21 +454,26 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _found(step: Step) -> str:
-    return "a gradient that is not finite" if math.isfinite(step.loss) else f"loss {step.loss}"
+def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
+    reseed((stream * 1_000_000_007 + i) % 2**63)
+
+
+def _every(fold: Fold, J: int) -> int:
+    """Steps between two judgements, or at most between two looks at the device."""
+    return BURST if fold.held_out is None else max(1, J // EVALUATIONS)
+
+
+def _block_start(fold: Fold) -> tuple[State, float]:
+    """What a fold goes back to when the block that comes next cannot be finished."""
+    return replace(fold.state, alpha=fold.state.alpha.clone()), fold.best_loss
+
+
+def _loss(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _used(W: Tensor) -> int:
     return int((W != 0).any(dim=1).sum())
-
-
-def _seed(device: torch.device, value: int) -> None:
-    """For losses that draw numbers: they depend on the step, not on what ran before."""
-    # Not torch.manual_seed: where CUDA is not in use yet, it formats and keeps a stack trace at every call.
-    torch.default_generator.manual_seed(value % 2**63)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(value % 2**63)
 
 
 def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:

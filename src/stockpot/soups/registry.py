@@ -69,6 +69,10 @@ PRESETS: Mapping[str, str] = {
     "authors": "what the authors' released code does instead, in a file of its own (hl, hl+, mehl, mehl+)",
 }
 AUTHORS = ("hl", "hl+", "mehl", "mehl+")
+# How the engine works and what it adds to the paper; soups/authors.py has none of it.
+_NOT_AUTHORS = frozenset(
+    {"accumulate", "beta", "folds", "directions", "memory", "low_memory", "compile", "graphs"}
+)
 
 
 def decides(method: Method, preset: str | None = None) -> Any:
@@ -108,6 +112,24 @@ def settings_for(method: str, preset: str | None = None, **given: Any) -> Settin
                 )
             )
         chosen["weight_decay"] = 0.0
+        for name in _NOT_AUTHORS & given.keys():
+            raise MethodError(
+                describe(
+                    f"setting {name} with preset 'authors'",
+                    expected="a setting that the released code has",
+                    found=repr(given[name]),
+                    fix=f"leave {name} out, or leave the preset out",
+                )
+            )
+        if given.get("block_size") == 1:
+            raise MethodError(
+                describe(
+                    "setting block_size with preset 'authors'",
+                    expected="at least 2: a first block of one model has no direction from its own mean",
+                    found="1",
+                    fix="use a larger block_size, or leave the preset out",
+                )
+            )
     if given.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(given)
@@ -140,6 +162,13 @@ def settings_in_comparison(
         reach.pop("folds", None)
     if method.defaults.get("granularity") == "model":
         reach.pop("granularity", None)  # it tells hl from hl+
+    own = each.get(name, {})
     if preset == "authors" and name not in AUTHORS:
         preset = None
-    return settings_for(name, preset, **{**reach, **each.get(name, {})})
+    elif preset == "authors":
+        reach = {key: value for key, value in reach.items() if key not in _NOT_AUTHORS}
+    if own.get("epochs") is not None:
+        reach.pop("steps", None)  # the one that is set for this method replaces the other one set for all
+    if own.get("steps") is not None:
+        reach.pop("epochs", None)
+    return settings_for(name, preset, **{**reach, **own})

@@ -27,8 +27,8 @@ from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
+from stockpot.task.data import open_report
 from stockpot.task.scores import worded
-from stockpot.task.sealed import open_report
 
 Key = TypeVar("Key")
 SHOWN = 5  # ingredients named in one note
@@ -83,6 +83,8 @@ def decided(
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
     with PeakMemory(problem.task.device) as peak:
+        if store is not None:
+            store.peaks = peak.so_far
         try:
             found = decides(method, preset)(problem, method, settings, store)
         except LearningError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import (
     at_least_single,
     batch_rows,
@@ -29,14 +29,12 @@ from stockpot.task.loss import (
     is_causal,
     is_pair,
     next_tokens,
-    own_form,
     own_loss,
     same_tokens,
     sample_losses,
-    users_loss,
-    users_sample_losses,
+    users_losses,
 )
-from stockpot.task.metrics import LOSSES, METRICS, WEIGHTED_LOSS, loss_statistics
+from stockpot.task.metrics import LOSSES, loss_statistics
 from stockpot.task.scores import Metric
 
 
@@ -61,22 +59,17 @@ class Judge:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        cast = (
-            nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
-        )
         try:
-            with cast:
+            with torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext():
                 yield
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise TaskError(
-                describe(
-                    "a batch of one sample",
-                    expected="two or more: the model's normalisation layers take mean and variance from the batch",
-                    found=str(error),
-                    fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
-                )
+            raise TaskError.of(
+                "a batch of one sample",
+                expected="two or more: the model's normalisation layers take mean and variance from the batch",
+                found=str(error),
+                fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
             ) from error
 
     def call(self, batch: Any) -> Any:
@@ -88,9 +81,9 @@ class Judge:
         if self.users_loss is None:
             self.call(batch)
         else:
-            self._call_users_loss(batch)
+            self.call_users_loss(batch)
 
-    def _call_users_loss(self, batch: Any) -> Any:
+    def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
         with users_code("loss", self.users_loss), self._running():
             return self.users_loss(self.model, batch)
@@ -99,50 +92,20 @@ class Judge:
         """The live model's logits, in its current mode, in single precision or better."""
         return need_logits(self.call(batch), "logits")
 
-    def learn_form(self, batch: Any) -> None:
-        """See on a trial batch which loss the model computes itself, and whether samples have weights of their own."""
-        weighted = False
-        if self.users_loss is not None:
-            if self.metric in LOSSES:
-                found = self._call_users_loss(batch)
-                weighted = isinstance(found, (tuple, list))
-                self._users_sample_losses(found, batch_rows(batch))
-        elif isinstance(batch, Mapping):
-            outputs = self.call(batch)
-            own = find_loss(outputs)
-            self.has_own_loss = own is not None
-            if own is not None:
-                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
-                weighted = self.form in (next_tokens, same_tokens)
-        if weighted and self.metric == METRICS["loss"]:
-            self.metric = WEIGHTED_LOSS
-
     # Loss ---------------------------------------------------------------------------------------------
-
-    def scales(self, outputs: Any, batch: Any) -> bool:
-        """Whether the loss can be computed with logits times a factor."""
-        logits, labels = find_logits(outputs), find_labels(batch)
-        if self.users_loss is not None or logits is None or not isinstance(labels, Tensor):
-            return False
-        if self.has_own_loss and self.form is not None:
-            return self.form in (sample_losses, next_tokens, same_tokens)
-        dense = logits.ndim in (4, 5) and labels.shape == (len(logits), *logits.shape[2:])
-        return is_pair(logits, labels) or dense or (logits.ndim == 2 and labels.shape == logits.shape)
 
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
         changed = bool(label_smoothing) or beta is not None
         if self.users_loss is not None:
             if changed:
-                raise TaskError(
-                    describe(
-                        "label_smoothing or beta",
-                        expected="the default loss, whose logits are known",
-                        found="a loss of your own",
-                        fix="build label smoothing or a factor of the logits into loss(model, batch)",
-                    )
+                raise TaskError.of(
+                    "label_smoothing or beta",
+                    expected="the default loss, whose logits are known",
+                    found="a loss of your own",
+                    fix="build label smoothing or a factor of the logits into loss(model, batch)",
                 )
-            return users_loss(self._call_users_loss(batch), batch_rows(batch))
+            return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(
@@ -158,8 +121,7 @@ class Judge:
             logits = logits * beta
         if self.form in (next_tokens, same_tokens) and not label_smoothing:
             assert self.form is not None
-            totals, weights = self.form(logits, labels)
-            return Loss(totals.sum(), weights.sum())
+            return self.form(logits, labels).sum()
         return cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------
@@ -167,14 +129,12 @@ class Judge:
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.users_loss is not None and self.metric in LOSSES:
-            found = self._call_users_loss(batch)
-            losses = self._users_sample_losses(found, n)
-            return loss_statistics(self.metric, losses), users_loss(found, n)
+            losses = self.users_sample_losses(batch, n)
+            return loss_statistics(self.metric, losses), losses.sum()
         outputs = self.call(batch)
         if self.metric in LOSSES:
             losses = self._sample_losses(outputs, batch)
-            total = Loss(losses.totals.sum(), losses.weights.sum())
-            return loss_statistics(self.metric, losses), total
+            return loss_statistics(self.metric, losses), losses.sum()
         table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
@@ -201,13 +161,11 @@ class Judge:
                 if error.__cause__ is None:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
-        raise TaskError(
-            describe(
-                "score of averaged logits",
-                expected="a metric that needs logits and labels only",
-                found=reason,
-                fix='use metric="accuracy", or a metric that also takes logits as outputs',
-            )
+        raise TaskError.of(
+            "score of averaged logits",
+            expected="a metric that needs logits and labels only",
+            found=reason,
+            fix='use metric="accuracy", or a metric that also takes logits as outputs',
         )
 
     def _sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
@@ -218,19 +176,19 @@ class Judge:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def _users_sample_losses(self, found: Any, n: int) -> SampleLosses:
-        losses = users_sample_losses(found, n)
-        if losses is None:
+    def users_sample_losses(self, batch: Any, n: int) -> SampleLosses:
+        losses = users_losses(self.call_users_loss(batch), n)
+        if n == 1:
+            losses = SampleLosses(*(part.reshape(1) for part in losses))
+        if not losses.totals.shape == losses.weights.shape == (n,):
             raise self._whole_batch("one number for a whole batch")
         return losses
 
     def _whole_batch(self, found: str) -> TaskError:
-        return TaskError(
-            describe(
-                f'metric="{self.metric.name}"',
-                expected="a loss of each sample, shape (n,), from loss(model, batch)",
-                found=found,
-                fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
-                " per sample; or choose another metric",
-            )
+        return TaskError.of(
+            f'metric="{self.metric.name}"',
+            expected="a loss of each sample, shape (n,), from loss(model, batch)",
+            found=found,
+            fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
+            " per sample; or choose another metric",
         )

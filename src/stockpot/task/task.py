@@ -11,28 +11,19 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.task import checks, names
+from stockpot.task import checks, names, trial
 from stockpot.task import normalisation as stats
-from stockpot.task.batches import (
-    find_labels,
-    find_logits,
-    find_loss,
-    map_tensors,
-    need_logits,
-    with_blank_labels,
-)
+from stockpot.task.batches import map_tensors
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, LossFunction, check_pair
-from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, as_metric
+from stockpot.task.loss import Loss, LossFunction
+from stockpot.task.metrics import as_metric
 from stockpot.task.scores import Metric, MetricFunction, Scores
 
 Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
 Statistics = Literal["recalibrate", "average", "copy"]
-
-SMALL = 8  # samples of a trial batch
 
 
 class Task:
@@ -161,19 +152,10 @@ class Task:
         In-batch (contrastive) losses do not, nor does a plain mean over uneven numbers of tokens: such a loss belongs
         to one batch size, so batches may not be cut and losses are compared at that size only.
         """
-        n = min(SMALL, len(self.fit))
-        rows = torch.arange(n)
-
-        def mean(seed: int, *pieces: Tensor) -> Tensor:
-            reseed(seed)
-            parts = [self.loss(self.to_device(self.fit.batch(piece))) for piece in pieces if len(piece)]
-            return torch.stack([p.total for p in parts]).sum() / torch.stack([p.weight for p in parts]).sum()
-
         with self.evaluating(), forked_random(self.device) as reseed:
-            whole, again, cut = mean(0, rows), mean(1, rows), mean(0, rows[: n // 3], rows[n // 3 :])
-        if not torch.isclose(whole, again, rtol=1e-3, equal_nan=True):
-            return True  # it draws numbers of its own, so nothing can be seen
-        return bool(torch.isclose(whole, cut, rtol=5e-3, atol=1e-5, equal_nan=True))
+            return trial.adds_up(
+                lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed
+            )
 
     # Evaluation ---------------------------------------------------------------------------------------
 
@@ -188,13 +170,11 @@ class Task:
     ) -> Scores:
         """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
         if stop is not None and not self.metric.is_mean:
-            raise TaskError(
-                describe(
-                    "stop",
-                    expected="a metric that is a mean over samples",
-                    found=self.metric.name,
-                    fix="evaluate all samples",
-                )
+            raise TaskError.of(
+                "stop",
+                expected="a metric that is a mean over samples",
+                found=self.metric.name,
+                fix="evaluate all samples",
             )
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
@@ -291,53 +271,23 @@ class Task:
         def batches() -> Iterator[tuple[Any, int]]:
             done = 0
             for piece in pieces:
+                reseed(done)
                 yield self.to_device(self.fit.batch(piece)), piece.numel()
                 done += piece.numel()
                 progress(listen, "recalibrating statistics", done, count, unit="samples")
 
-        return stats.recalibrate(self.model, batches(), self._judge.forward)
+        with forked_random(self.device) as reseed:
+            return stats.recalibrate(self.model, batches(), self._judge.forward)
 
     # Checks before long work --------------------------------------------------------------------------
 
     def _check_data(self, data: Data) -> None:
-        """Bad numbers, labels outside the model's classes, and a model that cannot be called or judged at all."""
-        judge, n = self._judge, min(SMALL, len(data))
-        default = judge.users_loss is None
-        checks.check_finite(data, labels=default)
-        trial = data.batch(torch.arange(n))
-        batch = self.to_device(trial)
-        try:
-            with self.evaluating():
-                outputs = judge.call(self.to_device(with_blank_labels(trial)))
-        except Exception as error:
-            if not default and self.metric in LOSSES:  # the user's loss knows how to call this model
-                with self.evaluating():
-                    judge.learn_form(batch)
-                return
-            if isinstance(error, TaskError):
-                raise
-            raise TaskError(
-                describe(
-                    f"model {type(self.model).__name__}",
-                    expected=f"a model that can be called on a batch of the {data.name}",
-                    found=f"{type(error).__name__}: {error}",
-                    fix="make batches (inputs, labels) or dicts of keyword arguments; or give loss=lambda model, batch:"
-                    ' ... with one loss per sample and metric="loss"',
-                )
-            ) from error
-        logits = find_logits(outputs)
-        if self.metric == METRICS.get(self.metric.name) and checks.has_several_labels(data.targets, logits):
-            judge.metric = MULTI_LABEL.get(self.metric.name, self.metric)
-        if default and self.metric.name == "accuracy":
-            check_pair(need_logits(outputs, 'metric="accuracy"'), find_labels(batch), 'metric="accuracy"')
-        own = isinstance(batch, Mapping) and find_loss(outputs) is not None
-        checks.check_targets(data, logits, self.metric, loss=default, own=own)
+        checks.check_finite(data, labels=self._judge.users_loss is None)
+        batch = data.batch(torch.arange(min(trial.SMALL, len(data))))
         with self.evaluating():
-            if data is self.fit:
-                judge.learn_form(batch)
-                self.can_scale_logits = judge.scales(outputs, batch)
-            if default or self.metric != METRICS["accuracy"]:
-                judge.statistics(batch, n, with_loss=False)
+            scales = trial.try_batch(self._judge, data, self.to_device(batch), first=data is self.fit)
+        if data is self.fit:
+            self.can_scale_logits = scales
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
@@ -347,7 +297,7 @@ class Task:
 
         with self.learning():
             # A loss such as a hinge can be flat on a few samples without ignoring the model.
-            checks.check_start(self.model, [on(SMALL), on(self.batch_size)])
+            trial.check_start(self.model, [on(trial.SMALL), on(self.batch_size)])
 
     # The pool's tensors -------------------------------------------------------------------------------
 
@@ -369,11 +319,9 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _check_fits(nbytes: int) -> None:
     """The sums of an ensemble are one number for each logit of all the data."""
     if nbytes > MEMORY_LIMIT:
-        raise TaskError(
-            describe(
-                "ensemble",
-                expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
-                found=f"{nbytes / 2**30:.1f} GiB",
-                fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
-            )
+        raise TaskError.of(
+            "ensemble",
+            expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
+            found=f"{nbytes / 2**30:.1f} GiB",
+            fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
         )

@@ -31,11 +31,7 @@ def curves(run: Run) -> Picture | None:
         for m in run.methods
         for ends in [_block_ends([*m.curves("fit"), *m.curves("held_out")])]
     }
-    found = {
-        name: panel
-        for name, panel in found.items()
-        if any(_finite(line) for part in panel[:2] for line in part)
-    }
+    found = {name: panel for name, panel in found.items() if any(_finite(line) for part in panel[:2] for line in part)}
     if not found:
         return None
     held = any(panel[1] for panel in found.values())
@@ -43,9 +39,7 @@ def curves(run: Run) -> Picture | None:
 
     def paint(width: int) -> Figure:
         wide = width > 500
-        across = min(
-            len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2
-        )
+        across = min(len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2)
         down = -(-len(found) // across)
         fig = drawing.figure(width, 40 + down * (250 if len(found) == 1 else 165))
         grid = fig.subplots(down, across, squeeze=False, sharey=True)
@@ -162,8 +156,6 @@ def _caption(held: bool, found: Mapping[str, tuple[list[Line], list[Line], list[
         text += " There is no held-out data in these methods, so the last point was kept."
     if any(len(panel[2]) > 2 for panel in found.values()):
         text += " Dotted lines are where the next block of ingredients was loaded."
-    if any(
-        not np.isfinite(line.loss).all() for panel in found.values() for part in panel[:2] for line in part
-    ):
+    if any(not np.isfinite(line.loss).all() for panel in found.values() for part in panel[:2] for line in part):
         text += " Gaps are steps whose loss was not a finite number."
     return text

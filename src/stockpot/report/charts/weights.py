@@ -72,9 +72,7 @@ def weights_by_method(run: Run) -> Picture | None:
         " Uniform takes the same of all, greedy the same of a few."
     )
     if outside(means).any():
-        caption += (
-            " A dot marks weights below 0 or above 1: less than nothing of a model, or more than all of it."
-        )
+        caption += " A dot marks weights below 0 or above 1: less than nothing of a model, or more than all of it."
     caption += _left_out(run, order)
 
     def paint(width: int) -> Figure:
@@ -206,15 +204,12 @@ def distribution(run: Run) -> Picture | None:
         fig = drawing.figure(width, 44 + 92 * len(shown))
         panels = fig.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, W) in zip(panels, weights.items(), strict=True):
-            heights, _ = np.histogram(
-                np.clip(W, edges[0], edges[-1]), edges, weights=np.full(len(W), 100 / len(W))
-            )
+            heights, _ = np.histogram(np.clip(W, edges[0], edges[-1]), edges, weights=np.full(len(W), 100 / len(W)))
             middles = (edges[:-1] + edges[1:]) / 2
             out = (middles < 0) | (middles > 1)
             for part, tint in ((~out, "accent"), (out, "outside")):
                 bars = [
-                    (edges[i], 0.0, edges[i + 1] - edges[i], heights[i])
-                    for i in np.flatnonzero(part & (heights > 0))
+                    (edges[i], 0.0, edges[i + 1] - edges[i], heights[i]) for i in np.flatnonzero(part & (heights > 0))
                 ]
                 drawing.patches(axes, bars, COLOURS[tint])
             axes.set_xlim(edges[0], edges[-1])
@@ -222,9 +217,7 @@ def distribution(run: Run) -> Picture | None:
             axes.axvline(0, color=COLOURS["muted"], linewidth=0.8)
             if high > 1:
                 axes.axvline(1, color=COLOURS["muted"], linewidth=0.8)
-            axes.set_title(
-                name, fontweight="bold" if run.recommended and run.recommended.name == name else "normal"
-            )
+            axes.set_title(name, fontweight="bold" if run.recommended and run.recommended.name == name else "normal")
             axes.set_title(
                 f"{words.share(shares[name])} extrapolated",
                 loc="right",

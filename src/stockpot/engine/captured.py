@@ -1,21 +1,65 @@
-"""Batches at fixed places on the device, for a captured graph to read.
+"""A step captured once as a CUDA graph and replayed, and the batches that it reads at fixed places on the device.
 
-Data whose columns fit is kept on the device as it is (uint8 images, token ids) and gathered there; otherwise it is
-gathered in host memory into pinned buffers and copied while the device works on the step before. A batch of images is
-tens of megabytes scattered over gigabytes: several threads gather it, or a slow host would need longer than the step.
+Small models are bound by the host's launches; a graph launches once. Data whose columns fit is kept on the device as it
+is (uint8 images, token ids) and gathered there; otherwise it is gathered in host memory into pinned buffers and copied
+while the device works on the step before. A batch of images is tens of megabytes scattered over gigabytes: several
+threads gather it, or a slow host would need longer than the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stockpot.engine.live import Live
+from stockpot.engine.optimiser import AdamW
 from stockpot.task import Data
 from stockpot.task.batches import leaves, refill
+
+
+class Batch(NamedTuple):
+    """This rank's pieces of a batch, on the device, and how many samples all ranks have together."""
+
+    pieces: list[Any]
+    size: int
+
+
+TakeStep = Callable[
+    [Tensor, Batch], Tensor
+]  # (rate, batch) -> (2,) loss and whether it was skipped, on the device
+
+
+class CapturedStep:
+    """The same step as one CUDA graph; it changes the optimiser's tensors in place."""
+
+    def __init__(self, live: Live, step: TakeStep, optimiser: AdamW, batches: DeviceBatches) -> None:
+        self.optimiser, self.batches = optimiser, batches
+        self._rate = torch.zeros((), dtype=optimiser.x.dtype, device=live.device)
+        before = optimiser.save()
+        batches.put(torch.arange(batches.batch.size))
+        stream = torch.cuda.Stream(live.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(live.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # libraries set themselves up
+                step(self._rate, batches.batch)
+        torch.cuda.current_stream(live.device).wait_stream(stream)
+        torch.cuda.synchronize(live.device)
+        live.clear_gradient()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            self._found = step(self._rate, batches.batch)
+        optimiser.load(before)
+
+    def __call__(self, rate: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002  (it lies where the graph reads it)
+        self._rate.copy_(rate)
+        self._graph.replay()
+        return self._found.clone()
+
 
 THREADS = 4
 SMALL = 1 << 20  # bytes of a batch below which threads do not pay
@@ -26,16 +70,12 @@ class DeviceBatches:
 
     def __init__(self, data: Data, device: torch.device, size: int, pieces: int, resident: bool) -> None:
         self.device = device
-        self.sizes = [len(p) for p in torch.arange(size).chunk(pieces)]
         self.resident = resident
-        example = data.batch(torch.zeros(sum(self.sizes), dtype=torch.long))
+        example = data.batch(torch.zeros(size, dtype=torch.long))
         self._whole = [torch.empty_like(leaf, device=device) for _, leaf in leaves(example)]
         # The model reads pieces of one batch: views, so that one copy fills them all.
-        self.batches: list[tuple[Any, int]] = []
-        at = 0
-        for size in self.sizes:
-            self.batches.append((refill(example, [leaf[at : at + size] for leaf in self._whole]), size))
-            at += size
+        cut = zip(*(leaf.chunk(pieces) for leaf in self._whole), strict=True)
+        self.batch = Batch([refill(example, piece) for piece in cut], size)
         self._columns = [column for _, column in leaves(data.columns)]
         if resident:
             self._columns = [column.to(device) for column in self._columns]

@@ -1,0 +1,199 @@
+"""Parquet files, and Hugging Face datasets as `save_to_disk` leaves them: both are Arrow underneath.
+
+They are read with pyarrow alone. The datasets library would bring some twenty more packages, and nothing that limits
+what a small file unfolds to (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stockpot.adapters.extras import need
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, first_line, not_there
+from stockpot.errors import DataError
+from stockpot.files import read_json
+
+_BATCH = 65_536  # Rows that Parquet decodes at once, where they are small.
+_WIDTH = {"INT64": 8, "DOUBLE": 8, "INT96": 12, "INT32": 4, "FLOAT": 4}
+_SHARED = ("string_view", "binary_view", "list_view", "large_list_view", "run_end_encoded")
+
+
+def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
+    need("pyarrow")
+    parquet = need("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(file) as opened:
+            about = opened.metadata
+            limits.check_rows(file, about.num_rows)
+            groups = [about.row_group(index) for index in range(about.num_row_groups)]
+            chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+            limits.check_unfolded(
+                file, sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks)
+            )
+            # One value may stand in the file once and in a million rows: few rows at a time, counted as they come.
+            largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+            size = min(_BATCH, max(1, limits.unfolded(file) // (8 * max(largest, 1))))
+            return _columns(opened.iter_batches(size), opened.schema_arrow, file, limits)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file raises almost anything
+        raise bad_data(str(file), "a Parquet file", first_line(error), "check the file") from error
+
+
+def read_dataset(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
+    """A Hugging Face dataset as `save_to_disk` leaves it: Arrow streams, and a state file that lists them."""
+    folder = _dataset_folder(path, part)
+    pyarrow = need("pyarrow")
+    pieces: list[dict[str, Column]] = []
+    for file in _dataset_files(folder):
+        try:
+            with pyarrow.memory_map(str(file)) as source:
+                stream = pyarrow.ipc.open_stream(source)
+                pieces.append(_columns(stream, stream.schema, file, limits))
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            raise _broken(file, error) from error
+    limits.check_rows(folder, sum(len(Table(str(folder), piece)) for piece in pieces))
+    if len({tuple(piece) for piece in pieces}) > 1:
+        raise _broken(folder, ValueError("files with different columns"))
+    try:
+        return Table(str(folder), {n: _joined([piece[n] for piece in pieces]) for n in pieces[0]})
+    except ValueError as error:
+        raise _broken(folder, error) from error
+
+
+def _dataset_files(folder: Path) -> list[Path]:
+    listing, fix = folder / "state.json", "save the dataset again with save_to_disk"
+    try:
+        names = [entry["filename"] for entry in read_json(listing, follow=True)["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(listing, error) from error
+    for name in names or [None]:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise bad_data(str(listing), "names of files in that folder", repr(name)[:120], fix)
+    return [folder / name for name in names]
+
+
+def _dataset_folder(path: Path, part: str | None) -> Path:
+    expected = "a Hugging Face dataset written by save_to_disk"
+    if not path.is_dir():
+        raise not_there(path, expected)
+    listing = path / "dataset_dict.json"
+    if listing.is_file():
+        try:
+            splits = read_json(listing, follow=True)["splits"]
+            if not isinstance(splits, list) or not all(
+                isinstance(s, str) and Path(s).name == s for s in splits
+            ):
+                raise ValueError("splits that are no plain names")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _broken(listing, error) from error
+        if part is None and len(splits) == 1:
+            part = splits[0]
+        if part not in splits:
+            raise bad_data(
+                str(path),
+                "the name of one of its splits" if part is None else f"a split {part!r}",
+                f"splits {', '.join(splits)}",
+                f"write fit: {splits[-1]}, or {{of: {splits[-1]}, fraction: 0.5}}"
+                if splits
+                else "save it again",
+            )
+    folder = path if part is None else path / part
+    if not (folder / "state.json").is_file():
+        raise bad_data(str(folder), expected, "no state.json", "use dataset.save_to_disk")
+    return folder
+
+
+def _broken(file: Path, error: Exception) -> DataError:
+    fix = "save the dataset again with save_to_disk"
+    return bad_data(str(file), "part of a dataset written by save_to_disk", first_line(error), fix)
+
+
+def _columns(batches: Iterable[Any], schema: Any, file: Path, limits: Limits) -> dict[str, Column]:
+    """Arrow trusts the offsets in a file unless it is asked to look, and never asks what the values come to."""
+    pyarrow = need("pyarrow")
+    kept, rows, cost = [], 0, 0
+    for batch in batches:
+        rows += batch.num_rows
+        limits.check_rows(file, rows)
+        batch.validate(full=True)
+        cost += sum(_cost(column, pyarrow) for column in batch.columns)
+        limits.check_unfolded(file, cost)
+        kept.append(batch)
+    table = pyarrow.Table.from_batches(kept, schema)
+    return {name: _column(table.column(name), pyarrow) for name in dict.fromkeys(table.column_names)}
+
+
+def _cost(array: Any, pyarrow: Any) -> int:
+    """Bytes of the values if nothing is shared; at least one each, because some types store none."""
+    kind, types = array.type, pyarrow.types
+    if str(kind).partition("<")[0] in _SHARED or types.is_union(kind):
+        raise ValueError(f"a column of type {kind}, in which values share their content")
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _cost(array.storage, pyarrow)
+    if types.is_dictionary(kind):
+        return len(array) * 8 + _cost(array.dictionary, pyarrow)
+    if types.is_struct(kind):
+        return len(array) + sum(_cost(child, pyarrow) for child in array.flatten())
+    if types.is_map(kind):
+        return len(array) + _cost(array.keys, pyarrow) + _cost(array.items, pyarrow)
+    if _is_list(kind, types):
+        return len(array) + _cost(array.flatten(), pyarrow)
+    return max(len(array), int(array.nbytes))
+
+
+def _column(chunked: Any, pyarrow: Any) -> Column:
+    types, kind = pyarrow.types, chunked.type
+    chunks = [chunk for chunk in chunked.chunks if len(chunk)]
+    if isinstance(kind, pyarrow.FixedShapeTensorType) and chunks and chunked.null_count == 0:
+        return np.concatenate([chunk.to_numpy_ndarray() for chunk in chunks])
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _column(pyarrow.chunked_array([c.storage for c in chunks], kind.storage_type), pyarrow)
+    if types.is_dictionary(kind):
+        return [value for chunk in chunks for value in _looked_up(chunk)]
+    if chunks and chunked.null_count == 0 and (_is_list(kind, types) or _is_number(kind, types)):
+        arrays = [_dense(chunk, pyarrow) for chunk in chunks]
+        dense = [array for array in arrays if array is not None]
+        if len(dense) == len(chunks) and len({array.shape[1:] for array in dense}) == 1:
+            return np.concatenate(dense)
+    values: list[Any] = chunked.to_pylist()
+    return values
+
+
+def _dense(chunk: Any, pyarrow: Any) -> Array | None:
+    """Numbers, or lists in lists of numbers, as an array; None where lengths differ or something is missing."""
+    shape, compute = [len(chunk)], need("pyarrow.compute")
+    while _is_list(chunk.type, pyarrow.types):
+        lengths = compute.min_max(compute.list_value_length(chunk)).as_py()
+        if chunk.null_count or lengths["min"] != lengths["max"] or not lengths["max"]:
+            return None
+        shape.append(lengths["max"])
+        chunk = chunk.flatten()
+    if chunk.null_count or not _is_number(chunk.type, pyarrow.types):
+        return None
+    array: Array = chunk.to_numpy(zero_copy_only=False).reshape(shape)
+    return array
+
+
+def _looked_up(chunk: Any) -> list[Any]:
+    """Equal values of a dictionary stay one object."""
+    values = chunk.dictionary.to_pylist()
+    return [None if index is None else values[index] for index in chunk.indices.to_pylist()]
+
+
+def _joined(columns: list[Column]) -> Column:
+    if all(isinstance(column, np.ndarray) for column in columns):
+        return np.concatenate(columns)
+    return [value for column in columns for value in column]
+
+
+def _is_number(kind: Any, types: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_list(kind: Any, types: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_fixed_size_list(kind) or types.is_large_list(kind))

@@ -1,0 +1,86 @@
+"""AdamW on the coefficients of one block, and on beta where it is learned.
+
+Written out instead of `torch.optim.AdamW` for two reasons. All that a step changes lies in tensors at fixed places, so
+that a captured CUDA graph can take the step. And a step whose loss, gradient or outcome is not finite changes nothing,
+without asking the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+import torch
+from torch import Tensor
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+NAMES = ("x", "m", "v", "count", "total", "taken")
+
+
+class AdamW:
+    """x holds the n = b * G coefficients and, behind them, beta; `alpha` and `beta` are views of it."""
+
+    def __init__(self, alpha: Tensor, beta: float | None, weight_decay: float) -> None:
+        b, G = alpha.shape
+        end = [] if beta is None else [torch.tensor([beta], dtype=alpha.dtype, device=alpha.device)]
+        self.x = torch.cat([alpha.reshape(-1), *end])  # (n,)
+        self.alpha = self.x[: b * G].view(b, G)
+        self.beta = None if beta is None else self.x[-1]
+        self.m, self.v = torch.zeros_like(self.x), torch.zeros_like(self.x)  # AdamW's moments
+        self.count = self.x.new_zeros(())  # steps AdamW has taken
+        self.total = torch.zeros_like(self.x)  # sum of x over the steps since `mean` was last asked for
+        self.taken = self.x.new_zeros(())  # how many those are
+        self.weight_decay = weight_decay
+        self._decay = torch.full_like(self.x, weight_decay)
+        self._decay[b * G :] = 0.0
+
+    def step(self, loss: Tensor, slope: Tensor, slope_beta: Tensor | None, rate: Tensor) -> Tensor:
+        """One step down the slope (b, G); returns (loss, whether it was skipped), on the device."""
+        with torch.no_grad():
+            g = (
+                slope.reshape(-1)
+                if slope_beta is None
+                else torch.cat([slope.reshape(-1), slope_beta.view(1)])
+            )
+            m = self.m.lerp(g, 1 - BETA1)
+            v = self.v * BETA2 + (1 - BETA2) * g * g
+            n = self.count + 1
+            first = -torch.expm1(n * log(BETA1))  # 1 - BETA1^n
+            second = -torch.expm1(n * log(BETA2))
+            x = self.x * (1 - rate * self._decay) - (rate / first) * m / (v.sqrt() / second.sqrt() + EPS)
+            # Squares, because the moments have them too.
+            sound = torch.isfinite(loss * 0 + g.square().sum() + (x * 0).sum())
+            for old, new in ((self.x, x), (self.m, m), (self.v, v), (self.count, n)):
+                old.copy_(torch.where(sound, new, old))
+            self.total.add_(torch.where(sound, self.x, torch.zeros_like(self.x)))
+            self.taken.add_(sound.to(self.taken.dtype))
+            return torch.stack([loss, (~sound).to(loss.dtype)])
+
+    def values(self) -> tuple[Tensor, float | None]:
+        """The coefficients (b, G) and beta, on the host."""
+        return self.alpha.to("cpu", copy=True), None if self.beta is None else float(self.beta)
+
+    def mean(self) -> tuple[Tensor, float | None]:
+        """The mean of coefficients (b, G) and beta over the steps since this was last asked for, on the host."""
+        mean = (self.total / self.taken if self.taken > 0 else self.x).to("cpu", copy=True)
+        self.total.zero_()
+        self.taken.zero_()
+        return mean[: self.alpha.numel()].view(self.alpha.shape), None if self.beta is None else float(
+            mean[-1]
+        )
+
+    def restart(self, alpha: Tensor, beta: float | None) -> None:
+        """Go on from other coefficients (b, G), and remember nothing."""
+        for name in NAMES:
+            getattr(self, name).zero_()
+        self.alpha.copy_(alpha)
+        if self.beta is not None and beta is not None:
+            self.beta.fill_(beta)
+
+    def save(self) -> dict[str, Tensor]:
+        """Copies on the host of all that the next step depends on."""
+        return {name: getattr(self, name).to("cpu", copy=True) for name in NAMES}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        for name in NAMES:
+            getattr(self, name).copy_(saved[name])
