@@ -46,9 +46,7 @@ class Scan:
     constant: tuple[frozenset[str], ...]  # tensors that are one repeated value
     nonfinite: tuple[Mapping[str, str], ...]  # tensor -> how many values are NaN or infinite
     gram: Tensor  # (K, K) float64: inner products over what differs; their origin is the same for all ingredients
-    repeated: Mapping[
-        str, Tensor
-    ]  # the same of each tensor with the content of an earlier one, not in `gram`
+    repeated: Mapping[str, Tensor]  # the same of each tensor with the content of an earlier one, not in `gram`
     squares: Mapping[str, Tensor]  # tensor -> (K,) float64: sums of squares
 
     def part(self, chosen: Sequence[int]) -> Scan:
@@ -205,8 +203,7 @@ class _Tensor:
         self.nbytes = sum(part.numel() * part.dtype.itemsize for part in parts)
         self.stored = [hashlib.sha256() for _ in parts]
         self.values = [
-            made if part.dtype == dtype else hashlib.sha256()
-            for part, made in zip(parts, self.stored, strict=True)
+            made if part.dtype == dtype else hashlib.sha256() for part, made in zip(parts, self.stored, strict=True)
         ]
         self.constant = [part.numel() > 0 for part in parts]
         self._first: dict[int, Tensor] = {}  # bytes of the first value
@@ -253,9 +250,7 @@ class _Tensor:
         rows -= centre
         return squares, counts, rows @ rows.T
 
-    def do(
-        self, workers: ThreadPoolExecutor | None, work: Callable[..., _Sums | None], *arguments: Any
-    ) -> None:
+    def do(self, workers: ThreadPoolExecutor | None, work: Callable[..., _Sums | None], *arguments: Any) -> None:
         if workers is None:
             self._take(work(*arguments))
         else:
