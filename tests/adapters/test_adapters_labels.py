@@ -97,6 +97,18 @@ def test_the_models_own_names_leave_no_room_for_others() -> None:
     assert classes_of(["1", "5.0"], model_names=("1", "2", "3", "4", "5")) == [0, 4]
 
 
+def test_names_alone_must_be_as_many_as_the_head_has() -> None:
+    """One typing error, or one class that is not in the data, would move all classes behind it."""
+    assert classes_of(["cat", "dog"], head=2) == [0, 1]
+    text = refusal(["cat", "dog", "dgo", "cat", "dog"], head=2)
+    assert (
+        "labels: expected the names of all 2 classes of the model, found 3, the rarest of them 'dgo'" in text
+    )
+    assert "found 1, the rarest of them 'dog'" in refusal(["dog"], head=2)
+    assert classes_of(["dog"], head=2, classes=("cat", "dog")) == [1]
+    assert classes_of(["1"], head=5) == [1]
+
+
 def test_labels_that_are_no_classes_say_what_to_write() -> None:
     for column in (["0.5", "1.25", "3"], np.array([3.0, 0.5])):
         text = refusal(column)

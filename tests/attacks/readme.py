@@ -36,7 +36,8 @@ stored. Those that carry code would create a file called `marker` if anything ra
 words below (or that it opens with the right numbers, where it is harmless), no marker, no more than 150 MB of
 memory, and an end.
 
-Not in the tables: run directories and saved states (`test_attacks_records.py`), model folders
+Not in the tables: run directories and saved states (`test_attacks_records.py`), links, FIFOs and devices planted in
+runs, soups, searches and demos (`test_attacks_links.py`), model folders
 (`test_attacks_models.py`), names of files, tensors and
 classes on their way to a terminal and into a report (`test_attacks_names.py`), and that the package has no
 switch that runs a pickle (`test_attacks_switch.py`).

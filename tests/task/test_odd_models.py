@@ -65,18 +65,14 @@ def test_an_error_in_the_users_metric_is_the_users() -> None:
 def test_an_error_in_the_users_reduction_is_the_users() -> None:
     metric = Metric("odd", lambda outputs, batch: outputs[:, :2], broken_reduction)
     scores = Task(linear(), (X, Y), metric=metric).score()
-    with pytest.raises(
-        TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError"
-    ) as e:
+    with pytest.raises(TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError") as e:
         _ = scores.value
     assert line_of("table[:, 7]") in str(e.value)
 
 
 def test_an_error_in_the_users_loss_is_the_users_although_torch_raises_it() -> None:
     task = Task(linear(), (X, Y), loss=broken_loss)
-    with pytest.raises(
-        TaskError, match="loss, which is your own code: expected a value, found RuntimeError"
-    ) as e:
+    with pytest.raises(TaskError, match="loss, which is your own code: expected a value, found RuntimeError") as e:
         task.check_loss()
     assert line_of("batch[1].float())") in str(e.value)
 
@@ -170,9 +166,7 @@ def test_loading_takes_tied_names_stored_once() -> None:
 
 def test_a_batch_of_one_with_batch_normalisation() -> None:
     task = Task(normalised(), (X[:1], Y[:1]))
-    with pytest.raises(
-        TaskError, match=r"a batch of one sample: expected two or more: .* got input size"
-    ) as e:
+    with pytest.raises(TaskError, match=r"a batch of one sample: expected two or more: .* got input size") as e:
         task.check_loss()
     assert "Fix: raise batch_size, or cut batches into fewer pieces (accumulate)" in str(e.value)
     own = Task(normalised(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]))
@@ -252,9 +246,7 @@ def test_nothing_on_the_device_is_in_double_precision(name: str, monkeypatch: py
         task = Task(Own(), {"inputs": X, "labels": Y}, metric="loss", batch_size=16)
     elif name in NUMBERS:
         model = Plain(lambda logits: logits[:, 0])
-        task = Task(
-            model, (X, X[:, 0]), loss=lambda m, b: (m(b[0]) - b[1]).square(), metric=name, batch_size=16
-        )
+        task = Task(model, (X, X[:, 0]), loss=lambda m, b: (m(b[0]) - b[1]).square(), metric=name, batch_size=16)
     else:
         task = Task(linear(2), (X, Y % 2), metric=name, batch_size=16)
     for method in ("loss", "logits", "statistics", "statistics_of_logits", "call"):

@@ -40,11 +40,13 @@ def encode(
     target: str = "class",
     classes: Sequence[str] | None = None,
     model_names: Sequence[str] | None = None,
+    head: int | None = None,
     listen: Listener = ignore,
 ) -> dict[str, Array]:
     """Targets of each split: int64 (n,), or float32 (n,) for numbers and (n, C) for several classes per sample.
 
-    One class order holds for all splits; `listen` is told of one that nobody gave.
+    One class order holds for all splits; `listen` is told of one that nobody gave. `head` is the number of classes the
+    model has, where that is known.
     """
     if target == "number":
         return {split: _numbers(split, column) for split, column in columns.items()}
@@ -58,7 +60,7 @@ def encode(
         for row, text in enumerate(texts):
             first.setdefault(text, (split, row))
             count[text] = count.get(text, 0) + 1
-    number = _numbering(first, count, classes, model_names, listen)
+    number = _numbering(first, count, classes, model_names, head, listen)
     return {s: np.array([number[text] for text in texts], dtype=np.int64) for s, texts in cells.items()}
 
 
@@ -90,6 +92,7 @@ def _numbering(
     count: Mapping[str, int],
     classes: Sequence[str] | None,
     model_names: Sequence[str] | None,
+    head: int | None,
     listen: Listener,
 ) -> dict[str, int]:
     """The class of every label there is, or the error for the first that has none."""
@@ -107,6 +110,14 @@ def _numbering(
         names = model_names
     if names is None:
         _refuse_mixture(first, count)
+        if head is not None and len(first) != head:  # sorted, one name too many or too few moves the others
+            rare = sorted(first, key=lambda label: count[label])[:_SHOWN]
+            raise bad_data(
+                "labels",
+                f"the names of all {head} classes of the model",
+                f"{len(first)}, the rarest of them {', '.join(map(repr, rare))}"[:300],
+                "list the classes in data.classes in the order of the head, and correct labels that are none of them",
+            )
         listen(Event("classes", {"names": sorted(first)}))
         return {label: index for index, label in enumerate(sorted(first))}
     known = {name: index for index, name in enumerate(names)}

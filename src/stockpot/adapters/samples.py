@@ -142,7 +142,12 @@ def _targets(
         for part, table in parts.items()
     }
     encoded = encode(
-        columns, target=source.target, classes=source.classes, model_names=model.class_names, listen=listen
+        columns,
+        target=source.target,
+        classes=source.classes,
+        model_names=model.class_names,
+        head=model.classes,
+        listen=listen,
     )
     return {part: encoded[called[part]] for part in parts}
 

@@ -63,6 +63,7 @@ def load(
         text=_text(transformers, tokenizer or folder, config),
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
+        classes=getattr(config, "num_labels", None),
         class_names=class_names(getattr(config, "id2label", None)),
     )
 

@@ -176,6 +176,10 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
                 fix="choose another directory with --out; nothing was changed",
             )
         )
+    for name in MADE:
+        files.check_inside(
+            out, out / name
+        )  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
         clear_demo(out)
     files.make_directory(out)
