@@ -57,7 +57,7 @@ experiments: setup
 # The CIFAR-10 zoo in small: fine-tune eight models, cook four soups, check which is best. Downloads 156 MB once.
 experiments-small: setup
 	test -f experiments/data/cifar10-efficientnet/pretrained.safetensors || $(BIN)/python experiments/fetch.py cifar10-efficientnet
-	$(BIN)/stockpot finetune experiments/small/recipe.yaml
+	export OMP_NUM_THREADS=1; $(BIN)/stockpot finetune experiments/small/recipe.yaml & $(BIN)/stockpot finetune experiments/small/recipe.yaml
 	OMP_NUM_THREADS=1 $(BIN)/stockpot compare experiments/small/recipe.yaml
 	$(BIN)/python experiments/small/check.py experiments/data/small/run
 
@@ -66,6 +66,8 @@ torture: setup
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.full_disk
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_files --count 20000
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_data --count 5000
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_runs --count 5000
 
 # Which files and tests: [tool.mutmut] in pyproject.toml. Survivors: `mutmut results`, one of them: `mutmut show NAME`.
 mutants: setup

@@ -60,9 +60,7 @@ def run(command: list[str]) -> tuple[float, int]:
     while process.poll() is None:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
-            peak = max(
-                peak, *(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("RssAnon")), 0
-            )
+            peak = max(peak, *(int(x.split()[1]) * 1024 for x in status.splitlines() if x.startswith("RssAnon")), 0)
         except OSError:
             pass
         time.sleep(0.01)
@@ -86,12 +84,8 @@ def agree(files: list[Path], ours: Path, theirs: Path | None) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--peer", default=shutil.which("mergekit-pytorch"), help="mergekit-pytorch of mergekit 0.1.4"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", default=shutil.which("mergekit-pytorch"), help="mergekit-pytorch of mergekit 0.1.4")
     parser.add_argument("--models", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stockpot-bench-uniform")

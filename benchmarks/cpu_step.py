@@ -33,9 +33,7 @@ class Classifier(nn.Module):
     def __init__(self, words: int = 2000, width: int = 256, layers: int = 4) -> None:
         super().__init__()
         self.embed = nn.Embedding(words, width)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 4)
 
@@ -56,9 +54,7 @@ def autograd_through_all(pool: stockpot.Pool, layout: Layout, tokens: Tensor, la
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cpu_step.json")

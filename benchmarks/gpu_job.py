@@ -136,9 +136,7 @@ def classic(files: list[Path], x: Any, y: Any, counts: list[int], steps: int = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="mehl,hl,classic,growth,large")
     parser.add_argument("--images", type=int, default=26_000)
     parser.add_argument("--models", type=int, default=72)
@@ -147,10 +145,7 @@ def main() -> None:
     args = parser.parse_args()
     parts = args.parts.split(",")
     torch.manual_seed(0)
-    result: dict[str, Any] = {
-        "what": __doc__.splitlines()[0],
-        "machine": machine.describe("triton", "torchvision"),
-    }
+    result: dict[str, Any] = {"what": __doc__.splitlines()[0], "machine": machine.describe("triton", "torchvision")}
     files = make_files(args.folder, "vit_b_32", args.models)
     images = torch.randint(0, 256, (args.images, 3, 224, 224), dtype=torch.uint8)
     labels = torch.randint(0, 1000, (args.images,))
@@ -173,15 +168,7 @@ def main() -> None:
             [
                 {
                     "K": k,
-                    **job(
-                        files[:k],
-                        small,
-                        "vit_b_32",
-                        "mehl+",
-                        steps=150,
-                        block_size=8,
-                        blocks=2 if k > 8 else 1,
-                    ),
+                    **job(files[:k], small, "vit_b_32", "mehl+", steps=150, block_size=8, blocks=2 if k > 8 else 1),
                 }
                 for k in (8, 24, 72)
             ],

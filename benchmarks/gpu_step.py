@@ -76,9 +76,7 @@ def plain(model_name: str, dtype: torch.dtype, x: Any, y: Any, compiled: bool) -
     return median_ms(replay), peak
 
 
-def ours(
-    model_name: str, files: list[Path], b: int, dtype: str, x: Any, y: Any, compiled: bool
-) -> dict[str, Any]:
+def ours(model_name: str, files: list[Path], b: int, dtype: str, x: Any, y: Any, compiled: bool) -> dict[str, Any]:
     """One replay of the captured inner step with b models loaded."""
     torch.cuda.empty_cache()
     base = torch.cuda.memory_allocated()
@@ -138,9 +136,7 @@ def published(model_name: str, files: list[Path], b: int, x: Any, y: Any) -> dic
     return {"b": b, "ms": rows, "peak_gib": round((torch.cuda.max_memory_allocated() - base) / 2**30, 3)}
 
 
-def agreement(
-    model_name: str, files: list[Path], x: Any, y: Any, b: int = 4, steps: int = 5
-) -> dict[str, float]:
+def agreement(model_name: str, files: list[Path], x: Any, y: Any, b: int = 4, steps: int = 5) -> dict[str, float]:
     """Ours and the published way from the same start, fp32: coefficients after a few steps."""
     from safetensors.torch import load_file
 
@@ -162,14 +158,7 @@ def agreement(
             _, slope, _ = engine.gradient(directions, batch, None)
             state = State(start)
             algorithm = mehl_soup(
-                engine,
-                [range(b)],
-                task.fit,
-                lambda _: torch.arange(16),
-                J=1000,
-                eta=0.01,
-                every=steps,
-                state=state,
+                engine, [range(b)], task.fit, lambda _: torch.arange(16), J=1000, eta=0.01, every=steps, state=state
             )
             next(algorithm)
             found[dtype] = (state.alpha.cuda(), slope.clone())
@@ -196,9 +185,7 @@ def agreement(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_b_32")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-zoo"))
     parser.add_argument("--blocks", default="bf16:18,int8:18,int8:72")
@@ -213,10 +200,7 @@ def main() -> None:
     print("files", len(files), round(time.time() - began, 1), "s", flush=True)
     x = torch.randint(0, 256, (BATCH, 3, 224, 224), dtype=torch.uint8, device="cuda")
     y = torch.randint(0, 1000, (BATCH,), device="cuda")
-    result: dict[str, Any] = {
-        "what": __doc__.splitlines()[0],
-        "machine": machine.describe("triton", "torchvision"),
-    }
+    result: dict[str, Any] = {"what": __doc__.splitlines()[0], "machine": machine.describe("triton", "torchvision")}
     result["agreement"] = agreement(args.model, files, x, y)
     print(json.dumps(result["agreement"]), flush=True)
     for compiled in [False, True] if args.compile else [False]:

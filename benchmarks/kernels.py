@@ -60,9 +60,7 @@ def check(rows, scale, tiles, plan, gradient, fixed, c, out) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kernels.json")
     args = parser.parse_args()
@@ -100,9 +98,7 @@ def main() -> None:
             row[name] = {"ms": round(ms, 4), "tb_s": round(rate, 3), "of_copy": round(rate / copy, 3)}
             if args.tune:
                 row[name]["shape"] = shape
-                row[name]["all"] = sorted((round(bytes_[name] / t / 1e9 / copy, 3), s) for t, s in found)[
-                    ::-1
-                ][:6]
+                row[name]["all"] = sorted((round(bytes_[name] / t / 1e9 / copy, 3), s) for t, s in found)[::-1][:6]
         print(json.dumps(row), flush=True)
         results.append(row)
         del rows, scale, one, two

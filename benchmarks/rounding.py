@@ -56,9 +56,7 @@ def compared(values: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default="hl+,mehl+")
@@ -69,24 +67,19 @@ def main() -> None:
     seeds, methods = [int(seed) for seed in args.seeds.split(",")], args.methods.split(",")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         waiting = {
-            (kind, seed): pool.submit(
-                run, args.recipe, Path(folder) / f"{kind}-{seed}", kind, seed, methods, args.set
-            )
+            (kind, seed): pool.submit(run, args.recipe, Path(folder) / f"{kind}-{seed}", kind, seed, methods, args.set)
             for seed, kind in product(seeds, KINDS)
         }
         found = {}
         for key, future in waiting.items():
             found[key] = future.result()
-            print(
-                *key, {name: f"{100 * values.mean():.3f}" for name, values in found[key].items()}, flush=True
-            )
+            print(*key, {name: f"{100 * values.mean():.3f}" for name, values in found[key].items()}, flush=True)
     stacked = {
         (kind, method): np.stack([found[kind, seed][method] for seed in seeds]).astype(float)
         for kind, method in product(KINDS, methods)
     }
     rows = {
-        method: {kind: compared(stacked[kind, method], stacked["fp32", method]) for kind in KINDS}
-        for method in methods
+        method: {kind: compared(stacked[kind, method], stacked["fp32", method]) for kind in KINDS} for method in methods
     }
     for method, kind in product(methods, KINDS[1:]):
         row = rows[method][kind]

@@ -40,8 +40,7 @@ def make_files(folder: Path, name: str, models: int) -> list[Path]:
         if not file.exists():
             generator = torch.Generator(device).manual_seed(k + 1)
             state = {
-                n: (p + 1e-3 * torch.randn(p.shape, generator=generator, device=device)).cpu()
-                for n, p in base.items()
+                n: (p + 1e-3 * torch.randn(p.shape, generator=generator, device=device)).cpu() for n, p in base.items()
             }
             save_file(state, file)
     return files

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, in idx files before and after: the training images are divided, and some of them are tested on."""
+"""Fashion-MNIST from idx files: the training images are divided, and some of them are tested on."""
 
 from __future__ import annotations
 
@@ -15,31 +15,28 @@ SIZES = {"fit": 6000, "dev": 4000, "held": 15000}
 # later one is. What no pool was fine-tuned on served to choose the default (docs/search.md), so it belongs to `train`.
 MORE = {"held": 15000}
 TINY = {"train": 8000, "fit": 3000, "other": 8000}  # of experiments/tiny
-RANKS = {"images": 3, "labels": 1}
 
 
 def convert(read: Callable[[str], bytes], out: Path) -> None:
-    """`out/images/{train,fit,dev,held,test}-{images-idx3,labels-idx1}-ubyte`; `held` is also the end of `test`."""
+    """`out/images/{train,fit,dev,held,test}.npz`: `x` (n, 28, 28) uint8 and `y`; `held` is also the end of `test`."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
-    parts = divided(train["labels"].astype(np.int64))
-    for what, rank in RANKS.items():
-        for part, rows in parts.items():
-            _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
-        test = _parse(read(f"t10k-{what}-idx{rank}-ubyte.gz"), rank)
-        test = np.concatenate((test, train[what][parts["held"]]))
-        _write(folder / f"test-{what}-idx{rank}-ubyte", test)
+    x, y = _samples(read, "train")
+    parts = divided(y)
+    for part, rows in parts.items():
+        np.savez(folder / f"{part}.npz", x=x[rows], y=y[rows])
+    images, labels = _samples(read, "t10k")
+    held = parts["held"]
+    np.savez(folder / "test.npz", x=np.concatenate((images, x[held])), y=np.concatenate((labels, y[held])))
 
 
 def convert_tiny(read: Callable[[str], bytes], out: Path) -> None:
-    """`out/images/{train,other,fit,judge}-*`: what fashion-vit is not tested on; `other` is for a second pool."""
+    """`out/images/{train,other,fit,judge}.npz`: what fashion-vit is not tested on; `other` is for a second pool."""
     folder = out / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    train = {what: _parse(read(f"train-{what}-idx{rank}-ubyte.gz"), rank) for what, rank in RANKS.items()}
-    for part, rows in divided_tiny(train["labels"].astype(np.int64)).items():
-        for what, rank in RANKS.items():
-            _write(folder / f"{part}-{what}-idx{rank}-ubyte", train[what][rows])
+    x, y = _samples(read, "train")
+    for part, rows in divided_tiny(y).items():
+        np.savez(folder / f"{part}.npz", x=x[rows], y=y[rows])
 
 
 def divided(labels: Array) -> dict[str, Array]:
@@ -60,6 +57,11 @@ def divided_tiny(labels: Array) -> dict[str, Array]:
     return {part: rows[places] for part, places in divide(labels[rows], TINY, "judge").items()}
 
 
+def _samples(read: Callable[[str], bytes], which: str) -> tuple[Array, Array]:
+    images = _parse(read(f"{which}-images-idx3-ubyte.gz"), 3)
+    return images, _parse(read(f"{which}-labels-idx1-ubyte.gz"), 1).astype(np.int64)
+
+
 def _parse(content: bytes, rank: int) -> Array:
     """Two zero bytes, type 8 (uint8), the rank, the shape as big-endian numbers, the values."""
     raw = gzip.decompress(content)
@@ -69,8 +71,3 @@ def _parse(content: bytes, rank: int) -> Array:
         )
     shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=rank, offset=4))
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
-
-
-def _write(path: Path, values: Array) -> None:
-    header = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
-    path.write_bytes(header + values.tobytes())

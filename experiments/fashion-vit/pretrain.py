@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from model import PIXELS, TOKENS, Block, VisionTransformer, build, patches
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-
-from stockpot.adapters.data.idx import read_idx
 
 DATA = Path(__file__).parents[1] / "data" / "fashion-vit"
 PARTS = ("train", "fit", "dev", "held")  # all 60,000
@@ -64,7 +63,7 @@ def _pick(values: Tensor, rows: Tensor) -> Tensor:
 
 def read_images(folder: Path, parts: Sequence[str] = PARTS) -> Tensor:
     """uint8 (n, 1, 28, 28); labels stay on the disk."""
-    found = [torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte").copy()) for part in parts]
+    found = [torch.from_numpy(np.load(folder / f"{part}.npz")["x"]) for part in parts]
     return torch.cat(found).unsqueeze(1)
 
 

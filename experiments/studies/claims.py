@@ -57,9 +57,7 @@ def _seeds(zoo: Results) -> Claim:
         return Claim(asked, MISSING, None)
     lacking = [name for name in sorted(LEARNED) if counts.get(name, 0) < 3]
     fewest = f"{min(counts.values())} or more of {len(counts)} methods"
-    return Claim(
-        asked, fewest + (f"; fewer than three: {', '.join(lacking)}" if lacking else ""), not lacking
-    )
+    return Claim(asked, fewest + (f"; fewer than three: {', '.join(lacking)}" if lacking else ""), not lacking)
 
 
 def _beats(zoo: Results, other: str, *, strict: bool) -> Claim:
@@ -122,6 +120,4 @@ def _cheaper(zoo: Results) -> Claim:
     ours = zoo.steps_of(DEFAULT)
     ratio = theirs["steps"] / ours
     counts = f"{ours:,.0f} steps on average instead of {theirs['steps']:,}, {ratio:.1f}x fewer"
-    return Claim(
-        asked, f"{counts}: {interval(found['default_minus'])}", ratio >= 3 and found["default_minus"][2] >= 0
-    )
+    return Claim(asked, f"{counts}: {interval(found['default_minus'])}", ratio >= 3 and found["default_minus"][2] >= 0)

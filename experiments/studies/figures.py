@@ -53,9 +53,7 @@ _RC: dict[str, Any] = {
 }
 
 
-def draw(
-    path: Path, rows: int, columns: int, size: tuple[float, float], paint: Callable[[list[Axes]], None]
-) -> None:
+def draw(path: Path, rows: int, columns: int, size: tuple[float, float], paint: Callable[[list[Axes]], None]) -> None:
     """`paint` gets the axes, row by row; `size` is of one of them, in inches."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -138,9 +136,7 @@ def methods(path: Path, zoos: Sequence[Results], order: Sequence[str]) -> None:
             for y, (name, found) in enumerate(rows):
                 if 100 * found["report"][0] < left:
                     text = f"◂ {100 * found['report'][0]:.2f}"
-                    axes.annotate(
-                        text, (left, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9
-                    )
+                    axes.annotate(text, (left, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=9)
                     continue
                 mean, low, high = (100 * value for value in found["report"])
                 colour = STYLES[DEFAULT][0] if name == DEFAULT else "#4b5563"
@@ -176,9 +172,7 @@ def cost(path: Path, zoos: Sequence[Results]) -> None:
     _pools(path, zoos, "cost", lambda _, models: models, "ingredients, in search order")
 
 
-def _pools(
-    path: Path, zoos: Sequence[Results], study: str, x: Callable[[Results, int], int], label: str
-) -> None:
+def _pools(path: Path, zoos: Sequence[Results], study: str, x: Callable[[Results, int], int], label: str) -> None:
     def paint(panels: list[Axes]) -> None:
         for axes, zoo in zip(panels, zoos, strict=True):
             runs = zoo.smaller_pools(study)

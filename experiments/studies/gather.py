@@ -78,9 +78,7 @@ def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
         # Ours and the paper's best against everything beside them, sample by sample.
         "differences": {
             first: {
-                other.name: paired.difference(run.method(first), other)
-                for other in run.methods
-                if other.name != first
+                other.name: paired.difference(run.method(first), other) for other in run.methods if other.name != first
             }
             for first in (DEFAULT, PAPER)
             if run.method(first) is not None
@@ -152,9 +150,7 @@ def distribution(method: Method) -> dict[str, Any]:
         "near_zero": float((np.abs(W) < 0.1).mean()),
         "quantiles": dict(zip(map(str, QUANTILES), np.quantile(W, QUANTILES).tolist(), strict=True)),
         "by_ingredient": W.mean(axis=1).tolist(),
-        "by_group": {
-            name: np.quantile(W[:, g], (0.05, 0.5, 0.95)).tolist() for g, name in enumerate(method.groups)
-        },
+        "by_group": {name: np.quantile(W[:, g], (0.05, 0.5, 0.95)).tolist() for g, name in enumerate(method.groups)},
     }
 
 

@@ -45,9 +45,7 @@ class Results:
         self.is_earlier = False  # newer results of the zoo stand before these
         self.zoo = str(value["zoo"])
         # What was tried out is no result.
-        self.runs: Mapping[str, Any] = {
-            name: run for name, run in value["runs"].items() if not name.startswith("try-")
-        }
+        self.runs: Mapping[str, Any] = {name: run for name, run in value["runs"].items() if not name.startswith("try-")}
 
     @staticmethod
     def read(path: Path) -> Results:
@@ -113,13 +111,9 @@ class Results:
     def study(self, name: str) -> dict[str, Mapping[str, Any]]:
         """Its runs on the data that `main` reports on."""
         data = (self.main or {}).get("data")
-        return {
-            key: run for key, run in self.runs.items() if key.split("-")[0] == name and run["data"] == data
-        }
+        return {key: run for key, run in self.runs.items() if key.split("-")[0] == name and run["data"] == data}
 
-    def points(
-        self, method: str, x: Callable[[Mapping[str, Any]], float], free: Iterable[str]
-    ) -> list[Point]:
+    def points(self, method: str, x: Callable[[Mapping[str, Any]], float], free: Iterable[str]) -> list[Point]:
         """Every run on the whole pool whose settings are those of `main`, save those in `free`.
 
         The means are over the seeds that have every value: a range of means over different seeds would mean little.
@@ -136,11 +130,7 @@ class Results:
         ]
 
     def _of_seed(
-        self,
-        main: Mapping[str, Any] | None,
-        method: str,
-        x: Callable[[Mapping[str, Any]], float],
-        free: Iterable[str],
+        self, main: Mapping[str, Any] | None, method: str, x: Callable[[Mapping[str, Any]], float], free: Iterable[str]
     ) -> dict[float, Point]:
         own = (main or {}).get("methods", {}).get(method)
         if main is None or own is None or own["report"] is None:

@@ -58,9 +58,7 @@ class Section:
     body: Callable[[Sequence[Results]], list[str]]
     figure: str | None = None  # what the figure shows
     draw: Callable[[Path, Sequence[Results]], None] | None = None
-    lasting: bool = (
-        False  # not about the present default alone: earlier results will do where there are no newer
-    )
+    lasting: bool = False  # not about the present default alone: earlier results will do where there are no newer
 
 
 SECTIONS = (
@@ -213,15 +211,11 @@ def _asked(results: Sequence[Results], notes: Mapping[str, Any]) -> list[str]:
         cells = [interval(own[zoo].get(name, {}).get("default_minus")) for zoo in measured]
         if any(cell != "–" for cell in cells):
             count = max(one[name]["n"] for one in own.values() if name in one)
-            rows.append(
-                [f"the default minus {name} on the data set's own {count:,} test samples alone", *cells]
-            )
+            rows.append([f"the default minus {name} on the data set's own {count:,} test samples alone", *cells])
     return [*lines, *table(["asked", *measured], rows), *_notes(notes, "asked")]
 
 
-def _section(
-    section: Section, results: Sequence[Results], notes: Mapping[str, Any], folder: Path
-) -> list[str]:
+def _section(section: Section, results: Sequence[Results], notes: Mapping[str, Any], folder: Path) -> list[str]:
     lines = [f"## {section.title}", ""]
     shown = [zoo.with_most_of(section.studies) if section.lasting else zoo for zoo in results]
     measured = [zoo for zoo in shown if section.body([zoo])]
@@ -241,9 +235,7 @@ def _section(
 
 def _notes(notes: Mapping[str, Any], section: str) -> list[str]:
     found: Mapping[str, str] = notes.get(section, {})
-    lines = [
-        f"- {zoo}: {str(found[zoo]).strip()}" for zoo in [*ORDER, *found] if zoo in found and zoo != "all"
-    ]
+    lines = [f"- {zoo}: {str(found[zoo]).strip()}" for zoo in [*ORDER, *found] if zoo in found and zoo != "all"]
     lines = list(dict.fromkeys(lines))
     if found.get("all"):
         lines.append(f"- {str(found['all']).strip()}" if lines else str(found["all"]).strip())

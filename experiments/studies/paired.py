@@ -57,9 +57,7 @@ def error_of_seeds(by_seed: Numbers) -> float:
 def standard_error(values: Numbers) -> float:
     """Of the mean over samples and seeds; values (S, n)."""
     by_sample = values.mean(axis=0)
-    return math.hypot(
-        float(by_sample.std(ddof=1)) / math.sqrt(by_sample.size), error_of_seeds(values.mean(axis=1))
-    )
+    return math.hypot(float(by_sample.std(ddof=1)) / math.sqrt(by_sample.size), error_of_seeds(values.mean(axis=1)))
 
 
 def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, Any]:
@@ -150,9 +148,7 @@ def rounding(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any
 
 def _minus(name: str, runs: Mapping[int, Run], exact: Mapping[int, Run]) -> dict[str, Any] | None:
     """Mean difference with its interval, and the paired standard error."""
-    pairs = {
-        seed: (_report(runs[seed], name), _report(exact[seed], name)) for seed in sorted({*runs} & {*exact})
-    }
+    pairs = {seed: (_report(runs[seed], name), _report(exact[seed], name)) for seed in sorted({*runs} & {*exact})}
     both = {
         seed: (one, two)
         for seed, (one, two) in pairs.items()
@@ -195,9 +191,7 @@ def study(name: str) -> str:
 def data(recipe: Mapping[str, Any]) -> str:
     """What was fitted and reported on: results on other data are not to be compared."""
     section = recipe["data"]
-    return json.dumps(
-        {key: section.get(key) for key in ("fit", "report", "options", "split_seed")}, sort_keys=True
-    )
+    return json.dumps({key: section.get(key) for key in ("fit", "report", "options", "split_seed")}, sort_keys=True)
 
 
 def recipe(run: Run) -> Mapping[str, Any]:

@@ -93,9 +93,7 @@ def steps_per_block(zoo: Zoo) -> list[Planned]:
 def presets(zoo: Zoo) -> list[Planned]:
     """What the authors' released code does instead of the paper's text, which is in `main`."""
     del zoo
-    return [
-        Planned(f"presets-authors-{seed}", ("hl+", PAPER), _values(seed, preset="authors")) for seed in SEEDS
-    ]
+    return [Planned(f"presets-authors-{seed}", ("hl+", PAPER), _values(seed, preset="authors")) for seed in SEEDS]
 
 
 def removed(zoo: Zoo) -> list[Planned]:
@@ -126,11 +124,7 @@ def blocks(zoo: Zoo) -> list[Planned]:
 def visits(zoo: Zoo) -> list[Planned]:
     """The paper's T; one pass over the models is in `main`."""
     own = blocks_of(vars(zoo.settings(PAPER)), zoo.models)
-    return [
-        Planned(f"visits-{t}", (PAPER,), _values(0, blocks=t))
-        for t in sorted({1, 2, 4, 8, 2 * own})
-        if t != own
-    ]
+    return [Planned(f"visits-{t}", (PAPER,), _values(0, blocks=t)) for t in sorted({1, 2, 4, 8, 2 * own}) if t != own]
 
 
 def inner(zoo: Zoo) -> list[Planned]:
@@ -192,11 +186,7 @@ def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tup
     unknown = []
     for word in only:
         owner, slash, name = word.rpartition("/")
-        found = [
-            (zoo, run)
-            for zoo, run in every
-            if name in (run.name, run.study) and (not slash or owner == zoo.name)
-        ]
+        found = [(zoo, run) for zoo, run in every if name in (run.name, run.study) and (not slash or owner == zoo.name)]
         # A study may have no run here, such as that of BatchNorm.
         if not found and (name not in STUDIES or (slash and owner not in names)):
             unknown.append(word)

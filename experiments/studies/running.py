@@ -19,6 +19,7 @@ from studies.zoo import Zoo
 
 Say = Callable[[str], None]
 PRETRAINING, POOL = "pretraining", "pool"
+PROCESSES = 8  # that fine-tune one pool at once; they fill a GPU
 MISSING = {PRETRAINING: "its pre-training failed", POOL: "its pool is not complete"}
 
 
@@ -63,6 +64,11 @@ class _Process:
     process: subprocess.Popen[bytes]
     log: TextIO
     began: float
+    beside: list[subprocess.Popen[bytes]]  # others of the same command, which share its trials and end with it
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        return [self.process, *self.beside]
 
 
 def finished(zoo: Zoo, run: Planned) -> bool:
@@ -103,12 +109,7 @@ def _words(zoo: Zoo, verb: str, overrides: Sequence[str], python: Sequence[str])
 
 
 def run_all(
-    todo: Sequence[Job],
-    *,
-    jobs: int,
-    python: Sequence[str],
-    say: Say,
-    limit: float | None = None,
+    todo: Sequence[Job], *, jobs: int, python: Sequence[str], say: Say, limit: float | None = None
 ) -> list[str]:
     """Names of the jobs that failed or were stopped. One that fails does not stop the others."""
     waiting, running = list(todo), list[_Process]()
@@ -128,7 +129,7 @@ def run_all(
                 except StockpotError as error:
                     failed.append(title(job))
                     say(f"{title(job)}: failed before it began: {error}")
-            for one in [one for one in running if one.process.poll() is not None]:
+            for one in [one for one in running if all(p.poll() is not None for p in one.processes)]:
                 running.remove(one)
                 one.log.close()
                 text, good = _told(one)
@@ -186,18 +187,20 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     log.flush()
     environment = {**os.environ}
     if path := environment.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            str(Path(part).resolve()) for part in path.split(os.pathsep)
-        )
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in path.split(os.pathsep))
     if job.run is not None:
         # How many shared the machine (times are to be read with it), and what a run's own record does not say.
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
         files.write_json(zoo.runs / f"{job.name}.json", beside)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    process = subprocess.Popen(
-        words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
-    return _Process(job, process, log, time.monotonic())
+    count = min(PROCESSES, os.cpu_count() or 1) if job.name == POOL else 1
+    if count > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    started = [
+        subprocess.Popen(words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        for _ in range(count)
+    ]
+    return _Process(job, started[0], log, time.monotonic(), started[1:])
 
 
 def _told(one: _Process) -> tuple[str, bool]:
@@ -221,13 +224,15 @@ def _last(folder: Path) -> str:
 def _stop(running: Sequence[_Process]) -> None:
     """As Ctrl-C would: a run saves its state and can be continued."""
     for one in running:
-        one.process.send_signal(signal.SIGINT)
+        for process in one.processes:
+            process.send_signal(signal.SIGINT)
     for one in running:
-        try:
-            one.process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()
+        for process in one.processes:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         one.log.close()
 
 

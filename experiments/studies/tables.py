@@ -178,9 +178,7 @@ def ablations(zoos: Sequence[Results]) -> list[str]:
         for symbol, found in (("b", zoo.blocks()), ("T", zoo.visits()), ("J", zoo.steps(PAPER)))
         if len(found) > 1
     ]
-    return (
-        table(["zoo", "changed", "range", f"{PAPER} (%) and the change against `main`"], rows) if rows else []
-    )
+    return table(["zoo", "changed", "range", f"{PAPER} (%) and the change against `main`"], rows) if rows else []
 
 
 def sensitivity(zoos: Sequence[Results]) -> list[str]:
@@ -220,9 +218,7 @@ def decentralise(zoos: Sequence[Results]) -> list[str]:
     if not rows:
         return []
     rows.append(["paper, appendix D", PAPER, f"{paper.DECENTRALISED:.2f}", f"{paper.FREE:.2f}", "−0.60", "–"])
-    return table(
-        ["zoo", "method", "from the mean", "free weights", "free minus from the mean", "by seed"], rows
-    )
+    return table(["zoo", "method", "from the mean", "free weights", "free minus from the mean", "by seed"], rows)
 
 
 def presets(zoos: Sequence[Results]) -> list[str]:
@@ -246,17 +242,11 @@ def _by_seed(zoo: Results, variant: str, name: str) -> list[list[str]]:
     moved = [run["methods"][name]["to_main"] for run in runs]
     whole, own = zoo.value["variants"].get(variant, {}).get(name), zoo.over_seeds(name)
     if len(runs) > 1 and whole is not None and own is not None:
-        each = ", ".join(
-            f"{_accuracy(run, name)} ({interval(one)})" for run, one in zip(runs, moved, strict=True)
-        )
+        each = ", ".join(f"{_accuracy(run, name)} ({interval(one)})" for run, one in zip(runs, moved, strict=True))
         scores = percent(own["report"][0]), percent(whole["report"][0]), interval(whole["to_main"])
     else:
         each = f"seed {runs[0]['seed']} only"
-        scores = (
-            percent(_mean_of_main(zoo, runs[0]["seed"], name)),
-            _accuracy(runs[0], name),
-            interval(moved[0]),
-        )
+        scores = (percent(_mean_of_main(zoo, runs[0]["seed"], name)), _accuracy(runs[0], name), interval(moved[0]))
     return [[_title(zoo), name, *scores, each]]
 
 
@@ -271,8 +261,7 @@ def statistics(zoos: Sequence[Results]) -> list[str]:
             [
                 name,
                 *(
-                    _accuracy(run, name)
-                    + (f" ({interval(_to_main(run, name))})" if run is not zoo.main else "")
+                    _accuracy(run, name) + (f" ({interval(_to_main(run, name))})" if run is not zoo.main else "")
                     for run in kinds.values()
                 ),
             ]
@@ -288,12 +277,7 @@ def directions(zoos: Sequence[Results]) -> list[str]:
     for zoo in zoos:
         rounding: Record = zoo.value.get("rounding") or {}
         rows += [
-            [
-                _title(zoo),
-                name,
-                percent(one["exact"]),
-                ("bf16" if kind == "main" else kind) + " " + _moved(one),
-            ]
+            [_title(zoo), name, percent(one["exact"]), ("bf16" if kind == "main" else kind) + " " + _moved(one)]
             for name, found in rounding.items()
             for kind, one in found.items()
         ]

@@ -17,8 +17,6 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.decomposition import PCA
 from torch.nn import functional
 
-from stockpot.adapters.data.idx import read_idx
-
 HERE = Path(__file__).parent
 DATA = HERE.parent / "data" / "tiny"
 PARTS = ("train", "fit", "other", "judge")
@@ -36,7 +34,7 @@ def main() -> None:
     from model import build
 
     torch.manual_seed(0)
-    raw = np.concatenate([read_idx(args.data / "images" / f"{part}-images-idx3-ubyte") for part in PARTS])
+    raw = np.concatenate([np.load(args.data / "images" / f"{part}.npz")["x"] for part in PARTS])
     size = min(40, len(raw))
     spread = PCA(size, random_state=0).fit_transform(raw.reshape(len(raw), -1) / 255.0)
     spread /= np.sqrt(spread.std(axis=0)).clip(1e-6)

@@ -37,7 +37,7 @@ from stockpot.run.record import (
 )
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
-from stockpot.soup.soup import MAX_SHARD
+from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
 from stockpot.soups.registry import DEFAULT, METHODS, preset_for, settings_for, settings_in_comparison

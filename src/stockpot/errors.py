@@ -22,11 +22,18 @@ Messages name the object, what was expected, what was found, and the likely fix 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="StockpotError")
 
 
 class StockpotError(Exception):
     """Root of all errors raised by stockpot."""
+
+    @classmethod
+    def of(cls: type[E], subject: str, *, expected: str, found: str, fix: str) -> E:
+        """With a message in our one shape; see `describe`."""
+        return cls(describe(subject, expected=expected, found=found, fix=fix))
 
 
 class PoolError(StockpotError):

@@ -26,7 +26,8 @@ from typing import Any, TextIO
 
 from stockpot import folders
 from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
-from stockpot.folders import check_inside as check_inside  # part of this interface
+from stockpot.folders import check_entries as check_entries  # part of this interface
+from stockpot.folders import check_inside as check_inside
 from stockpot.folders import opened, temporary_name
 
 LIMIT = 64 * 2**20  # bytes of a small file; ours have kilobytes, the largest index of shards a few megabytes
@@ -59,8 +60,17 @@ def write_bytes(path: Path, data: bytes, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, value: Any, root: Path | None = None) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), root)
+    write_bytes(path, (json_text(value, 2) + "\n").encode(), root)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """As people read it; escaped where a name (of a file that is no UTF-8) holds what cannot be encoded."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent, allow_nan=False)
+    return text
 
 
 @contextlib.contextmanager
@@ -315,8 +325,8 @@ def remove_tree(path: Path, root: Path | None = None) -> None:
 class Lock:
     """One process per directory. The lock is the kernel's, so it dies with the process that holds it.
 
-    It is our own because the library `filelock` truncates the file it opens, says nothing about the holder and does
-    not look at what it opened (a link planted by others, a FIFO).
+    It is our own because the library `filelock` truncates the file before it has the lock, does not look whether it
+    is a regular one of ours, and cannot say who holds it.
     """
 
     def __init__(self, folder: Path, name: str = LOCK, root: Path | None = None) -> None:

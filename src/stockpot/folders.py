@@ -193,9 +193,7 @@ def _exchange(folder: int | None, first: str, second: str) -> bool:
     except (OSError, AttributeError, TypeError):
         return False
     exchange = 2  # RENAME_EXCHANGE
-    return folder is not None and bool(
-        rename(folder, os.fsencode(first), folder, os.fsencode(second), exchange) == 0
-    )
+    return folder is not None and bool(rename(folder, os.fsencode(first), folder, os.fsencode(second), exchange) == 0)
 
 
 def check_inside(root: Path, path: Path) -> Path:
@@ -218,6 +216,13 @@ def check_inside(root: Path, path: Path) -> Path:
     return path
 
 
+def check_entries(root: Path, folder: Path) -> Path:
+    """`folder`, for a library that opens what it finds in it: no link on the way to it, and none in it."""
+    for entry in check_inside(root, folder).iterdir():
+        check_inside(folder, entry)
+    return folder
+
+
 def below(root: Path, path: Path) -> tuple[str, ...]:
     try:
         parts = path.absolute().relative_to(root.absolute()).parts
@@ -229,6 +234,4 @@ def below(root: Path, path: Path) -> tuple[str, ...]:
 
 
 def _is_link(path: Path) -> LinkError:
-    return LinkError(
-        f"{path} is a symbolic link, which is never followed here; put the real file or folder there"
-    )
+    return LinkError(f"{path} is a symbolic link, which is never followed here; put the real file or folder there")

@@ -18,7 +18,7 @@ from stockpot.adapters.code import call_code, load_code
 from stockpot.adapters.extras import EXTRAS, need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.adapters.models import load_model, load_weights, timm_image, torchvision_image
-from stockpot.adapters.transformers import class_names, processor_image
+from stockpot.adapters.transformers import class_names, pool_class_names, processor_image
 from stockpot.errors import TaskError
 
 
@@ -47,9 +47,7 @@ def test_a_recipe_with_a_missing_library_says_so(monkeypatch: pytest.MonkeyPatch
     assert "pip install 'stockpot[" in refusal(load_model, kind, source, folder=Path(), classes=3)
 
 
-def test_a_library_that_is_there_but_broken_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_there_but_broken_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "timm.py").write_text("import a_library_that_is_not_there")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "timm", raising=False)
@@ -66,12 +64,7 @@ def test_every_extra_is_one_of_the_package() -> None:
 
 
 def test_timm_data_configurations() -> None:
-    config = {
-        "input_size": (3, 224, 224),
-        "crop_pct": 0.875,
-        "crop_mode": "center",
-        "interpolation": "bicubic",
-    }
+    config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"}
     config |= {"mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 1.0)}
     assert timm_image(config) == ImageInput((224, 224), 256, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "bicubic", 3)
     assert timm_image({**config, "crop_mode": "squash"}).resize is None
@@ -116,9 +109,7 @@ def test_image_processor_configurations(content: dict[str, Any], expected: Image
 
 def test_a_recipe_overrides_parts_of_the_input() -> None:
     own = ImageInput((224, 224), 256, (0.1,), (0.2,), "bicubic", 3)
-    assert own.override({"mean": (0.5,), "size": None}) == ImageInput(
-        (224, 224), 256, (0.5,), (0.2,), "bicubic", 3
-    )
+    assert own.override({"mean": (0.5,), "size": None}) == ImageInput((224, 224), 256, (0.5,), (0.2,), "bicubic", 3)
     # Another size must not keep the resize that belonged to the old one.
     assert own.override({"size": (32, 32)}) == ImageInput((32, 32), None, (0.1,), (0.2,), "bicubic", 3)
 
@@ -139,14 +130,28 @@ def test_class_names_of_a_configuration(id2label: Any, expected: Any) -> None:
     assert class_names(id2label) == expected
 
 
+def test_class_names_of_a_pool_are_those_of_its_checkpoints(tmp_path: Path) -> None:
+    for k in range(3):
+        (tmp_path / f"m{k}").mkdir()
+        save_file({"w": torch.zeros(2)}, tmp_path / f"m{k}" / "model.safetensors")
+    assert pool_class_names([tmp_path]) is None
+    for k in range(2):
+        (tmp_path / f"m{k}" / "config.json").write_text('{"id2label": {"0": "pos", "1": "neg"}}')
+    assert pool_class_names([tmp_path]) == ("pos", "neg")
+    (tmp_path / "m2" / "config.json").write_text('{"id2label": {"0": "neg", "1": "pos"}}')
+    text = refusal(pool_class_names, [tmp_path])
+    assert "m2/config.json: expected those of" in text
+    assert "m0/config.json: pos, neg, found neg, pos" in text
+    (tmp_path / "m2" / "config.json").write_text("[")
+    assert "expected a JSON configuration" in refusal(pool_class_names, [tmp_path])
+
+
 # OpenCLIP -----------------------------------------------------------------------------------------------
 
 
 def clip(classes: int | None = 4, seed: int = 0, **options: Any) -> nn.Module:
     given = {**stand_in_open_clip.TINY, **options}
-    loaded = load_model(
-        "open_clip", "ViT-B-32-quickgelu", folder=Path(), classes=classes, options=given, seed=seed
-    )
+    loaded = load_model("open_clip", "ViT-B-32-quickgelu", folder=Path(), classes=classes, options=given, seed=seed)
     assert loaded.image is not None
     assert (loaded.image.size, loaded.image.resize) == ((32, 32), 32)
     return loaded.model

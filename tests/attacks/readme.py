@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attacks.kit import Threat
 from attacks.threats_archives import ARCHIVES
-from attacks.threats_data import ARRAYS, CIFAR, DATASETS, IDX, IMAGES, TABLES
+from attacks.threats_data import ARRAYS, DATASETS, IMAGES, TABLES
 from attacks.threats_pickles import PICKLES
 from attacks.threats_recipes import RECIPES
 from attacks.threats_records import SOUPS
@@ -23,8 +23,6 @@ PARTS: tuple[tuple[str, str, str, list[Threat]], ...] = (
     ("Places that are no files", "threats_tensors.py", CHECKPOINT_DOORS, PLACES),
     ("Saved soups", "threats_records.py", "`rebuild`, which loads them first", SOUPS),
     ("Arrays", "threats_data.py", "`data.arrays`", ARRAYS),
-    ("CIFAR batches", "threats_data.py", "`data.cifar`", CIFAR),
-    ("idx files", "threats_data.py", "`data.idx`", IDX),
     ("Tables", "threats_data.py", "`data.table`", TABLES),
     ("Datasets", "threats_data.py", "`data.dataset`", DATASETS),
     ("Images", "threats_data.py", "`data.images`", IMAGES),
@@ -38,7 +36,8 @@ stored. Those that carry code would create a file called `marker` if anything ra
 words below (or that it opens with the right numbers, where it is harmless), no marker, no more than 150 MB of
 memory, and an end.
 
-Not in the tables: run directories and saved states (`test_attacks_records.py`), model folders
+Not in the tables: run directories and saved states (`test_attacks_records.py`), links, FIFOs and devices planted in
+runs, soups, searches and demos (`test_attacks_links.py`), model folders
 (`test_attacks_models.py`), names of files, tensors and
 classes on their way to a terminal and into a report (`test_attacks_names.py`), and that the package has no
 switch that runs a pickle (`test_attacks_switch.py`).

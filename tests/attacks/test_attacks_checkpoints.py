@@ -19,7 +19,7 @@ from attacks.threats_archives import ARCHIVES
 from attacks.threats_pickles import PICKLES
 from attacks.threats_tensors import INDEXES, PLACES, TENSORS
 from stockpot import Pool, Soup
-from stockpot.adapters.models.weights import load_weights
+from stockpot.adapters.models import load_weights
 from stockpot.cli.evaluate import _open as open_for_evaluate
 from stockpot.errors import CheckpointError, StockpotError
 from stockpot.pool import open_checkpoint

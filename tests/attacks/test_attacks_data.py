@@ -13,26 +13,26 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("PIL.Image")
 
 from attacks.kit import Threat
-from attacks.threats_data import ARRAYS, CIFAR, DATASETS, IDX, IMAGES, TABLES
-from stockpot.adapters.data import arrays, arrow, cifar, idx, image_folder, tables
-from stockpot.adapters.data.pictures import decode
+from attacks.threats_data import ARRAYS, DATASETS, IMAGES, TABLES
+from stockpot.adapters.arrays import read_arrays
+from stockpot.adapters.arrow import read_dataset
+from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.tables import read_table
 from stockpot.errors import DataError
 
 
 def _pictures(path: Path, part: str | None) -> Any:
-    table = image_folder.read(path, part)
-    return decode(table.columns["image"], ImageInput(size=(4, 4)), path, 10**9, "fit")
+    table = read_image_folder(path, part)
+    return decode(table.columns["image"], ImageInput(size=(4, 4), resize=64))
 
 
 CASES = [
     (read, threat)
     for read, threats in (
-        (arrays.read, ARRAYS),
-        (cifar.read, CIFAR),
-        (idx.read, IDX),
-        (tables.read, TABLES),
-        (arrow.read_dataset, DATASETS),
+        (read_arrays, ARRAYS),
+        (read_table, TABLES),
+        (read_dataset, DATASETS),
         (_pictures, IMAGES),
     )
     for threat in threats

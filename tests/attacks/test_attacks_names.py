@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from stockpot import Pool, Task
+from stockpot import Pool, Task, compare
 from stockpot.cli.app import app
 from stockpot.report import write_report
-from stockpot.run import Identity, Job, RunDirectory, run_job
-from stockpot.soups.settings import settings_for
+from stockpot.run.directory import RecipeFacts
 
 SCRIPT = "<script>alert(1)<!-- \"'&"
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -60,10 +59,8 @@ def test_names_are_text_in_a_report(tmp_path: Path) -> None:
     pool = Pool.open(_pool(tmp_path / "pool"))
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     task = Task(_module(), (x, x[:, :3].argmax(1)))
-    identity = Identity("compare", title=f"{IMAGE}{SCRIPT}", command=("stockpot", IMAGE))
-    methods = {name: settings_for(name, steps=2) for name in ("best", "greedy", "hl+")}
-    with RunDirectory.create(tmp_path / "run", identity) as directory:
-        run_job(directory, Job(pool, task, methods))
+    facts = RecipeFacts(f"{IMAGE}{SCRIPT}", "compare", ("stockpot", IMAGE))
+    compare(pool, task, ["best", "greedy", "hl+"], steps=2, run=tmp_path / "run", recipe=facts)
     tags = _Tags()
     page = write_report(tmp_path / "run").read_text(encoding="utf-8")
     tags.feed(page)

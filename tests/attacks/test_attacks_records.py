@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +17,15 @@ from safetensors.torch import save_file
 
 from attacks.kit import Threat
 from attacks.threats_records import SOUPS, pool, soup
-from stockpot import Soup
+from stockpot import Soup, cook
 from stockpot.errors import RunError, StockpotError
 from stockpot.pool import Pool
 from stockpot.report import write_report
-from stockpot.run.ingredients import trial_settings
-from stockpot.run.soups import rebuild_soup
+from stockpot.run.rebuild import rebuild_soup
+from stockpot.run.record import trial_settings
 from stockpot.run.state import DiskStore
 from stockpot.soup import rebuild
+from zoo import zoo
 
 
 @pytest.mark.timeout(60)
@@ -61,28 +63,11 @@ def test_a_link_of_an_ingredient_does_not_carry_my_files_into_my_soup(tmp_path: 
 
 
 def _run(folder: Path) -> Path:
-    """The least that is a finished run of one soup."""
-    run = folder / "run"
-    method = run / "methods" / "uniform"
-    method.mkdir(parents=True)
-    made = soup(folder / "cooked")
-    for name in ("soup.json", "statistics.safetensors"):
-        (method / name).write_bytes((made / name).read_bytes())
-    save_file({"W": torch.full((2, 2), 0.5, dtype=torch.float64)}, method / "weights.safetensors")
-    about = {"format": 1, "kind": "cook", "status": "done", "title": "t", "seed": 0}
-    score = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 10, "loss": 1.0}
-    result = {"method": "uniform", "settings": {}, "seconds": 1.0, "fit": score, "groups": ["w", "head"]}
-    found = {
-        "ingredients": [{"name": f"m{k}", "path": "p", "format": "safetensors", "bytes": 1} for k in range(2)]
-    }
-    for path, value in (
-        (run / "run.json", about),
-        (run / "results.json", {"methods": ["uniform"], "recommended": "uniform", "verdict": "v"}),
-        (run / "pool.json", found),
-        (method / "result.json", result),
-    ):
-        path.write_text(json.dumps(value))
-    return run
+    """A finished run of one soup, whose weights were not kept."""
+    opened, task = zoo(folder / "cooked", 2)
+    cook(opened, task, "uniform", run=folder / "run")
+    shutil.rmtree(folder / "run" / "methods" / "uniform" / "soup")
+    return folder / "run"
 
 
 def _write(name: str, content: bytes) -> Callable[[Path], None]:
@@ -139,9 +124,11 @@ def test_a_run_of_a_stranger_is_refused(name: str, change: Callable[[Path], None
 def test_a_run_cannot_lead_out_of_its_directory(name: Any, tmp_path: Path) -> None:
     run = _run(tmp_path)
     soup(tmp_path / "elsewhere_made").rename(tmp_path / "elsewhere")
-    (run / "results.json").write_text(json.dumps({"recommended": name}))
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**results, "recommended": name}))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunError, match=r"expected (one that made a soup: uniform|a finished run)"):
+    refusals = r"one that made a soup: uniform|a run that recommends a soup|recommended is .* instead of null or a text"
+    with pytest.raises(RunError, match=refusals):
         rebuild_soup(run)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -155,15 +142,18 @@ def test_a_run_cannot_lead_out_of_its_directory(name: Any, tmp_path: Path) -> No
 def test_a_state_of_a_stranger_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "state.safetensors").write_bytes(content)
     with pytest.raises(RunError):
-        DiskStore(tmp_path).load()
+        DiskStore(tmp_path, tmp_path).load()
 
 
-@pytest.mark.parametrize("values", ["[" * 100_000, "{", "\ud800"])
-def test_values_of_a_state_that_cannot_be_read_are_refused(values: str, tmp_path: Path) -> None:
-    header = json.dumps({"__metadata__": {"values": values, "seconds": "1"}}).encode()
-    (tmp_path / "state.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(RunError):
-        DiskStore(tmp_path).load()
+@pytest.mark.parametrize(
+    "values",
+    [b"[" * 100_000, b"{", b"\xff", b"[]", b'{"seconds": NaN}', b'{"seconds": 1, "peak_host": -1}', b"null"],
+)
+def test_values_of_a_state_that_cannot_be_read_are_refused(values: bytes, tmp_path: Path) -> None:
+    data = torch.frombuffer(bytearray(values), dtype=torch.uint8)
+    save_file({"values.json": data}, tmp_path / "state.safetensors")
+    with pytest.raises(RunError, match="expected the saved state of an unfinished method"):
+        DiskStore(tmp_path, tmp_path).load()
 
 
 @pytest.mark.timeout(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -17,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from attacks.kit import Threat, command, marker_in, number, table, text, threat
+from attacks.kit import Threat, command, marker_in, threat
 
 ARRAYS: list[Threat] = []
-CIFAR: list[Threat] = []
-IDX: list[Threat] = []
 TABLES: list[Threat] = []
 DATASETS: list[Threat] = []
 IMAGES: list[Threat] = []
@@ -79,7 +77,7 @@ def npy_pickle(folder: Path) -> Path:
     return folder / "f"
 
 
-@threat("npz: 100 MB of zeros in 100 KB", "bytes in an archive of", ARRAYS)
+@threat("npz: 100 MB of zeros in 100 KB", "content of at most 67,108,864 bytes in a file of", ARRAYS)
 def npz_bomb(folder: Path) -> Path:
     header = {"descr": "|u1", "fortran_order": False, "shape": (100 * 2**20,)}
     with (
@@ -130,100 +128,14 @@ def odd_type(folder: Path) -> Path:
     return folder / "a.safetensors"
 
 
-# CIFAR ----------------------------------------------------------------------------------------------------
+@threat("npy: forty million rows of nothing", "rows of nothing", ARRAYS)
+def npy_nothing(folder: Path) -> Path:
+    (folder / "f").mkdir()
+    (folder / "f" / "x.npy").write_bytes(_npy("(40000000,)", "'|S0'", b""))
+    return folder / "f"
 
 
-def _batch(folder: Path, content: bytes) -> Path:
-    (folder / "cifar").mkdir()
-    (folder / "cifar" / "data_batch_1").write_bytes(content)
-    return folder / "cifar"
-
-
-@threat("cifar: REDUCE calls os.system", "which could run code", CIFAR, _bomb)
-def cifar_reduce(folder: Path) -> Path:
-    return _batch(folder, _bomb(folder))
-
-
-@threat("cifar: a value numbered two billion", "more than it can have", CIFAR)
-def cifar_memo(folder: Path) -> Path:
-    """Makes the unpickler clear a table of gigabytes."""
-    return _batch(folder, b"\x80\x02Nr\xff\xff\xff\x7f.")
-
-
-@threat("cifar: a key that takes 2 ** 60 steps to hash", "too long to hash", CIFAR)
-def cifar_slow(folder: Path) -> Path:
-    key = b"K\x01" + b"".join(b"q%ch%c\x86" % (k, k) for k in range(60))
-    return _batch(folder, table((key, b"N")))
-
-
-@threat("cifar: a type whose state turns bytes into objects", "something other than plain numbers", CIFAR)
-def cifar_type(folder: Path) -> Path:
-    """numpy would take the bytes for addresses of objects."""
-    fields = b"}" + text(b"a") + b"cnumpy\ndtype\n" + text(b"O8") + b"\x89\x88\x87RK\x00\x86s"
-    dtype = (
-        b"cnumpy\ndtype\n"
-        + text(b"V8")
-        + b"\x89\x88\x87R(K\x03"
-        + text(b"|")
-        + b"N"
-        + text(b"a")
-        + b"\x85"
-        + fields
-        + b"K\x08K\x01K\x00tb"
-    )
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    state = b"(K\x01K\x01\x85" + dtype + b"\x89U\x08" + b"A" * 8 + b"tb"
-    return _batch(folder, table((text(b"data"), array + state)))
-
-
-@threat("cifar: an array of a terabyte", "expected an array `data`", CIFAR)
-def cifar_terabyte(folder: Path) -> Path:
-    call = b"cnumpy\nndarray\n" + number(10**12) + b"\x85\x85R"
-    return _batch(folder, table((text(b"data"), call)))
-
-
-@threat("cifar: labels that unfold to 10 ** 12", "expected labels that are whole numbers", CIFAR)
-def cifar_labels(folder: Path) -> Path:
-    nested: list[Any] = [0] * 10
-    for _ in range(11):
-        nested = [nested] * 10
-    return _batch(folder, pickle.dumps({"data": np.zeros((10, 3072), np.uint8), "labels": nested}, 2))
-
-
-@threat("cifar: a FIFO", "not a regular file", CIFAR)
-def cifar_fifo(folder: Path) -> Path:
-    (folder / "cifar").mkdir()
-    os.mkfifo(folder / "cifar" / "data_batch_1")
-    return folder / "cifar"
-
-
-# idx, tables, datasets, images -----------------------------------------------------------------------------
-
-
-def _idx(folder: Path, images: bytes, ending: str = "") -> Path:
-    (folder / f"train-images-idx3-ubyte{ending}").write_bytes(images)
-    (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 1) + b"\0")
-    return folder
-
-
-@threat("idx: 100 MB of zeros in 100 KB", "bytes in a file of", IDX)
-def idx_bomb(folder: Path) -> Path:
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1) as stream:
-        stream.write(struct.pack(">BBBBIII", 0, 0, 8, 3, 100 * 2**10, 32, 32))
-        for _ in range(100):
-            stream.write(bytes(2**20))
-    return _idx(folder, packed.getvalue(), ".gz")
-
-
-@threat("idx: a shape of 2 ** 96", "bytes for shape", IDX)
-def idx_shape(folder: Path) -> Path:
-    return _idx(folder, struct.pack(">BBBBIII", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1))
-
-
-@threat("idx: a rank of 255", "expected an idx file", IDX)
-def idx_rank(folder: Path) -> Path:
-    return _idx(folder, struct.pack(">BBBB", 0, 0, 8, 255) + bytes(40))
+# Tables, datasets, images ---------------------------------------------------------------------------------
 
 
 @threat("jsonl: nested a hundred thousand deep", "expected JSON", TABLES)
@@ -256,6 +168,33 @@ def parquet_extension(folder: Path) -> Path:
     names = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": _bomb(folder)}
     schema = pa.schema([pa.field("x", pa.int64(), metadata=names)])
     pq.write_table(pa.table({"x": [1, 2]}, schema=schema), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+@threat("parquet: 75 MB of one number in 40 KB", "content of at most 67,108,864 bytes", TABLES)
+def parquet_runs(folder: Path) -> Path:
+    numbers = pa.table({"x": np.zeros(2**20, np.int64)})
+    with pq.ParquetWriter(folder / "a.parquet", numbers.schema) as writer:
+        for _ in range(9):
+            writer.write_table(numbers)
+    return folder / "a.parquet"
+
+
+@threat("parquet: one text of 1 MB in every row", "content of at most 67,108,864 bytes", TABLES)
+def parquet_shared(folder: Path) -> Path:
+    once = pa.table({"x": pa.array(["a" * 2**20] * 10)})
+    with pq.ParquetWriter(folder / "a.parquet", once.schema, compression="zstd") as writer:
+        for _ in range(10):
+            writer.write_table(once)
+    return folder / "a.parquet"
+
+
+@threat("parquet: eleven million rows", "at most 10,000,000 rows", TABLES)
+def parquet_rows(folder: Path) -> Path:
+    nothing = pa.table({"x": np.zeros(2**20, bool)})
+    with pq.ParquetWriter(folder / "a.parquet", nothing.schema) as writer:
+        for _ in range(11):
+            writer.write_table(nothing)
     return folder / "a.parquet"
 
 
@@ -313,6 +252,30 @@ def dataset_offsets(folder: Path) -> Path:
     return made
 
 
+@threat("dataset: a list of 2 ** 30 times nothing", "content of at most", DATASETS)
+def dataset_nothing(folder: Path) -> Path:
+    made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
+    contents = pa.table({"x": pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))})
+    with (
+        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, contents.schema) as writer,
+    ):
+        writer.write_table(contents)
+    return made
+
+
+@threat("dataset: a million views of one text", "values share their content", DATASETS)
+def dataset_views(folder: Path) -> Path:
+    made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
+    contents = pa.table({"x": pa.array(["a" * 100] * 2, pa.string_view())})
+    with (
+        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, contents.schema) as writer,
+    ):
+        writer.write_table(contents)
+    return made
+
+
 @threat("dataset: bytes of nothing", "part of a dataset", DATASETS)
 def dataset_junk(folder: Path) -> Path:
     made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
@@ -352,3 +315,11 @@ def fifo_image(folder: Path) -> Path:
     made = _image(folder, b"", "b.txt")
     os.mkfifo(made / "class" / "a.png")
     return made
+
+
+@threat("image: one pixel by a million", "its shorter side resized to 64: expected at most", IMAGES)
+def thin_image(folder: Path) -> Path:
+    """Resized as models want it, 4 KB become gigabytes."""
+    picture = io.BytesIO()
+    Image.new("1", (1, 2_000_000)).save(picture, "PNG")
+    return _image(folder, picture.getvalue())

@@ -22,11 +22,7 @@ def pool(folder: Path) -> Pool:
     """Two honest ingredients with a running statistic."""
     (folder / "pool").mkdir(parents=True)
     for k in range(2):
-        state = {
-            "w": torch.arange(4.0) + k,
-            "head": torch.ones(3) * k,
-            "norm.running_mean": torch.zeros(2) + k,
-        }
+        state = {"w": torch.arange(4.0) + k, "head": torch.ones(3) * k, "norm.running_mean": torch.zeros(2) + k}
         save_file(state, folder / "pool" / f"m{k}.safetensors")
     return Pool.open(folder / "pool")
 
@@ -70,21 +66,19 @@ for _name, _change, _words in (
     ("soup: a group that is not there", _put("layout", "group_of", "w", value=7), "groups outside"),
     ("soup: a negative group", _put("layout", "group_of", "w", value=-1), "groups outside"),
     ("soup: a tensor that is not there", _put("layout", "group_of", "x", value=0), "other tensors than"),
-    (
-        "soup: tied tensors of other shapes",
-        _put("layout", "tied", value=[["w", "head"]]),
-        "of different shapes",
-    ),
-    (
-        "soup: tied tensors that are not there",
-        _put("layout", "tied", value=[["x", "y"]]),
-        "other tensors than",
-    ),
+    ("soup: tied tensors of other shapes", _put("layout", "tied", value=[["w", "head"]]), "of different shapes"),
+    ("soup: tied tensors that are not there", _put("layout", "tied", value=[["x", "y"]]), "other tensors than"),
     ("soup: a layout that is a list", _put("layout", value=[]), "a complete soup record"),
     ("soup: weights that are texts", _put("W", value=[["a", "b"], ["c", "d"]]), "a complete soup record"),
     ("soup: weights that are infinite", _put("W", value=[[1e400, 0], [0, 1]]), "expected finite numbers"),
     ("soup: weights that do not sum to one", _put("W", value=[[1, 1], [1, 1]]), "columns that sum to one"),
-    ("soup: a temperature that is a text", _put("temperature", value="hot"), "a complete soup record"),
+    ("soup: weights that need not sum to one", _put("free", value=True), "a soup as this version makes them"),
+    ("soup: a rule for statistics that there is not", _put("statistics", value="copied"), "as this version makes"),
+    (
+        "soup: a pattern over the whole disk as path",
+        lambda r: r["ingredients"][0].update(path="/**/*"),
+        "no files match",
+    ),
     ("soup: no ingredients", _put("ingredients", value=[]), "expected at least two ingredients"),
     ("soup: ingredients that are numbers", _put("ingredients", value=[1, 2]), "a complete soup record"),
     (
@@ -92,11 +86,7 @@ for _name, _change, _words in (
         _put("opened_with", value={"listen": 1, "evil": 2}),
         "a complete soup record",
     ),
-    (
-        "soup: other digests",
-        lambda r: r["ingredients"][0].update(digest="0" * 64),
-        "the content the soup was made of",
-    ),
+    ("soup: other digests", lambda r: r["ingredients"][0].update(digest="0" * 64), "the content the soup was made of"),
     ("soup: another format", _put("format", value=2), "a soup record of format 1"),
 ):
     SOUPS.append(Threat(_name, _changed(_change), _words))
@@ -113,7 +103,7 @@ def deep_record(folder: Path) -> Path:
 def record_twice(folder: Path) -> Path:
     path = soup(folder)
     text = (path / "soup.json").read_text()
-    (path / "soup.json").write_text(text.replace('"free":', '"free": true, "free":', 1))
+    (path / "soup.json").write_text(text.replace('"about":', '"about": {}, "about":', 1))
     return path
 
 
@@ -125,7 +115,7 @@ def record_fifo(folder: Path) -> Path:
     return path
 
 
-@threat("soup: a record without an end", "not a regular file", SOUPS)
+@threat("soup: a record without an end", "is a symbolic link, which is never followed", SOUPS)
 def record_endless(folder: Path) -> Path:
     path = soup(folder)
     (path / "soup.json").unlink()
@@ -148,7 +138,7 @@ def stolen_weights(folder: Path) -> Path:
     return path
 
 
-@threat("soup: statistics that are a FIFO", "not a regular file", SOUPS)
+@threat("soup: statistics that are a FIFO", "is neither a regular file nor a directory", SOUPS)
 def statistics_fifo(folder: Path) -> Path:
     path = soup(folder)
     (path / "statistics.safetensors").unlink()

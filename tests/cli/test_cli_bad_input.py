@@ -50,7 +50,7 @@ CASES = {
     ),
     "output over foreign files": (
         POOL + TOY + DATA + "output: {dir: pool}",
-        ["found other files", "--overwrite"],
+        ["found other files", "choose another directory with --out"],
     ),
     "tensorboard without the extra": (
         POOL + TOY + DATA + "output: {tensorboard: true}",
@@ -107,6 +107,25 @@ def test_another_run_in_the_way(folder: Path, stockpot: Stockpot) -> None:
     assert stockpot("cook", recipe, "--set", "method.name=best", "--overwrite").code == 0
 
 
+@pytest.mark.parametrize("given", [("--overwrite",), ("--set", "output.overwrite=true")])
+def test_a_folder_that_was_never_a_run_is_not_cleared(
+    folder: Path, stockpot: Stockpot, given: tuple[str, ...]
+) -> None:
+    """By the flag as little as by the recipe."""
+    mine = [
+        folder / "mine" / name for name in ("methods/notes.txt", "recipe.yaml", "growth/x", "tensorboard/y")
+    ]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    answer = stockpot("cook", folder / "recipe.yaml", "--out", folder / "mine", *given)
+    assert answer.code == 1
+    assert "found other files" in answer.err
+    assert "--overwrite" not in answer.err  # which would not help
+    assert all(file.read_text() == "mine" for file in mine)
+    assert len(list((folder / "mine").iterdir())) == 4
+
+
 def test_things_that_are_no_runs(tmp_path: Path, stockpot: Stockpot) -> None:
     for command in ("report", "rebuild"):
         answer = stockpot(command, tmp_path)
@@ -120,7 +139,7 @@ def test_a_mistake_of_ours_says_where_the_details_are(
     def fail(*args: object, **options: object) -> None:
         raise ZeroDivisionError("spoons / 0")
 
-    monkeypatch.setattr("stockpot.run.work.prepare", fail)
+    monkeypatch.setattr("stockpot.cooking.compare", fail)
     answer = stockpot("compare", folder / "recipe.yaml")
     assert answer.code == 1
     assert "unexpected ZeroDivisionError: spoons / 0" in answer.err

@@ -146,4 +146,4 @@ def test_cook_and_compare_do_not_share_a_directory(
     answer = stockpot("cook", shared / "recipe.yaml")
     assert answer.code == 1
     assert "expected a directory of its own for cook, found an earlier run of compare" in answer.err
-    assert "Fix: add --out run-cook, or replace that run with --overwrite." in answer.err
+    assert "Fix: add --out run-cook, or replace that run with --overwrite" in answer.err

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from scripts import script
 from torch import Tensor
 
+from stand_in_open_clip import TINY
+
 CLASSES = ("n01440764", "n01443537", "n01484850")
-TINY = {"size": 32, "patch": 8, "width": 64, "layers": 2, "output": 24, "text_width": 16}
+_VISION = TINY["vision_cfg"]
 
 
 def published_names(layers: int) -> list[str]:
@@ -39,8 +42,8 @@ def published_names(layers: int) -> list[str]:
 
 def shapes(classes: int) -> dict[str, tuple[int, ...]]:
     """Of the tiny tower, by what the names mean; the vocabulary and context are CLIP's own."""
-    width, output, text = TINY["width"], TINY["output"], TINY["text_width"]
-    tokens = (TINY["size"] // TINY["patch"]) ** 2 + 1
+    width, output, text = _VISION["width"], TINY["embed_dim"], TINY["text_cfg"]["width"]
+    tokens = (_VISION["image_size"] // _VISION["patch_size"]) ** 2 + 1
     ends = {
         "model.positional_embedding": (77, text),
         "model.text_projection": (text, output),
@@ -49,7 +52,7 @@ def shapes(classes: int) -> dict[str, tuple[int, ...]]:
         "model.visual.class_embedding": (width,),
         "model.visual.positional_embedding": (tokens, width),
         "model.visual.proj": (width, output),
-        "model.visual.conv1.weight": (width, 3, TINY["patch"], TINY["patch"]),
+        "model.visual.conv1.weight": (width, 3, _VISION["patch_size"], _VISION["patch_size"]),
         "classification_head.weight": (classes, output),
         "classification_head.bias": (classes,),
         "in_proj_weight": (3 * width, width),
@@ -62,7 +65,7 @@ def shapes(classes: int) -> dict[str, tuple[int, ...]]:
         "c_proj.bias": (width,),
     }
     found: dict[str, tuple[int, ...]] = {}
-    for name in published_names(TINY["layers"]):
+    for name in published_names(_VISION["layers"]):
         norm = (text,) if "ln_final" in name else (width,)
         found[name] = next((shape for end, shape in ends.items() if name.endswith(end)), norm)
         if name in ends:
@@ -102,7 +105,7 @@ def clip_weights(file: Path) -> dict[str, Tensor]:
         if name.startswith("model."):
             exact = "ln_" in name or "embedding" in name or name.endswith("logit_scale")
             state[name.removeprefix("model.")] = _start(name, shape) if exact else _start(name, shape).half()
-    text = TINY["text_width"]
+    text = TINY["text_cfg"]["width"]
     state["transformer.resblocks.0.attn.in_proj_weight"] = torch.zeros(3 * text, text).half()
     state["transformer.resblocks.0.ln_1.weight"] = torch.ones(text)
     torch.save(state, file)
@@ -149,7 +152,7 @@ def _photo(draw: np.random.RandomState, label: int, n: int) -> Image.Image:
 
 
 def cifar(folder: Path, classes: int, train: int = 60, test: int = 20) -> None:
-    """Python batches: pickled dicts with bytes as keys, one row of 3,072 bytes per image."""
+    """Python batches, converted: pickled dicts with bytes as keys, one row of 3,072 bytes per image."""
     folder.mkdir(parents=True)
     ten = classes == 10
     parts = {f"data_batch_{n}": train // 5 for n in range(1, 6)} | {"test_batch": test}
@@ -163,3 +166,4 @@ def cifar(folder: Path, classes: int, train: int = 60, test: int = 20) -> None:
         else:
             content |= {b"fine_labels": labels, b"coarse_labels": [label // 5 for label in labels]}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    script("convert.cifar_python").convert(folder)

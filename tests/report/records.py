@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
 from stockpot.run.record import FORMAT
 
 METHODS = ("best", "uniform", "greedy", "ensemble", "learned", "learned+", "mehl+", "crossfit")
@@ -20,9 +21,7 @@ GROUPS_PER_LAYER = ("attention.query.weight", "attention.query.bias", "mlp.weigh
 def names(count: int, length: int = 0) -> list[str]:
     plain = [f"trial_{k:02d}" for k in range(count)]
     return (
-        [f"{name}_{'long_name_' * 12}"[: length - 3] + f"_{k:02d}" for k, name in enumerate(plain)]
-        if length
-        else plain
+        [f"{name}_{'long_name_' * 12}"[: length - 3] + f"_{k:02d}" for k, name in enumerate(plain)] if length else plain
     )
 
 
@@ -74,8 +73,7 @@ def write_record(
         }
         place = folder / "methods" / name.replace("+", "-plus")
         place.mkdir(parents=True)
-        if W is not None:
-            save_file({"W": W}, place / "weights.safetensors")
+        save_file({} if W is None else {"W": W}, place / "weights.safetensors")
         shown[name] = scored if report else fit
         _json(place / "result.json", result)
     chosen = methods[-1]
@@ -92,7 +90,9 @@ def write_record(
                 for name, values in shown.items()
                 if name != "best" and "best" in shown
             },
+            "held_out": {},
             "growth": _growth(len(labels)) if growth else None,
+            "failed": {},
         },
     )
     return folder
@@ -138,6 +138,11 @@ def _about(kind: str, metric: str) -> dict[str, Any]:
         "recipe_digest": "0123456789abcdef" * 4,
         "status": "done",
         "title": "Toy digits",
+        "code": {},
+        "settings": {},
+        "layout": {},
+        "fit_digest": "f" * 64,
+        "report_digest": None,
         "metric": metric,
         "percent": metric == "accuracy",
         "environment": {"python": "3.11", "cores": 2, "memory": 8 * 2**30, "libraries": {"numpy": "2.0"}},
@@ -202,9 +207,7 @@ def _curves(name: str, rng: np.random.Generator, nan_losses: bool) -> dict[str, 
     for fold in range(folds):
         for block in range(blocks):
             x = list(range(1, 41))
-            loss: list[float | None] = [
-                0.5 + 0.4 * math.exp(-(s + 40 * block) / 15) + 0.03 * rng.normal() for s in x
-            ]
+            loss: list[float | None] = [0.5 + 0.4 * math.exp(-(s + 40 * block) / 15) + 0.03 * rng.normal() for s in x]
             if nan_losses:
                 loss[10:15] = [None] * 5
             fit.append({"fold": fold, "block": block, "x": x, "loss": loss})
@@ -230,14 +233,19 @@ def _greedy(labels: list[str], own: NDArray[np.float64]) -> list[dict[str, Any]]
 
 
 def _guard(winner: str) -> dict[str, Any]:
-    return {"held_out": {"learned": 0.85, "best": 0.80, "uniform": 0.79, "greedy": 0.83}, "winner": winner}
+    held_out = {"learned": 0.85, "best": 0.80, "uniform": 0.79, "greedy": 0.83}
+    intervals = {name: [value - 0.02, value + 0.02] for name, value in held_out.items()}
+    return {"held_out": held_out, "intervals": intervals, "over_learned": {}, "winner": winner}
 
 
 def _growth(models: int) -> dict[str, Any]:
     sizes = [n for n in (2, 4, 8, 16, 32, 64) if n < models] + [models]
     return {
         name: [
-            {"models": n, "report": {"value": base + 0.01 * i, "low": base, "high": base + 0.04, "n": 300}}
+            {
+                "models": n,
+                "report": {"value": base + 0.01 * i, "low": base, "high": base + 0.04, "n": 300, "loss": None},
+            }
             for i, n in enumerate(sizes)
         ]
         for name, base in (("uniform", 0.7), ("greedy", 0.8), ("crossfit", 0.82))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from stockpot.errors import RunError
 from stockpot.report import HEADINGS, summary_rows
 
 from .records import edit, write_record
@@ -21,9 +18,7 @@ def test_rows_are_the_record_in_the_tables_order(complete: Path) -> None:
     assert [row.method for row in rows if row.baseline] == ["best"]
     assert [row.method for row in rows if not row.servable] == ["ensemble"]
     for row in rows:
-        record = json.loads(
-            (complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text()
-        )
+        record = json.loads((complete / "methods" / row.method.replace("+", "-plus") / "result.json").read_text())
         assert row.score is not None
         assert (row.score.value, row.score.low, row.score.n) == tuple(
             record["report"][k] for k in ("value", "low", "n")
@@ -84,36 +79,3 @@ def test_a_real_record_reads(real: Path) -> None:
     assert len(rows) == 7
     assert all(row.kind == "report" and row.score is not None and row.score.n == 64 for row in rows)
     assert all((row.difference is None) == (row.method == "best") for row in rows)
-
-
-def test_a_missing_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as caught:
-        summary_rows(tmp_path / "nowhere")
-    assert str(caught.value) == (
-        f"run directory {tmp_path / 'nowhere'}: expected a run with its run.json, found no such directory.\n"
-        "  Fix: give the directory that `stockpot cook`, `compare` or `demo` wrote."
-    )
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "expected", "found"),
-    [
-        ("run.json", '{"format": 2}', "expected format 1", "found format 2"),
-        ("run.json", "{", "expected readable JSON", "found Expecting property name"),
-        ("pool.json", "[]", "expected a JSON object", "found list"),
-        ("pool.json", '{"ingredients": [{"name": "a"}]}', "each of the 1 ingredients", "found shape (6, 1)"),
-        ("methods/best/weights.safetensors", "no", "expected a readable safetensors file", "found "),
-    ],
-)
-def test_damage_is_said_with_the_file(
-    tmp_path: Path, file: str, content: str, expected: str, found: str
-) -> None:
-    folder = write_record(tmp_path / "run", methods=["best"])
-    (folder / file).write_text(content)
-    with pytest.raises(RunError) as caught:
-        summary_rows(folder)
-    message = str(caught.value)
-    assert expected in message
-    assert found in message
-    assert "  Fix: " in message
-    assert Path(file).name in message

@@ -12,14 +12,7 @@ from stockpot.report.words import Metric
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (None, "–"),
-        (0.0221, "0.02 s"),
-        (1.26, "1.3 s"),
-        (59.7, "1 min 0 s"),
-        (59.4, "59 s"),
-        (3725, "1 h 2 min"),
-    ],
+    [(None, "–"), (0.0221, "0.02 s"), (1.26, "1.3 s"), (59.7, "1 min 0 s"), (59.4, "59 s"), (3725, "1 h 2 min")],
 )
 def test_seconds(value: float | None, text: str) -> None:
     assert words.seconds(value) == text
@@ -27,22 +20,13 @@ def test_seconds(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0, "–"),
-        (None, "–"),
-        (500, "500 B"),
-        (5000, "4.9 KiB"),
-        (300 * 2**20, "300 MiB"),
-        (3 * 2**40, "3.0 TiB"),
-    ],
+    [(0, "–"), (None, "–"), (500, "500 B"), (5000, "4.9 KiB"), (300 * 2**20, "300 MiB"), (3 * 2**40, "3.0 TiB")],
 )
 def test_sizes(value: float | None, text: str) -> None:
     assert words.size(value) == text
 
 
-@pytest.mark.parametrize(
-    ("part", "text"), [(0, "0 %"), (0.0001, "under 0.1 %"), (0.034, "3.4 %"), (0.387, "39 %")]
-)
+@pytest.mark.parametrize(("part", "text"), [(0, "0 %"), (0.0001, "under 0.1 %"), (0.034, "3.4 %"), (0.387, "39 %")])
 def test_a_share_never_rounds_something_to_nothing(part: float, text: str) -> None:
     assert words.share(part) == text
 

@@ -12,20 +12,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from stockpot import cook
+from stockpot import compare, cook
 from stockpot.errors import ChangedError
 from stockpot.events import Event
 from stockpot.pool import Pool
-from stockpot.run import Identity, Job, RunDirectory, run_job
 from stockpot.soup import Soup
-from stockpot.soups.settings import settings_for
 from zoo import samples, zoo
-
-SETTINGS = {
-    "uniform": settings_for("uniform"),
-    "mehl+": settings_for("mehl+", steps=4, block_size=2),
-    "crossfit": settings_for("crossfit", steps=4, block_size=2),
-}
 
 
 def other_content(file: Path) -> None:
@@ -69,11 +61,12 @@ def test_a_change_during_a_run_stops_it_before_a_soup_is_written(
             change(file)
         heard.append(event.kind)
 
-    with (
-        pytest.raises(ChangedError, match=rf"model_2\.safetensors: {found}[\s\S]*no soup was written"),
-        RunDirectory.create(tmp_path / "run", Identity("compare", "t")) as directory,
-    ):
-        run_job(directory, Job(pool, task, SETTINGS), meddle)
+    with pytest.raises(ChangedError, match=rf"model_2\.safetensors: {found}[\s\S]*no soup was written"):
+        compare(
+            pool, task, ["uniform", "mehl+", "crossfit"],
+            run=tmp_path / "run", listen=meddle, steps=4, block_size=2,
+            each={"crossfit": {"steps": 4, "block_size": 2}},
+        )  # fmt: skip
     assert heard.count(moment) == 1  # at once, not at the end
     assert not list((tmp_path / "run").rglob("soup"))
     assert not (tmp_path / "run" / "results.json").exists()
@@ -151,6 +144,4 @@ def test_ingredients_without_write_permission_are_enough(tmp_path: Path) -> None
         Soup.uniform(pool).save(tmp_path / "soup")
     finally:
         (tmp_path / "pool").chmod(0o755)
-    assert (
-        tmp_path / "soup" / "model.safetensors"
-    ).stat().st_mode & 0o200  # the soup is the user's to change
+    assert (tmp_path / "soup" / "model.safetensors").stat().st_mode & 0o200  # the soup is the user's to change

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot import atomic
+from stockpot import cook, files
+from stockpot.run.directory import RecipeFacts
 from stockpot.zoo import Plan, Trial, finetune
-from stockpot.run import Identity, Job, RunDirectory, run_job
-from stockpot.soups.settings import settings_for
 from zoo import normed, samples, zoo
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc what a handle is of")
@@ -41,9 +40,10 @@ class Recorder:
 
         def moving(move: Any) -> Any:
             def moved(source: Any, target: Any, **options: Any) -> None:
-                self._check(str(source))
+                self._check(_whole(source, options.get("src_dir_fd")))
+                path = _whole(target, options.get("dst_dir_fd"))
                 move(source, target, **options)
-                self.calls.append(("rename", str(target)))
+                self.calls.append(("rename", path))
 
             return moved
 
@@ -70,11 +70,14 @@ class Recorder:
                 continue
             later = self.calls[number + 1 :]
             until = next((i for i, call in enumerate(later) if call[0] == "rename"), len(later))
-            assert ("flush", str(Path(path).parent)) in later[:until], (
-                f"{path}: its directory was not flushed"
-            )
+            assert ("flush", str(Path(path).parent)) in later[:until], f"{path}: its directory was not flushed"
             order.append(path)
         return order
+
+
+def _whole(path: Any, folder: int | None) -> str:
+    """A path that may be relative to an open directory."""
+    return str(path) if folder is None else str(Path(f"/proc/self/fd/{folder}").readlink() / path)
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -84,10 +87,11 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def test_a_run_is_flushed_before_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, task = zoo(tmp_path / "pool", 3, build=normed, report=samples(60, seed=5))
-    settings = {"mehl+": settings_for("mehl+", steps=3, block_size=2)}
+    monkeypatch.setattr("stockpot.run.state.INTERVAL", 0.0)
     recorder, run = Recorder(), tmp_path / "run"
-    with recorder.watching(monkeypatch), RunDirectory.create(run, Identity("cook", "t")) as directory:
-        run_job(directory, Job(pool, task, settings, wanted="mehl+", save_every=0.0, max_shard=200))
+    shards = RecipeFacts(kind="cook", max_shard=200)
+    with recorder.watching(monkeypatch):
+        cook(pool, task, "mehl+", steps=3, block_size=2, run=run, recipe=shards)
     order = [str(Path(path).relative_to(run)) for path in recorder.settled()]
     method = "methods/mehl-plus"
     first = order.index(f"{method}/result.json")
@@ -110,12 +114,10 @@ def test_a_trial_is_flushed_before_its_record(tmp_path: Path, monkeypatch: pytes
         assert order.index(f"{name}.safetensors") < order.index(f"{name}.json")
 
 
-def test_new_directories_are_flushed_into_their_parents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_directories_are_flushed_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with recorder.watching(monkeypatch):
-        atomic.make_directory(tmp_path / "a" / "b")
+        files.make_directory(tmp_path / "a" / "b")
     assert recorder.calls == [("flush", str(tmp_path)), ("flush", str(tmp_path / "a"))]
 
 

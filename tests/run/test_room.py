@@ -9,19 +9,17 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stockpot import compare, cook
 from stockpot.cli.app import app
-from stockpot.disk import require_space
 from stockpot.errors import WriteError
-from stockpot.zoo import Plan, Trial, finetune
-from stockpot.recipe import load_recipe
-from stockpot.run import Job
-from stockpot.run.recipe_job import run_cook
-from stockpot.run.room import forecast
+from stockpot.files import require_space
 from stockpot.soup import Soup
-from stockpot.soups.settings import settings_for
+from stockpot.task import Task
+from stockpot.zoo import Plan, Trial, finetune
 from torture.cases import prepare
 from zoo import mlp, samples, zoo
 
@@ -51,44 +49,45 @@ def test_a_soup_without_room_leaves_the_old_one(tmp_path: Path, monkeypatch: pyt
     assert (saved / "model.safetensors").read_bytes() == before
 
 
-def test_the_forecast_of_a_run_counts_the_soup_and_every_method(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path / "pool", 4)
-    one = forecast(Job(pool, task, {"hl+": settings_for("hl+", steps=10)}))
-    longer = forecast(Job(pool, task, {"hl+": settings_for("hl+", steps=1000)}))
-    more = forecast(Job(pool, task, {name: settings_for(name) for name in ("best", "uniform", "greedy")}))
-    grown = forecast(
-        Job(pool, task, {name: settings_for(name) for name in ("best", "uniform", "greedy")}, growth=True)
-    )
-    assert pool.nbytes < one < longer
-    assert pool.nbytes < more < grown
+def asked_for(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> int:
+    """How much room a comparison asks for."""
+    pool, task = zoo(folder / "pool", 4)
+    asked: list[int] = []
+
+    def note(path: Path, nbytes: int, what: str) -> None:
+        asked.append(nbytes)
+        raise WriteError("enough")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stockpot.files.require_space", note)
+        with pytest.raises(WriteError, match="enough"):
+            compare(pool, task, run=folder / "run", **options)
+    return asked[0]
 
 
-def test_overwriting_waits_until_pool_data_settings_and_room_are_in_order(
+def test_the_forecast_of_a_run_counts_the_soup_and_every_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare(tmp_path, 0)
-    settings = ["method.name=uniform", "output.dir=out"]
-    run_cook(load_recipe(tmp_path / "plain.yaml", settings), title="first")
-    other = load_recipe(tmp_path / "plain.yaml", [*settings, "output.seed=7"])
-    typo = load_recipe(tmp_path / "plain.yaml", [*settings, "output.seed=7", "pool.path=nowhere"])
-    crossfit = ["method.name=crossfit", "output.dir=out"]
-    folds = load_recipe(tmp_path / "plain.yaml", [*crossfit, "method.folds=1000"])
-    blocks = load_recipe(tmp_path / "plain.yaml", [*crossfit, "method.block_size=1000"])
+    one = asked_for(monkeypatch, tmp_path, methods=["hl+"], steps=10)
+    longer = asked_for(monkeypatch, tmp_path, methods=["hl+"], steps=1000)
+    more = asked_for(monkeypatch, tmp_path, methods=["best", "uniform", "greedy"])
+    grown = asked_for(monkeypatch, tmp_path, methods=["best", "uniform", "greedy"], growth=True)
+    ingredient = (tmp_path / "pool" / "model_0.safetensors").stat().st_size
+    assert ingredient / 2 < one < longer
+    assert ingredient / 2 < more < grown
+
+
+def test_overwriting_waits_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, task = zoo(tmp_path / "pool", 4)
+    cook(pool, task, "uniform", run=tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*") if path.is_file()}
     leave(monkeypatch, 1000)
-    for recipe, found in (
-        (other, "of free space for the soup and its record"),
-        (typo, "nowhere"),
-        (folds, "at least 2000 samples for 1000 folds"),
-        (blocks, "setting block_size: expected at most K"),
-    ):
-        with pytest.raises(Exception, match=found):
-            run_cook(recipe, title="second", overwrite=True)
-        about = json.loads((tmp_path / "out" / "run.json").read_text())
-        assert (about["title"], about["status"]) == ("first", "done")
-        assert (tmp_path / "out" / "methods" / "uniform" / "soup" / "model.safetensors").is_file()
+    with pytest.raises(WriteError, match="of free space for the soup and its record"):
+        cook(pool, Task(mlp(), samples()), "hl", seed=7, run=tmp_path / "out", overwrite=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.*") if path.is_file()} == before
     monkeypatch.undo()
-    run_cook(other, title="second", overwrite=True)
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["title"] == "second"
+    cook(pool, Task(mlp(), samples()), "hl", steps=3, seed=7, run=tmp_path / "out", overwrite=True)
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["seed"] == 7
 
 
 def test_a_search_asks_for_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +95,7 @@ def test_a_search_asks_for_what_is_left_of_it(tmp_path: Path, monkeypatch: pytes
     model = mlp()
     plan = Plan(trials, batch_size=48, probe=None)
     leave(monkeypatch, 10**6)
-    with pytest.raises(
-        WriteError, match="of free space for 2 checkpoints and the state of unfinished trials"
-    ):
+    with pytest.raises(WriteError, match="of free space for 2 checkpoints and the state of unfinished trials"):
         finetune(model, samples(48), None, tmp_path / "pool", plan)
     assert not list((tmp_path / "pool").glob("trial_*"))
     leave(monkeypatch, 10**9)
@@ -125,7 +122,7 @@ def test_a_read_only_place_is_said_in_our_words(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     inside = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && echo mounted && shift && exec "$@"'
-    command = [sys.executable, "-m", "stockpot.cli", "cook", str(tmp_path / "plain.yaml"), "--out", str(out)]
+    command = [sys.executable, "-m", "stockpot", "cook", str(tmp_path / "plain.yaml"), "--out", str(out)]
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", inside, "sh", out, *command],
         capture_output=True,
@@ -136,8 +133,5 @@ def test_a_read_only_place_is_said_in_our_words(tmp_path: Path) -> None:
     if "mounted" not in done.stdout:
         pytest.skip(f"no read-only mounts here: {done.stderr[-200:]}")
     assert done.returncode == 1
-    assert (
-        f"error: {out}/.lock: expected room and permission to write, found Read-only file system"
-        in done.stderr
-    )
+    assert f"error: {out}/.lock: expected room and permission to write, found Read-only file system" in done.stderr
     assert "Fix: make it writable or choose another place" in done.stderr

@@ -50,9 +50,7 @@ def test_labels_of_the_report_data_are_checked_too() -> None:
 
 
 def test_labels_counted_from_one() -> None:
-    with pytest.raises(
-        DataError, match=r"found 3 at index 2 .*\n  Fix: these labels count from 1; subtract 1"
-    ):
+    with pytest.raises(DataError, match=r"found 3 at index 2 .*\n  Fix: these labels count from 1; subtract 1"):
         Task(linear(), (X, Y + 1))
 
 
@@ -88,9 +86,7 @@ def test_labels_are_not_judged_where_they_cannot_be() -> None:
 
 
 def test_a_model_that_cannot_take_the_data() -> None:
-    with pytest.raises(
-        TaskError, match=r"model Linear: expected a model that can be called on a batch of the fit"
-    ):
+    with pytest.raises(TaskError, match=r"model Linear: expected a model that can be called on a batch of the fit"):
         Task(nn.Linear(5, 3), (X, Y))
 
 
@@ -141,10 +137,7 @@ def test_token_losses_come_from_the_model() -> None:
     [
         ({"metric": "f1"}, r"metric: expected 'accuracy', 'loss', .* a Metric, or a function .*, found 'f1'"),
         ({"loss": "mse"}, r"loss: expected a function loss\(model, batch\), found 'mse'"),
-        (
-            {"autocast": torch.int8},
-            r"autocast: expected torch.bfloat16, torch.float16 or None, found torch.int8",
-        ),
+        ({"autocast": torch.int8}, r"autocast: expected torch.bfloat16, torch.float16 or None, found torch.int8"),
         ({"batch_size": 0}, r"batch_size: expected a whole number of at least 1, found 0"),
         ({"statistics": "keep"}, r"statistics: expected 'recalibrate', 'average' or 'copy', found 'keep'"),
         ({"device": "warp"}, r"device: expected a device of this machine .*, found warp \("),
@@ -191,10 +184,7 @@ def test_a_loss_flat_on_a_few_samples_passes() -> None:
         (lambda m, b: 1.5, r"loss: expected a scalar tensor, the mean over the batch, or .*, found float"),
         (lambda m, b: m(b[0]).mean() * math.inf, r"loss at the start: expected a finite number, found -?inf"),
         (lambda m, b: m(b[0]).mean() * math.nan, r"loss at the start: expected a finite number, found nan"),
-        (
-            lambda m, b: b[0].mean(),
-            r"depends on the model's parameters, found the loss has no gradient function",
-        ),
+        (lambda m, b: b[0].mean(), r"depends on the model's parameters, found the loss has no gradient function"),
         (lambda m, b: m(b[0]).detach().mean(), r"found the loss has no gradient function"),
         (lambda m, b: m(b[0]).mean() * 0, r"found every parameter's gradient is None or exactly zero"),
         (
@@ -268,23 +258,16 @@ def test_prefixes_are_recognised() -> None:
         (["old.a.w", "old.b.w"], ["new.a.w", "new.b.w"], {"old.": "new."}),
         (["body.w", "fc.w"], ["body.w", "head.w"], {"fc.": "head."}),
         # A prefix for everything would take the place of the head away.
-        (
-            ["a.w", "b.w", "head.w"],
-            ["model.a.w", "model.b.w", "head.w"],
-            {"a.": "model.a.", "b.": "model.b."},
-        ),
+        (["a.w", "b.w", "head.w"], ["model.a.w", "model.b.w", "head.w"], {"a.": "model.a.", "b.": "model.b."}),
         (["a.w"], ["b.v"], None),
         (["a.w"], ["a.w"], None),
     ],
 )
-def test_the_renaming_that_helps_most(
-    pool: list[str], model: list[str], expected: dict[str, str] | None
-) -> None:
+def test_the_renaming_that_helps_most(pool: list[str], model: list[str], expected: dict[str, str] | None) -> None:
     shapes = {name: (k + 2,) for k, name in enumerate(dict.fromkeys(n.split(".")[-2] for n in pool + model))}
     shapes |= {"fc": (9,), "head": (9,)}
     found = suggest_rename(
-        {name: shapes[name.split(".")[-2]] for name in pool},
-        {name: shapes[name.split(".")[-2]] for name in model},
+        {name: shapes[name.split(".")[-2]] for name in pool}, {name: shapes[name.split(".")[-2]] for name in model}
     )
     assert found == expected
     if expected is not None:

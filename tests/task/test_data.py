@@ -90,9 +90,7 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
 )
 def test_all_sources_give_the_same_data(source: Any) -> None:
     if isinstance(source, DataLoader) and source.batch_size is None:
-        source = DataLoader(
-            TensorDataset(X.reshape(15, 10, 4), Y.reshape(15, 10)), batch_size=None, shuffle=True
-        )
+        source = DataLoader(TensorDataset(X.reshape(15, 10, 4), Y.reshape(15, 10)), batch_size=None, shuffle=True)
     data = Data.of(source)
     x, y = data.batch(ALL)
     assert len(data) == 150
@@ -230,9 +228,7 @@ def test_reading_reports_progress() -> None:
     assert events[0].data == {"what": "fit data", "done": 64, "total": 150, "unit": "samples"}
 
 
-@pytest.mark.parametrize(
-    "empty", [(X[:0], Y[:0]), Pairs(0), [], iter([]), DataLoader(Pairs(0)), [(X[:0], Y[:0])]]
-)
+@pytest.mark.parametrize("empty", [(X[:0], Y[:0]), Pairs(0), [], iter([]), DataLoader(Pairs(0)), [(X[:0], Y[:0])]])
 def test_empty_data(empty: Any) -> None:
     with pytest.raises(DataError, match=r"fit data: expected at least one sample, found none") as caught:
         Data.of(empty, name="fit data")
@@ -314,14 +310,8 @@ def test_samples_that_do_not_stack_are_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            (X, Y[:-1]),
-            r"data: expected the same number of rows in every tensor, found \[0\]: 150, \[1\]: 149",
-        ),
-        (
-            (X, torch.tensor(3)),
-            r"data\[1\]: expected a tensor with one row per sample, found a tensor without",
-        ),
+        ((X, Y[:-1]), r"data: expected the same number of rows in every tensor, found \[0\]: 150, \[1\]: 149"),
+        ((X, torch.tensor(3)), r"data\[1\]: expected a tensor with one row per sample, found a tensor without"),
         ({"x": X, "n": "abc"}, r"data\['n'\]: expected a tensor with one row per sample, found str"),
         ({}, r"data: expected at least one tensor, found none"),
         (3, r"data: expected tensors, a Dataset, a DataLoader, or an iterable of batches, found int"),

@@ -141,9 +141,7 @@ def test_a_class_with_fewer_members_than_folds_is_in_as_many_as_it_can() -> None
     held_out = [int((labels[outside] == 1).sum()) for _, outside in folds]
     assert sorted(held_out) == [0, 0, 1, 1]
     assert all((labels[inside] == 1).any() for inside, _ in folds)  # never all of them in one fold
-    assert (
-        sum(not (labels[inside] == 2).any() for inside, _ in folds) == 1
-    )  # one of a kind: one fold learns without
+    assert sum(not (labels[inside] == 2).any() for inside, _ in folds) == 1  # one of a kind: one fold learns without
 
 
 def test_a_batch_is_never_larger_than_the_data() -> None:

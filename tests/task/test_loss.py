@@ -35,9 +35,7 @@ class Tagger(nn.Module):
         if labels is None:
             return SimpleNamespace(logits=logits)
         used, target = (logits[:, :-1], labels[:, 1:]) if self.shift else (logits, labels)
-        return SimpleNamespace(
-            logits=logits, loss=functional.cross_entropy(used.flatten(0, 1), target.flatten())
-        )
+        return SimpleNamespace(logits=logits, loss=functional.cross_entropy(used.flatten(0, 1), target.flatten()))
 
 
 class TinyForCausalLM(Tagger):
@@ -73,11 +71,11 @@ def summed_squares(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
     return totals.sum(), float(weights.sum())
 
 
-def image_task() -> Task:
+def image_task(metric: str = "accuracy") -> Task:
     labels = torch.randint(2, (12, 3, 3), generator=torch.Generator().manual_seed(0))
     labels[:5, 0] = -100
     images = torch.randn(12, 1, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return Task(nn.Conv2d(1, 2, 1).double(), (images, labels))
+    return Task(nn.Conv2d(1, 2, 1).double(), (images, labels), metric=metric)
 
 
 POINTS = (X.double(), Y)
@@ -140,6 +138,31 @@ def test_loss_and_perplexity_of_tokens_do_not_depend_on_the_batch_size() -> None
         assert perplexity.table[:, 1].tolist() == (data["labels"][:, 1:] != -100).sum(1).tolist()
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_which_tokens_an_untrained_model_predicts_is_seen_in_its_loss_not_in_its_name(shift: bool) -> None:
+    """Near zero weights both losses are the logarithm of the vocabulary, within a part in a thousand."""
+
+    class Decoder(Tagger):
+        pass
+
+    Decoder.shift = shift
+    model = Decoder()
+    with torch.no_grad():
+        model.embed.weight *= 1e-3
+    data = sequences()
+    score = Task(model, data, metric="loss").score()
+    assert score.value == pytest.approx(-float(model(**data).loss.detach()), abs=1e-6)
+
+
+def test_the_score_of_pixels_is_their_loss_however_many_have_a_label() -> None:
+    task = image_task(metric="loss")
+    with torch.no_grad():
+        expected = float(task.loss(task.fit.batch(torch.arange(12))).mean)
+    scores = task.score()
+    assert (-scores.value, scores.loss) == pytest.approx((expected, expected))
+    assert task.metric.name == "loss"
+
+
 def test_a_real_causal_language_model() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -190,9 +213,13 @@ def test_labels_that_are_no_classes_are_refused(labels: Tensor, metric: str, fou
     with pytest.raises(TaskError, match=rf"found {found}") as caught:
         Task(linear(), (X, labels), metric=metric)
     assert "binary_cross_entropy_with_logits" in str(caught.value)
-    assert "for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'" in str(
-        caught.value
-    )
+    assert "for regression: loss=lambda model, batch: (model(batch[0]).squeeze(1)" in str(caught.value)
+
+
+def test_one_output_is_no_class() -> None:
+    with pytest.raises(DataError, match=r"expected 0 to 0 \(the model has 1 classes\)") as e:
+        Task(nn.Linear(4, 1), (X, Y % 2), metric="loss")
+    assert "for regression: loss=lambda" in str(e.value)
 
 
 def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
@@ -204,15 +231,8 @@ def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
 def test_what_the_text_says_works() -> None:
     several = (X[:, :3] > 0).float()
     bce = functional.binary_cross_entropy_with_logits
-    Task(
-        linear(),
-        (X, several),
-        loss=lambda m, b: bce(m(b[0]), b[1].float(), reduction="none").mean(1),
-        metric="loss",
-    )
-    task = Task(
-        nn.Linear(4, 1), (X, X[:, 0]), loss=lambda m, b: (m(b[0]).squeeze(1) - b[1]).square(), metric="r2"
-    )
+    Task(linear(), (X, several), loss=lambda m, b: bce(m(b[0]), b[1].float(), reduction="none").mean(1), metric="loss")
+    task = Task(nn.Linear(4, 1), (X, X[:, 0]), loss=lambda m, b: (m(b[0]).squeeze(1) - b[1]).square(), metric="r2")
     task.check_loss()
     assert task.score().value < 1
 
@@ -221,9 +241,7 @@ def test_what_the_text_says_works() -> None:
 def test_numbers_are_compared_with_float_targets(metric: str) -> None:
     options: dict[str, Any] = {"loss": lambda m, b: (m(b[0]) - b[1]).square(), "metric": metric}
     model = Plain(lambda logits: logits[:, 0])
-    with pytest.raises(
-        TaskError, match=rf'metric="{metric}": expected float targets, found int64 labels'
-    ) as e:
+    with pytest.raises(TaskError, match=rf'metric="{metric}": expected float targets, found int64 labels') as e:
         Task(model, (X, Y), **options)
     assert "y.float()" in str(e.value)
     assert Task(model, (X, Y.float()), **options).metric is METRICS[metric]

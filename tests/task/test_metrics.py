@@ -77,9 +77,7 @@ NUMBERS: dict[str, Callable[[Any, Any], float]] = {
 @pytest.mark.parametrize("name", NUMBERS)
 @given(seed=SEEDS, n=st.integers(3, 60), ties=st.booleans(), offset=st.sampled_from([0.0, 1e4]))
 @settings(max_examples=40, deadline=None)
-def test_numbers_as_in_scikit_learn_and_scipy(
-    name: str, seed: int, n: int, ties: bool, offset: float
-) -> None:
+def test_numbers_as_in_scikit_learn_and_scipy(name: str, seed: int, n: int, ties: bool, offset: float) -> None:
     random = np.random.default_rng(seed)
     y = random.normal(size=n)
     p = y + random.normal(size=n)
@@ -123,12 +121,7 @@ def test_area_under_the_curve_as_in_scikit_learn(seed: int, n: int, ties: bool) 
 
 @pytest.mark.parametrize("average", ["macro", "micro"])
 @pytest.mark.filterwarnings("ignore:F-score is ill-defined")
-@given(
-    seed=SEEDS,
-    n=st.integers(2, 40),
-    labels=st.integers(1, 5),
-    kind=st.sampled_from([torch.float32, torch.int64]),
-)
+@given(seed=SEEDS, n=st.integers(2, 40), labels=st.integers(1, 5), kind=st.sampled_from([torch.float32, torch.int64]))
 @settings(max_examples=40, deadline=None)
 def test_several_labels_per_sample_as_in_scikit_learn(
     average: str, seed: int, n: int, labels: int, kind: torch.dtype
@@ -139,11 +132,7 @@ def test_several_labels_per_sample_as_in_scikit_learn(
     data = (torch.from_numpy(x).float(), torch.from_numpy(y).to(kind))
     bce = torch.nn.functional.binary_cross_entropy_with_logits
     task = Task(
-        torch.nn.Identity(),
-        data,
-        loss=lambda m, b: bce(m(b[0]), b[1].float()),
-        metric=f"{average}_f1",
-        batch_size=7,
+        torch.nn.Identity(), data, loss=lambda m, b: bce(m(b[0]), b[1].float()), metric=f"{average}_f1", batch_size=7
     )
     expected = reference.f1_score(y if labels > 1 else y[:, 0], x > 0 if labels > 1 else x[:, 0] > 0,
                                   average=average if labels > 1 else "binary")  # fmt: skip
@@ -296,6 +285,30 @@ def test_resampled_intervals_hold_what_they_promise(
     held, draws = 0, 200
     for _ in range(draws):
         low, high = Scores(draw(kind, n, generator)[1], METRICS[kind]).interval()
+        held += low <= truth <= high
+    assert 0.91 <= held / draws <= 0.99
+
+
+@pytest.mark.parametrize("kind", ["roc_auc", "macro_f1"])
+def test_intervals_of_differences_hold_what_they_promise(kind: str) -> None:
+    """Two models on the same samples, the second one worse on some of them."""
+
+    def pair(n: int) -> tuple[Scores, Scores]:
+        table = draw(kind, n, generator)[1]
+        other = table.clone()
+        if kind == "roc_auc":
+            other[:, 0] += 0.5 * torch.randn(n, generator=generator, dtype=torch.float64)
+        else:
+            other[:, 0] = torch.where(torch.rand(n, generator=generator) < 0.1, 0.0, table[:, 0])
+        return Scores(table, METRICS[kind]), Scores(other, METRICS[kind])
+
+    generator = torch.Generator().manual_seed(0)
+    one, other = pair(400_000)
+    truth = one.value - other.value
+    held, draws = 0, 200
+    for _ in range(draws):
+        one, other = pair(150)
+        _, low, high = one.difference(other)
         held += low <= truth <= high
     assert 0.91 <= held / draws <= 0.99
 

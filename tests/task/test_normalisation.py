@@ -40,10 +40,7 @@ def test_names() -> None:
 def test_a_layer_in_two_places_has_both_names() -> None:
     norm = nn.BatchNorm1d(4)
     task = Task(nn.Sequential(norm, norm, nn.Linear(4, 3)), (X, Y))
-    assert [name for name in task.statistic_names if name.endswith("mean")] == [
-        "0.running_mean",
-        "1.running_mean",
-    ]
+    assert [name for name in task.statistic_names if name.endswith("mean")] == ["0.running_mean", "1.running_mean"]
 
 
 def test_learning_uses_batch_statistics_without_dropout() -> None:

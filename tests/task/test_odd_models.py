@@ -65,18 +65,14 @@ def test_an_error_in_the_users_metric_is_the_users() -> None:
 def test_an_error_in_the_users_reduction_is_the_users() -> None:
     metric = Metric("odd", lambda outputs, batch: outputs[:, :2], broken_reduction)
     scores = Task(linear(), (X, Y), metric=metric).score()
-    with pytest.raises(
-        TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError"
-    ) as e:
+    with pytest.raises(TaskError, match=r"reduction of metric odd, which is your own code: .*IndexError") as e:
         _ = scores.value
     assert line_of("table[:, 7]") in str(e.value)
 
 
 def test_an_error_in_the_users_loss_is_the_users_although_torch_raises_it() -> None:
     task = Task(linear(), (X, Y), loss=broken_loss)
-    with pytest.raises(
-        TaskError, match="loss, which is your own code: expected a value, found RuntimeError"
-    ) as e:
+    with pytest.raises(TaskError, match="loss, which is your own code: expected a value, found RuntimeError") as e:
         task.check_loss()
     assert line_of("batch[1].float())") in str(e.value)
 
@@ -114,6 +110,13 @@ def test_a_model_that_draws_numbers_scores_the_same_again() -> None:
     assert task.score(indices=torch.arange(16, 60)).table.equal(first.table[16:])  # whatever ran before
     assert task.ensemble_scores(range(2)).table.equal(task.ensemble_scores(range(2)).table)
     assert not first.table[:16].equal(task.score(indices=torch.arange(1, 17)).table)
+
+
+def test_and_its_statistics_are_the_same_again() -> None:
+    task = Task(nn.Sequential(Noisy(), nn.BatchNorm1d(3)), (X, Y), batch_size=16)
+    first = task.recalibrate()
+    torch.rand(100)
+    assert all(value.equal(first[name]) for name, value in task.recalibrate().items())
 
 
 # Buffers that the model never saves
@@ -163,9 +166,7 @@ def test_loading_takes_tied_names_stored_once() -> None:
 
 def test_a_batch_of_one_with_batch_normalisation() -> None:
     task = Task(normalised(), (X[:1], Y[:1]))
-    with pytest.raises(
-        TaskError, match=r"a batch of one sample: expected two or more: .* got input size"
-    ) as e:
+    with pytest.raises(TaskError, match=r"a batch of one sample: expected two or more: .* got input size") as e:
         task.check_loss()
     assert "Fix: raise batch_size, or cut batches into fewer pieces (accumulate)" in str(e.value)
     own = Task(normalised(), (X, Y), loss=lambda m, b: functional.cross_entropy(m(b[0]), b[1]))
@@ -245,9 +246,7 @@ def test_nothing_on_the_device_is_in_double_precision(name: str, monkeypatch: py
         task = Task(Own(), {"inputs": X, "labels": Y}, metric="loss", batch_size=16)
     elif name in NUMBERS:
         model = Plain(lambda logits: logits[:, 0])
-        task = Task(
-            model, (X, X[:, 0]), loss=lambda m, b: (m(b[0]) - b[1]).square(), metric=name, batch_size=16
-        )
+        task = Task(model, (X, X[:, 0]), loss=lambda m, b: (m(b[0]) - b[1]).square(), metric=name, batch_size=16)
     else:
         task = Task(linear(2), (X, Y % 2), metric=name, batch_size=16)
     for method in ("loss", "logits", "statistics", "statistics_of_logits", "call"):

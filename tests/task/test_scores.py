@@ -120,9 +120,7 @@ def test_more_confidence_asks_for_more() -> None:
     assert hi - mean == pytest.approx(2.626405 * float(delta.std()) / 10, rel=1e-4)  # t for 99
 
 
-@pytest.mark.parametrize(
-    ("n", "up", "down"), [(20, 0.2, 0.2), (50, 0.1, 0.05), (300, 0.01, 0.01), (300, 0.03, 0.0)]
-)
+@pytest.mark.parametrize(("n", "up", "down"), [(20, 0.2, 0.2), (50, 0.1, 0.05), (300, 0.01, 0.01), (300, 0.03, 0.0)])
 def test_intervals_hold_what_they_promise(n: int, up: float, down: float) -> None:
     """Drawn many times, at least about 95 % of the intervals hold the truth."""
     draws = torch.rand(4000, n, generator=torch.Generator().manual_seed(0))
@@ -139,19 +137,21 @@ def test_words_say_the_uncertainty() -> None:
         worded(scores(*[1.0] * 8, 0.0, 0.0, metric=METRICS["accuracy"]))
         == "80.00 % (95 % interval 49.02 to 94.33, n = 10)"
     )
-    assert (
-        worded(scores(-0.5, -0.7, -0.6, metric=METRICS["loss"]))
-        == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
-    )
+    assert worded(scores(-0.5, -0.7, -0.6, metric=METRICS["loss"])) == "-0.6 (95 % interval -0.8484 to -0.3516, n = 3)"
 
 
 def test_difference_needs_the_same_samples() -> None:
-    with pytest.raises(
-        TaskError, match=r"expected score of the same 2 samples, found score of 3 in the other"
-    ):
+    with pytest.raises(TaskError, match=r"expected score of the same 2 samples, found score of 3 in the other"):
         scores(1.0, 0.0).difference(scores(1.0, 0.0, 1.0))
 
 
 def test_confidence_is_a_probability() -> None:
     with pytest.raises(TaskError, match=r"expected a number between 0 and 1, found 95"):
         scores(1.0, 0.0).interval(95)
+
+
+def test_only_a_mean_is_a_mean() -> None:
+    with pytest.raises(TaskError, match=r"Metric 'sum': expected is_mean=True, .* found a reduction of its own"):
+        Metric("sum", lambda outputs, batch: outputs, lambda table: float(table.sum()), is_mean=True)
+    with pytest.raises(TaskError, match=r"found a ceiling without is_mean\.\n  Fix: leave out is_mean and ceiling"):
+        Metric("best", lambda outputs, batch: outputs, ceiling=1.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
-from stockpot.task import Data, Metric, Task
+from stockpot.task import METRICS, Data, Metric, Task
 from stockpot.task.data import Sealed, open_report
 
 from .models import Encoder, Plain, blobs, linear, normalised
@@ -113,9 +115,7 @@ def test_nested_inputs_are_positional_or_keyword_arguments() -> None:
 
 def test_a_loss_of_ones_own() -> None:
     model = nn.Linear(4, 4)
-    task = Task(
-        model, (X,), loss=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1), metric="loss"
-    )
+    task = Task(model, (X,), loss=lambda model, batch: (model(batch[0]) - batch[0]).square().mean(1), metric="loss")
     expected = (model(X) - X).square().mean()
     close(task.loss(task.fit.batch(ROWS)).mean, expected)
     scores = task.score()
@@ -123,9 +123,7 @@ def test_a_loss_of_ones_own() -> None:
     assert not task.can_scale_logits
     assert scores.loss == pytest.approx(float(expected.detach()))
     for options in ({"label_smoothing": 0.1}, {"beta": torch.tensor(1.0)}):
-        with pytest.raises(
-            TaskError, match="expected the default loss, whose logits are known, found a loss of"
-        ):
+        with pytest.raises(TaskError, match="expected the default loss, whose logits are known, found a loss of"):
             task.loss((X,), **options)
 
 
@@ -175,9 +173,7 @@ def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
     expected = -functional.cross_entropy(model(X), Y, reduction="none").detach().double()
     batch = {"inputs": X, "labels": Y}
     for data, judged in (((X, Y), model), (batch, Encoder())):  # the latter computes one loss for a batch
-        judged.load_state_dict(
-            {f"net.{k}" if judged is not model else k: v for k, v in model.state_dict().items()}
-        )
+        judged.load_state_dict({f"net.{k}" if judged is not model else k: v for k, v in model.state_dict().items()})
         task = Task(judged, data, metric="loss", batch_size=7)
         assert task.metric.is_mean
         scores = task.score()
@@ -188,13 +184,8 @@ def test_metric_loss_is_minus_the_loss_of_each_sample() -> None:
 def test_a_loss_of_a_whole_batch_is_no_metric() -> None:
     """One number for a batch has neither an interval nor a value that is free of the batch size."""
     whole: Any = {"loss": lambda m, b: functional.cross_entropy(m(b[0]), b[1])}
-    for model, data, options in (
-        (linear(), (X, Y), whole),
-        (Encoder(weight=3.0), {"inputs": X, "labels": Y}, {}),
-    ):
-        with pytest.raises(
-            TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch'
-        ) as e:
+    for model, data, options in ((linear(), (X, Y), whole), (Encoder(weight=3.0), {"inputs": X, "labels": Y}, {})):
+        with pytest.raises(TaskError, match=r'metric="loss": expected a loss of each sample, .* whole batch') as e:
             Task(model, data, metric="loss", **options)
         assert "Fix: return one loss per sample instead of their mean" in str(e.value)
 
@@ -283,9 +274,7 @@ def test_evaluation_can_stop_after_any_batch() -> None:
     assert seen[-1][0] == float(scores.table.sum())
     assert task.score(stop=lambda total, done: False).complete
     assert task.metric.ceiling == 1.0
-    with pytest.raises(
-        TaskError, match="stop: expected a metric that is a mean over samples, found macro_f1"
-    ):
+    with pytest.raises(TaskError, match="stop: expected a metric that is a mean over samples, found macro_f1"):
         Task(linear(), (X, Y), metric="macro_f1").score(stop=stop)
 
 
@@ -347,9 +336,7 @@ def test_double_precision_is_for_the_host_only(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_model_without_logits() -> None:
     task = Task(Plain(lambda logits: None), (X, Y), loss=lambda model, batch: batch[0].mean())
-    with pytest.raises(
-        TaskError, match=r"model output for logits: expected a tensor, an object with \.logits"
-    ):
+    with pytest.raises(TaskError, match=r"model output for logits: expected a tensor, an object with \.logits"):
         task.logits((X, Y))
 
 
@@ -401,9 +388,7 @@ def test_the_seal_is_broken_for_good() -> None:
     assert open_report(task, ["b"]) is data  # what was decided before may be scored again
     task.check_may_decide("a")
     for again in (lambda: task.check_may_decide("c"), lambda: open_report(task, ["a", "c"])):
-        with pytest.raises(
-            TaskError, match="a new decision, although it was looked at for 2 earlier ones"
-        ) as e:
+        with pytest.raises(TaskError, match="a new decision, although it was looked at for 2 earlier ones") as e:
             again()
         assert "Fix: decide everything first: compare(pool, task, [...])" in str(e.value)
     with pytest.raises(TaskError, match="a new decision"):
@@ -434,3 +419,18 @@ def test_the_model_and_batches_go_to_the_device() -> None:
     batch = task.to_device(task.fit.batch(torch.tensor([4])))
     assert batch[0].equal(X[4:5])
     assert batch[1]["y"][0].equal(Y[4:5])
+
+
+def test_the_documentation_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {
+        "torch": torch, "Task": Task, "model": linear(), "fit": (X, Y), "report": (X, Y), "x": X,
+        "labels": (X[:, :3] > 0).float(), "regressor": nn.Linear(4, 1), "y": X[:, 0],
+    }  # fmt: skip
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
+        for task in (names["task"], names.get("several"), names.get("numbers")):
+            if task is not None:
+                low, high = task.score().interval()
+                assert low <= task.score().value <= high
+    assert all(f"`{name}`" in text for name in METRICS)

@@ -31,7 +31,9 @@ RECIPE = """
 pool: {{path: {pool}}}
 model: {{python: "toy:{model}"}}
 data: {{python: "toy:data"}}
-method: {{steps: 12, lr: 0.05, batch_size: 16, block_size: 2, methods: [best, uniform, greedy, crossfit]}}
+method:
+  {{steps: 12, lr: 0.05, batch_size: 16, block_size: 2, methods: [best, uniform, greedy, crossfit],
+    each: {{crossfit: {{steps: 12, lr: 0.05, block_size: 2}}}}}}
 finetune: {{dir: unused, trials: 3, epochs: [3, 4], lr: [0.01, 0.03], probe_epochs: 2, batch_size: 32}}
 output: {{dir: unused}}
 """
@@ -43,8 +45,7 @@ class Case:
 
     name: str
     command: tuple[str, ...]
-    # Processes beside the first one: they cannot be forked from a warm one, so they take seconds to start.
-    parallel: bool = False
+    parallel: bool = False  # a second process of the same command beside the first one
 
     @property
     def finetunes(self) -> bool:
@@ -82,5 +83,5 @@ def prepare(folder: Path, seed: int) -> list[Case]:
         cooked("cook learned", "cook", "plain", "method.name=learned", "method.block_size=null"),
         tuned("finetune", "plain"),
         tuned("finetune with BatchNorm", "normed", "finetune.optimizer=sgd"),
-        tuned("finetune two at a time", "normed", "finetune.parallel=2", parallel=True),
+        tuned("finetune two at a time", "normed", parallel=True),
     ]  # fmt: skip

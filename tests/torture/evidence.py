@@ -9,10 +9,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from stockpot.run.journal import read_events
+from stockpot.run.state import read_events
 
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
-_LOCKS = (".lock", ".workers")
 # Not compared: what happened, when and where, and pages drawn from that.
 _TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html", "report.md")
 
@@ -45,7 +44,7 @@ def facts(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.name in _LOCKS:
+        if file.name.startswith(".") and file.name.endswith(".lock"):
             continue
         if file.is_dir():
             found[name] = "directory"
@@ -80,8 +79,8 @@ def _temporary(name: str) -> bool:
 
 def _scores(file: Path) -> Any:
     with safe_open(file, framework="pt") as opened:
-        kept = json.loads(opened.metadata()["values"])
-        return [opened.get_tensor("values").tolist(), kept["scores"]]
+        kept = json.loads(bytes(opened.get_tensor("values.json")))
+        return [opened.get_tensor("tables").tolist(), kept["losses"]]
 
 
 def _steady(value: Any) -> Any:

@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,31 +29,29 @@ PHASES = (
     "writing the report",
     "training",
     "writing a checkpoint",
-    "parallel trials",
 )
 
 # Where each phase is entered: module, object in it, name of the function.
 _PLACES = (
-    ("stockpot.pool.pool", "", "hash_all", "reading ingredients"),
-    ("stockpot.run.work", "", "write_pool", "describing the pool"),
-    ("stockpot.soups.kitchen", "Kitchen", "individual", "scoring ingredients"),
-    ("stockpot.soups.crossfit", "Learner", "run", "steps"),
+    ("stockpot.pool.pool", "", "scan", "reading ingredients"),
+    ("stockpot.cooking", "", "describe_pool", "describing the pool"),
+    ("stockpot.soups.problem", "Problem", "individual", "scoring ingredients"),
+    ("stockpot.soups.learn", "Learner", "run", "steps"),
     ("stockpot.engine.loader", "Loader", "load", "block loads"),
-    ("stockpot.task.task", "Task", "_evaluate", "evaluation"),
+    ("stockpot.task.task", "Task", "score", "evaluation"),
     ("stockpot.run.state", "DiskStore", "save", "saves"),
-    ("stockpot.run.records", "", "_write", "records"),
-    ("stockpot.soups.reporting", "", "_score", "report data"),
+    ("stockpot.run.record", "", "_write", "records"),
+    ("stockpot.soups.result", "", "_report_scores", "report data"),
     ("stockpot.soup.soup", "Soup", "save", "writing the soup"),
     ("stockpot.report", "", "write_report", "writing the report"),
-    ("stockpot.finetune.trial", "", "train", "training"),
-    ("stockpot.finetune.probe", "", "train", "training"),
-    ("stockpot.finetune.saved", "Saved", "save", "saves"),
-    ("stockpot.finetune.trial", "", "_write", "writing a checkpoint"),
-    ("stockpot.finetune.search", "", "run_parallel", "parallel trials"),
+    ("stockpot.zoo.search", "", "train", "training"),
+    ("stockpot.zoo.head", "", "train", "training"),
+    ("stockpot.zoo.folder", "Saved", "save", "saves"),
+    ("stockpot.zoo.search", "", "_write", "writing a checkpoint"),
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")
-_SAVES = ("stockpot.finetune.weights", "stockpot.soup.files", "stockpot.soup.soup")
+_SAVES = ("stockpot.zoo.weights", "stockpot.soup.build")
 
 
 @dataclass
@@ -131,7 +130,7 @@ class Fault:
         @functools.wraps(function)
         def opening(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
             opened = function(file, mode, *args, **options)
-            if isinstance(file, int) or mode != "wb":
+            if mode != "wb" or (isinstance(file, int) and not stat.S_ISREG(os.fstat(file).st_mode)):
                 return opened
             write = opened.write
 
@@ -183,9 +182,10 @@ class _Wrapped:
 
 
 def _save_often(seconds: float) -> None:
-    for place, name in (("recipe_job", "Job"), ("finetuning", "finetune")):
-        home: Any = importlib.import_module(f"stockpot.run.{place}")
-        setattr(home, name, functools.partial(getattr(home, name), save_every=seconds))
+    state: Any = importlib.import_module("stockpot.run.state")
+    state.INTERVAL = seconds
+    home: Any = importlib.import_module("stockpot.zoo")
+    home.finetune = functools.partial(home.finetune, save_every=seconds)
 
 
 def _plain_pages() -> None:
@@ -196,5 +196,5 @@ def _plain_pages() -> None:
 
 
 def _feign_room() -> None:
-    home: Any = importlib.import_module("stockpot.disk.space")
+    home: Any = importlib.import_module("stockpot.files")
     home.MARGIN = -(2**62)

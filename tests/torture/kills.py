@@ -10,11 +10,9 @@ any result differs by a bit.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -115,7 +113,7 @@ def _run(case: Case, whole: Whole, folder: Path, chance: random.Random, tally: T
         if command is None:
             tally.failures.append(f"{case.name}: hangs after {story}")
             return
-        if not command.killed and how != "worker":
+        if not command.killed:
             break  # it was faster
         phase = command.board.phase
         tally.kills += 1
@@ -154,23 +152,22 @@ def _stricken(
         entry = phase, chance.randint(1, whole.entries[phase]), chance.choice((0.0, 0.001, 0.005))
         given["entry"] = entry
         how = f"phase {entry}"
+    # A second process beside it is killed with it, or goes on and takes over what the first one leaves.
+    second = Command(case.arguments(out), folder, folder / "log2", charts=False) if case.parallel else None
     command = Command(case.arguments(out), folder, folder / "log", **given)
-    if kind != "time":
-        return (command if command.wait(LIMIT) else _gone(command)), how
-    delay = chance.uniform(0, whole.seconds)
-    if command.wait(delay):
-        return command, "time"
-    workers = command.children() if case.parallel else []
-    if workers and chance.random() < 0.4:
-        # One worker: the search has to notice and end by itself.
-        with contextlib.suppress(ProcessLookupError):  # it may just have finished
-            os.kill(chance.choice(workers), signal.SIGKILL)
-        ended = command.wait(LIMIT)
-        if not ended or (command.code != 0 and "died with exit code -9" not in command.text()):
-            return _gone(command), "worker"
-        return command, "worker" if command.code != 0 else "time"
-    command.kill(alone=bool(workers) and chance.random() < 0.5)
-    return command, f"time {delay:.3f} s"
+    if kind == "time":
+        delay = chance.uniform(0, whole.seconds)
+        if not command.wait(delay):
+            command.kill()
+            how = f"time {delay:.3f} s"
+    if second is not None and chance.random() < 0.5:
+        second.kill()
+    for one in (command, second):
+        if one is not None and not one.wait(LIMIT):
+            return _gone(one), how
+    if second is not None and not second.killed and second.code != 0:
+        return None, f"{how}; the second process: {second.text()}"
+    return command, how
 
 
 def _gone(command: Command) -> Command | None:

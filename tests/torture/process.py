@@ -24,13 +24,11 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     import matplotlib.figure  # noqa: F401
 
-    import stockpot.cli.app
-    import stockpot.cli.ending
-    import stockpot.finetune
+    import stockpot.cooking
     import stockpot.recipe.build
-    import stockpot.report
-    import stockpot.run.finetuning
-    import stockpot.run.recipe_job  # noqa: F401
+    import stockpot.report.write
+    import stockpot.run.rebuild
+    import stockpot.zoo  # noqa: F401
 
 
 class Board:
@@ -131,25 +129,12 @@ class Command:
             time.sleep(0.001)
         return True
 
-    def kill(self, alone: bool = False) -> None:
-        """SIGKILL to it and its children, or to it alone."""
+    def kill(self) -> None:
+        """SIGKILL to it and its children."""
         if not self.poll():
-            (os.kill if alone else os.killpg)(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             self.status = signal.SIGKILL
-
-    def children(self) -> list[int]:
-        """Worker processes; the helpers of multiprocessing are not among them."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                line = (entry / "cmdline").read_bytes()
-            except (OSError, ValueError):
-                continue
-            if parent == self.pid and b"spawn_main" in line:
-                found.append(int(entry.name))
-        return found
 
     @property
     def killed(self) -> bool:

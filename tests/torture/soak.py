@@ -70,18 +70,20 @@ def _measured(folder: Path, number: int, charts: int) -> dict[str, int]:
 
 def _compare(place: Path, number: int, charts: int) -> None:
     """As the command does it: recipe, run, report; plain and with BatchNorm in turn."""
+    from stockpot import compare
     from stockpot.recipe import load_recipe
+    from stockpot.recipe.build import build_pool, build_task, cook_arguments
     from stockpot.report import write_report
-    from stockpot.run.recipe_job import run_compare
 
     prepare(place, seed=number % 3)
     recipe = load_recipe(
         place / ("normed.yaml" if number % 2 else "plain.yaml"), ["output.dir=out", "method.steps=6"]
     )
-    outcome = run_compare(recipe, title="soak")
-    assert not outcome.failed, outcome.failed
+    compared = compare(build_pool(recipe), build_task(recipe), **cook_arguments(recipe, "compare", "soak"))
+    assert not compared.failed, compared.failed
+    assert compared.path is not None
     if charts and number % charts == 0:
-        write_report(outcome.path)
+        write_report(compared.path)
 
 
 def _state() -> dict[str, int]:

@@ -20,6 +20,7 @@ from stockpot import files
 from stockpot.errors import DataError, LinkError, RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
+from stockpot.task import Task
 from stockpot.zoo import clear_demo, demo, demo_recipe, make_demo_pool
 from stockpot.zoo.demo import SIZES, DigitViT, digits
 from stockpot.zoo.weights import read_file
@@ -78,28 +79,25 @@ def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
     events: list[Event] = []
     made = make_demo_pool(tmp_path, trials=2, processes=1, listen=events.append)
-    assert Pool.open(made.pool).names == ("trial_000", "trial_001")
-    assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made.records if record.score)
+    pool = Pool.open(tmp_path / "pool")
+    assert pool.names == ("trial_000", "trial_001")
+    assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made if record.score)
     assert [event.kind for event in events if event.kind in ("pretraining", "probe")] == [
         "pretraining",
         "probe",
     ]
-    start, _ = read_file(made.pool / "search" / "start.safetensors", tmp_path)
-    before, _ = read_file(made.pretrained, tmp_path)
+    start, _ = read_file(tmp_path / "pool" / "search" / "start.safetensors", tmp_path)
+    before, _ = read_file(tmp_path / "pretrained.safetensors", tmp_path)
     assert {name for name in start if not torch.equal(start[name], before[name])} == {
         "head.weight",
         "head.bias",
     }
-    task = made.task()
-    task.check_names(Pool.open(made.pool).specs)
-    assert task.has_report
-    again = make_demo_pool(
-        tmp_path,
-        trials=2,
-        processes=1,
-        listen=lambda event: pytest.fail(event.kind) if event.kind == "trial" else None,
-    )
-    assert again == made
+    Task(DigitViT(), digits("fit"), digits("report")).check_names(pool.specs)
+
+    def listen(event: Event) -> None:
+        assert event.kind != "trial"
+
+    assert make_demo_pool(tmp_path, trials=2, processes=1, listen=listen) == made
 
 
 SHORT = """
@@ -119,43 +117,57 @@ def test_two_processes_make_the_same_pool_as_one(tmp_path: Path, monkeypatch: py
     short(monkeypatch)
     monkeypatch.setattr(demo, "BESIDE", SHORT + demo.BESIDE)
     for processes in (1, 2):
-        assert len(make_demo_pool(tmp_path / str(processes), trials=4, processes=processes).records) == 4
+        assert len(make_demo_pool(tmp_path / str(processes), trials=4, processes=processes)) == 4
     one, two = (
         {path.name: path.read_bytes() for path in (tmp_path / n / "pool").glob("*.safetensors")} for n in "12"
     )
     assert one == two
 
 
-SLOW = SHORT.replace('"epochs": 1', '"epochs": 1e6')
+FIRST = """
+import time
+from pathlib import Path
+from stockpot.zoo import demo
+demo.BESIDE = {second!r}
+with demo._second_process(Path({folder!r}), 0, 2):
+    time.sleep(60)
+"""
+SECOND = """
+import os, time
+from pathlib import Path
+from stockpot.zoo import demo
+def work(folder, **options):
+    Path(folder, "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+demo.make_demo_pool = work
+demo.run_beside()
+"""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="kills a process")
-def test_the_second_process_ends_with_the_first(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_second_process_ends_with_the_first(tmp_path: Path, number: signal.Signals) -> None:
     """One that is killed cannot say so; one that is stopped by Ctrl-C does."""
-    program = SLOW + (
-        f"demo.BESIDE = {SLOW!r} + demo.BESIDE\n"
-        f"demo.make_demo_pool({str(tmp_path)!r}, trials=2, processes=2)\n"
-    )
-    locks = [files.Lock(tmp_path / "pool" / "search", f".trial_00{n}.lock") for n in range(2)]
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as first:
-            wait(lambda: (tmp_path / "pool" / "search").is_dir() and not any(map(free, locks)))
-            first.send_signal(number)
-        wait(lambda: all(map(free, locks)))
-        assert first.returncode != 0
+    program = FIRST.format(second=SECOND, folder=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as first:
+        wait(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
+        first.send_signal(number)
+    wait(lambda: not lives((tmp_path / "pid").read_text()))
+    assert first.returncode != 0
 
 
-def free(lock: files.Lock) -> bool:
-    ours = lock.try_acquire()
-    lock.release()
-    return ours
+def lives(process: str) -> bool:
+    try:
+        return ") Z " not in Path("/proc", process, "stat").read_text()  # nobody may have collected it yet
+    except OSError:
+        return False
 
 
 def wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while not until():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 # What `stockpot demo --overwrite` removes ---------------------------------------------------------------

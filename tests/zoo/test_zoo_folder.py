@@ -42,12 +42,10 @@ def test_one_other_label_or_pixel_is_another_search(tmp_path: Path, part: str, r
         y[row] = (y[row] + 1) % 3
     else:
         x[row, 2] += 1e-6
-    for which, data in (
-        ("train", {"train": (x, y), "fit": samples(1500)}),
-        ("fit", {"train": samples(1500), "fit": (x, y)}),
-    ):
-        with pytest.raises(RunError, match=rf'{which}.content: "\w+" there, "\w+" now'):
-            search(tmp_path, **data)
+    with pytest.raises(RunError, match=r'train.content: "\w+" there, "\w+" now'):
+        search(tmp_path, train=(x, y), fit=samples(1500))
+    with pytest.raises(RunError, match=r'fit.content: "\w+" there, "\w+" now'):
+        search(tmp_path, train=samples(1500), fit=(x, y))
 
 
 def test_other_code_is_another_search(tmp_path: Path) -> None:

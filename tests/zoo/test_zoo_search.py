@@ -274,6 +274,19 @@ def test_a_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
     assert records[0].losses[-1] < records[0].losses[0]
 
 
+def test_probabilities_may_be_mixed_and_other_float_labels_are_refused(tmp_path: Path) -> None:
+    x, y = samples(40)
+    soft = 0.8 * nn.functional.one_hot(y, 3).float() + 0.2 / 3
+    plan = Plan((Trial(0.01, epochs=20, augmentation=0.5, label_smoothing=0.1),), batch_size=16, probe=None)
+    plan = dataclasses.replace(plan, augmentation=Augmentation(mixup=0.4))
+    records = search(tmp_path / "soft", plan, train=(x, soft), fit=(x, y))
+    assert records[0].losses[-1] < records[0].losses[0]
+    for wrong in (soft * 2, soft - 0.5, nn.functional.one_hot(y, 3).float() + soft.round()):
+        with pytest.raises(TaskError, match="labels of training data"):
+            search(tmp_path / "wrong", plan, train=(x, wrong), fit=(x, y))
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_tied_weights_are_saved_under_both_names(tmp_path: Path) -> None:
     search(tmp_path, model=start(Tied))
     assert Pool.open(tmp_path).facts().tied == (("inner.weight", "outer.weight"),)

@@ -53,6 +53,7 @@ class LoadedModel:
     text: TextInput | None = None
     keywords: bool = False  # batches are dicts of keyword arguments with `labels`, as transformers wants
     language: bool = False  # learns the next token; needs no label column
+    classes: int | None = None  # the size of its head, where that is known
     class_names: tuple[str, ...] | None = None
 
 

@@ -17,13 +17,12 @@ from stockpot.adapters.tables import Array, Column, Table, as_text, bad_data, is
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
 
-TARGETS = ("class", "number", "multi")
 DEFAULTS = ("label", "labels", "y", "target")
-_MISSING = frozenset(
-    ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None")
-)
+_MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"))
 _LARGEST = 2**31  # No head has so many classes.
 _SHOWN = 8
+_OTHER = "correct the label, or list the labels in data.classes in the order of the head"
+_FILL = "fill it in or remove the row"
 
 
 def label_name(table: Table, given: str | None) -> str:
@@ -40,11 +39,13 @@ def encode(
     target: str = "class",
     classes: Sequence[str] | None = None,
     model_names: Sequence[str] | None = None,
+    head: int | None = None,
     listen: Listener = ignore,
 ) -> dict[str, Array]:
     """Targets of each split: int64 (n,), or float32 (n,) for numbers and (n, C) for several classes per sample.
 
-    One class order holds for all splits; `listen` is told of one that nobody gave.
+    One class order holds for all splits; `listen` is told of one that nobody gave. `head` is the number of classes the
+    model has, where that is known.
     """
     if target == "number":
         return {split: _numbers(split, column) for split, column in columns.items()}
@@ -58,7 +59,7 @@ def encode(
         for row, text in enumerate(texts):
             first.setdefault(text, (split, row))
             count[text] = count.get(text, 0) + 1
-    number = _numbering(first, count, classes, model_names, listen)
+    number = _numbering(first, count, classes, model_names, head, listen)
     return {s: np.array([number[text] for text in texts], dtype=np.int64) for s, texts in cells.items()}
 
 
@@ -90,6 +91,7 @@ def _numbering(
     count: Mapping[str, int],
     classes: Sequence[str] | None,
     model_names: Sequence[str] | None,
+    head: int | None,
     listen: Listener,
 ) -> dict[str, int]:
     """The class of every label there is, or the error for the first that has none."""
@@ -107,27 +109,29 @@ def _numbering(
         names = model_names
     if names is None:
         _refuse_mixture(first, count)
+        if head is not None and len(first) != head:  # sorted, one name too many or too few moves the others
+            rare = sorted(first, key=lambda label: count[label])[:_SHOWN]
+            raise bad_data(
+                "labels",
+                f"the names of all {head} classes of the model",
+                f"{len(first)}, the rarest of them {', '.join(map(repr, rare))}"[:300],
+                "list the classes in data.classes in the order of the head, and correct labels that are none of them",
+            )
         listen(Event("classes", {"names": sorted(first)}))
         return {label: index for index, label in enumerate(sorted(first))}
     known = {name: index for index, name in enumerate(names)}
+    if len(known) < len(names):
+        raise bad_data("data.classes", "every class once", ", ".join(names)[:200], "remove what is there twice")
     found: dict[str, int] = {}
     for label, place in first.items():
-        plain = label if label in known else str(whole.get(label))  # 3.0 for a class named 3
+        plain = str(whole[label]) if label in whole and label not in known else label  # 3.0 for a class named 3
         if plain not in known:
             more = ", ..." if len(known) > _SHOWN else ""
             own = "" if classes is not None else "of the model "
             fix = "correct the label or data.classes" if classes is not None else _OTHER
-            raise _odd(
-                *place,
-                f"one of the classes {own}{', '.join([*known][:_SHOWN])}{more}",
-                f"label {label!r}",
-                fix,
-            )
+            raise _odd(*place, f"one of the classes {own}{', '.join([*known][:_SHOWN])}{more}", f"label {label!r}", fix)
         found[label] = known[plain]
     return found
-
-
-_OTHER = "correct the label, or list the labels in data.classes in the order of the head"
 
 
 def _refuse_mixture(first: Mapping[str, tuple[str, int]], count: Mapping[str, int]) -> None:
@@ -170,9 +174,6 @@ def _numbers(split: str, column: Column) -> Array:
         row = int(np.argmin(finite))
         raise _odd(split, row, "a number", str(array[row]), _FILL)
     return array.astype(np.float32)
-
-
-_FILL = "fill it in or remove the row"
 
 
 def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:

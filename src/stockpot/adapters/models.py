@@ -58,7 +58,7 @@ def load_model(
                 returned = f"one that returned {type(model).__name__}"
                 expected = "a function that returns an nn.Module"
                 raise bad_model(f"python: {source}", expected, returned, "return the model itself")
-            loaded = LoadedModel(model)
+            loaded = LoadedModel(model, classes=classes)
         else:
             by_name = {"timm": load_timm, "torchvision": load_torchvision, "open_clip": load_open_clip}
             loaded = by_name[kind](source, classes, options)
@@ -103,7 +103,8 @@ def load_timm(name: str, classes: int | None, options: dict[str, Any]) -> Loaded
         raise unknown_model("model.timm", name, "timm.list_models()", timm.list_models())
     size = {} if classes is None else {"num_classes": classes}
     model = timm.create_model(name, pretrained=False, **size, **options)
-    return LoadedModel(model.float(), image=timm_image(need("timm.data").resolve_model_data_config(model)))
+    image = timm_image(need("timm.data").resolve_model_data_config(model))
+    return LoadedModel(model.float(), image=image, classes=classes)
 
 
 def timm_image(config: dict[str, Any]) -> ImageInput:
@@ -124,7 +125,8 @@ def load_torchvision(name: str, classes: int | None, options: dict[str, Any]) ->
     size = {} if classes is None else {"num_classes": classes}
     model = models.get_model(name, weights=None, **size, **options)
     best = getattr(models.get_model_weights(name), "DEFAULT", None)  # a few models have no weights at all
-    return LoadedModel(model.float(), image=torchvision_image(best.transforms() if best else None))
+    image = torchvision_image(best.transforms() if best else None)
+    return LoadedModel(model.float(), image=image, classes=classes)
 
 
 def torchvision_image(preset: Any) -> ImageInput:
@@ -132,9 +134,7 @@ def torchvision_image(preset: Any) -> ImageInput:
     if not hasattr(preset, "crop_size"):
         return ImageInput(channels=3)
     crop, how = int(preset.crop_size[0]), getattr(preset.interpolation, "value", preset.interpolation)
-    return ImageInput(
-        (crop, crop), int(preset.resize_size[0]), tuple(preset.mean), tuple(preset.std), str(how), 3
-    )
+    return ImageInput((crop, crop), int(preset.resize_size[0]), tuple(preset.mean), tuple(preset.std), str(how), 3)
 
 
 # OpenCLIP -------------------------------------------------------------------------------------------------
@@ -154,9 +154,7 @@ def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> L
         )
     normalise, text = bool(options.pop("normalise", True)), bool(options.pop("text", True))
     with no_log():  # the library warns of random weights; they come later
-        encoder = library.create_model(
-            name, pretrained=None, precision="fp32", pretrained_hf=False, **options
-        )
+        encoder = library.create_model(name, pretrained=None, precision="fp32", pretrained_hf=False, **options)
     visual = encoder.visual
     width = int(getattr(visual, "output_dim", None) or encoder.text_projection.shape[1])
     for part in {**encoder._modules, **encoder._parameters}:
@@ -172,7 +170,7 @@ def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> L
         interpolation="bicubic",
         channels=3,
     )
-    return LoadedModel(EncoderAndHead(encoder, width, classes, normalise), image=image)
+    return LoadedModel(EncoderAndHead(encoder, width, classes, normalise), image=image, classes=classes)
 
 
 class EncoderAndHead(nn.Module):

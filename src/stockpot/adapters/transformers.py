@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,13 @@ from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
 from stockpot.errors import TaskError
 from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
+from stockpot.pool.discover import find_checkpoints
 
 _WEIGHTS = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
 # What a configuration may say to make the library fetch or import code of others.
-_CODE = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "custom_pipelines",
-)
+_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
 # PIL's numbers for resampling filters, which is how processors write them.
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -62,6 +57,7 @@ def load(
         text=_text(transformers, tokenizer or folder, config),
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
+        classes=getattr(config, "num_labels", None),
         class_names=class_names(getattr(config, "id2label", None)),
     )
 
@@ -71,10 +67,32 @@ def class_names(id2label: Any) -> tuple[str, ...] | None:
 
     LABEL_0, LABEL_1 are what the library makes up when nobody named the classes.
     """
-    names = {str(number): str(name) for number, name in (id2label or {}).items()}
+    given = id2label if isinstance(id2label, dict) else {}
+    names = {str(number): str(name) for number, name in given.items()}
     ordered = tuple(names.get(str(number), "") for number in range(len(names)))
     made_up = all(re.fullmatch(r"LABEL_\d+", name) for name in ordered)
     return None if made_up or "" in ordered or len(set(ordered)) < len(ordered) else ordered
+
+
+def pool_class_names(sources: Iterable[object]) -> tuple[str, ...] | None:
+    """The names that the checkpoints' own configurations give the classes; refused where two of them differ."""
+    found: dict[tuple[str, ...], Path] = {}
+    for checkpoint in find_checkpoints(sources)[0]:
+        file = checkpoint / "config.json"
+        if file.is_file():
+            content = _json(file)
+            names = class_names(content.get("id2label") if isinstance(content, dict) else None)
+            if names is not None:
+                found.setdefault(names, file)
+    if len(found) > 1:
+        (one, first), (two, second) = list(found.items())[:2]
+        raise bad_model(
+            f"class names in {second}",
+            f"those of {first}: {', '.join(one)[:200]}",
+            ", ".join(two)[:200],
+            "leave out checkpoints that were trained on other labels, or correct id2label",
+        )
+    return next(iter(found), None)
 
 
 def _pretrained(transformers: Any, builder: Any, folder: Path, config: Any, new_head: bool) -> Any:
@@ -113,14 +131,18 @@ def _configuration(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path 
             "a folder without one" if source.is_dir() else "nothing there",
             "download the model first; stockpot reads local files only",
         )
-    try:
-        content = read_json(file, follow=True)
-    except (OSError, ValueError) as error:
-        raise bad_model(str(file), "a JSON configuration", str(error), "correct the file") from error
+    content = _json(file)
     if not isinstance(content, dict) or "model_type" not in content:
         expected = "a model configuration with model_type"
         raise bad_model(str(file), expected, "none", "give the config.json of a transformers model")
     return content, file.parent
+
+
+def _json(file: Path) -> Any:
+    try:
+        return read_json(file, follow=True)
+    except (OSError, ValueError) as error:
+        raise bad_model(str(file), "a JSON configuration", str(error), "correct the file") from error
 
 
 def _class(transformers: Any, auto_class: str | None, content: dict[str, Any]) -> Any:
@@ -164,9 +186,7 @@ def _text(transformers: Any, folder: Path | None, config: Any) -> TextInput | No
     def tokenizer() -> Any:
         return _try(
             f"tokenizer in {folder}",
-            lambda: transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            ),
+            lambda: transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
         )
 
     return TextInput(tokenizer, getattr(config, "max_position_embeddings", None))

@@ -20,29 +20,23 @@ if TYPE_CHECKING:
 Weights = Annotated[
     Path,
     typer.Argument(
-        metavar="SOUP_OR_CHECKPOINT",
-        help="A saved soup, a run directory, or any checkpoint.",
-        show_default=False,
+        metavar="SOUP_OR_CHECKPOINT", help="A saved soup, a run directory, or any checkpoint.", show_default=False
     ),
 ]
 On = Annotated[
     Literal["report", "fit"] | None,
     typer.Option("--on", help="Which data. Default: the report data, if the recipe has some."),
 ]
-RunOrSoup = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, or a saved soup.", show_default=False)
-]
+RunOrSoup = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a saved soup.", show_default=False)]
 Method = Annotated[
-    str | None,
-    typer.Option("--method", metavar="NAME", help="Which method's soup. Default: the recommended."),
+    str | None, typer.Option("--method", metavar="NAME", help="Which method's soup. Default: the recommended.")
 ]
 Target = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Where to write it. Default: its place in the run directory."),
 ]
 Ingredients = Annotated[
-    list[Path],
-    typer.Option("--pool", metavar="PATH", help="Where the ingredients are now; they are known by content."),
+    list[Path], typer.Option("--pool", metavar="PATH", help="Where the ingredients are now; they are known by content.")
 ]
 Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
@@ -81,8 +75,7 @@ def evaluate(
         task = build_task(wanted, listen)
         verify_finite(checkpoint, listen)
         task.check_names(checkpoint.specs)
-        # Not strict: names that the model ties to each other may be stored once.
-        task.model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.specs}, strict=False)
+        task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     if as_json:
@@ -98,6 +91,7 @@ def evaluate(
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
+    from stockpot import files
     from stockpot.errors import RunError, describe
     from stockpot.pool import open_checkpoint
     from stockpot.run.rebuild import recommended_soup
@@ -119,8 +113,8 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         )
     if (path / RUN).is_file():
         return open_checkpoint(recommended_soup(path))
-    if (path / RECORD).is_file():
-        return open_checkpoint(path)  # a soup has its final names already
+    if path.is_dir() and (path / RECORD).is_file():
+        return open_checkpoint(files.check_entries(path, path))  # a soup has its final names already
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 
 

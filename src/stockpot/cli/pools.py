@@ -84,8 +84,9 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
         if record.failed or found is None or found["value"] is None:
             return "failed" if record.failed else "-"
         low, high = found.get("low"), found.get("high")
-        known = low is not None and high is not None and metric.percent
-        return metric.value(found["value"]) + (f" ±{100 * (high - low) / 2:.1f}" if known else "")
+        if low is None or high is None or not metric.percent:
+            return metric.value(found["value"])
+        return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
     rows = [
@@ -175,6 +176,10 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
                 fix="choose another directory with --out; nothing was changed",
             )
         )
+    for name in MADE:
+        files.check_inside(
+            out, out / name
+        )  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
         clear_demo(out)
     files.make_directory(out)

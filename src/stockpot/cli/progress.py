@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stockpot import files
 from stockpot.cli.terminal import harmless
 from stockpot.events import Event, Listener
 from stockpot.report import words
 
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
 _CLASSES = 8  # named in one line
-FIRST, SLOWEST = (
-    5.0,
-    60.0,
-)  # seconds until a plain line about work in progress; doubled each time, up to the other
+FIRST, SLOWEST = (5.0, 60.0)  # seconds until a plain line about work in progress; doubled each time, up to the other
 REFRESH = 0.1  # seconds between redraws
 
 
@@ -163,14 +161,7 @@ def drawing() -> Iterator[Listener]:
         yield _Plain()
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         SpinnerColumn(),
@@ -195,9 +186,7 @@ def drawing() -> Iterator[Listener]:
             if line is not None or now - last > REFRESH:
                 last = now
                 total = activity.total or None
-                bars.update(
-                    task, description=harmless(activity.text[:60]), completed=activity.done, total=total
-                )
+                bars.update(task, description=harmless(activity.text[:60]), completed=activity.done, total=total)
 
         yield listen
 
@@ -235,7 +224,8 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
     def write(tag: str, value: float, step: int) -> None:
         nonlocal writer
         if writer is None:  # not before there is something: the run's directory is made by then
-            writer = SummaryWriter(str(folder))
+            files.make_directory(folder, folder.parent)
+            writer = SummaryWriter(str(files.check_entries(folder.parent, folder)))
         writer.add_scalar(tag, value, step)
 
     def both(event: Event) -> None:

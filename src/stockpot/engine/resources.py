@@ -48,9 +48,12 @@ class PeakMemory:
     ) -> None:
         self._done.set()
         self._thread.join()
-        self.host = max(self.host, anonymous_bytes())
-        if self._cuda is not None:
-            self.device = torch.cuda.max_memory_allocated(self._cuda)
+        self.host, self.device = self.so_far()
+
+    def so_far(self) -> tuple[int, int]:
+        """Bytes of host and device at most, until now."""
+        device = 0 if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)
+        return max(self.host, anonymous_bytes()), device
 
     def _watch(self) -> None:
         while not self._done.wait(self._interval):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, RunError, TaskError, describe
@@ -195,6 +197,7 @@ def build_data(
     from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
     from stockpot.adapters.tables import Limits
+    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.data
     if section.python is not None:
@@ -210,6 +213,8 @@ def build_data(
                 )
             )
         return made
+    with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
+        loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)
     splits = {name: s for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None}
     shares = {
         name: Share(s.of, s.fraction, s.count, None if s.rows is None else recipe.path(s.rows))

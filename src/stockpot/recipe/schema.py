@@ -248,7 +248,7 @@ class Data(Section):
         "accuracy",
         description="What is reported and compared: one of these words, or `{python: module:function}`. "
         "Higher is better; `loss` and `perplexity` are negated. Default for other targets than `class`: `r2` "
-        "for `number`, `loss` for `multi`.",
+        "for `number`, `micro_f1` for `multi`.",
     )
     loss: PythonCode | None = Field(
         None,
@@ -262,7 +262,7 @@ class Data(Section):
         # Defaults that depend on other keys are written out, so that the resolved recipe states them.
         if not isinstance(given, dict):
             return given
-        if (usual := {"number": "r2", "multi": "loss"}.get(str(given.get("target")))) is not None:
+        if (usual := {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")))) is not None:
             given = {"metric": usual, **given}
         splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
         return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}

@@ -25,7 +25,7 @@ def recommended_soup(run: Path) -> Path:
                 fix=f"make it again with: stockpot rebuild {run}",
             )
         )
-    return path
+    return files.check_entries(run, path)
 
 
 def rebuild_soup(

@@ -31,6 +31,7 @@ class StateStore(Protocol):
     """Keeps the newest state of one unfinished method. A run directory has one; None where nothing is kept."""
 
     interval: float  # seconds between saves inside a block
+    peaks: Callable[[], tuple[int, int]]  # bytes of host and device in this process so far; set by whoever measures
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None: ...
 

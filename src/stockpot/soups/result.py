@@ -83,6 +83,8 @@ def decided(
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
     with PeakMemory(problem.task.device) as peak:
+        if store is not None:
+            store.peaks = peak.so_far
         try:
             found = decides(method, preset)(problem, method, settings, store)
         except LearningError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import site
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import StockpotError, TaskError, describe
+from stockpot.errors import StockpotError, TaskError
 
 LABEL_KEYS = ("labels", "label", "y", "target")
 
@@ -89,17 +89,16 @@ def users_code(what: str, function: Any) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and "memory" in str(error):
             raise  # the host's allocator has no error of its own
-        raise TaskError(
-            describe(
-                f"{what}, which is your own code",
-                expected="a value",
-                found=f"{type(error).__name__}: {error}\n  {_users_line(error)}",
-                fix="mend it there; in Python the error's __cause__ has the whole traceback",
-            )
+        raise TaskError.of(
+            f"{what}, which is your own code",
+            expected="a value",
+            found=f"{type(error).__name__}: {error}\n  {_users_line(error)}",
+            fix="mend it there; in Python the error's __cause__ has the whole traceback",
         ) from error
 
 
-_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), *site.getsitepackages())
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), _PATHS["stdlib"], _PATHS["purelib"])
 
 
 def _users_line(error: BaseException) -> str:
@@ -118,13 +117,11 @@ def call(model: nn.Module, batch: Any) -> Any:
         return model(**_accepted(model, batch))
     if isinstance(batch, (tuple, list)):
         if len(batch) > 2:
-            raise TaskError(
-                describe(
-                    "batch",
-                    expected="(inputs, labels) or a dict of the model's keyword arguments",
-                    found=f"a {type(batch).__name__} of {len(batch)}",
-                    fix="nest the inputs as ((a, b), labels), use a dict, or give loss= and metric=",
-                )
+            raise TaskError.of(
+                "batch",
+                expected="(inputs, labels) or a dict of the model's keyword arguments",
+                found=f"a {type(batch).__name__} of {len(batch)}",
+                fix="nest the inputs as ((a, b), labels), use a dict, or give loss= and metric=",
             )
         inputs = batch[0]
         if isinstance(inputs, Mapping):
@@ -156,8 +153,7 @@ def with_blank_labels(batch: Any) -> Any:
     """A batch that no model can trip over because of its labels: all of them zero."""
     if isinstance(batch, Mapping):
         return {
-            key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value
-            for key, value in batch.items()
+            key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value for key, value in batch.items()
         }
     return batch
 
@@ -185,13 +181,11 @@ def need_logits(outputs: Any, purpose: str) -> Tensor:
     """Logits in at least single precision."""
     logits = find_logits(outputs)
     if logits is None:
-        raise TaskError(
-            describe(
-                f"model output for {purpose}",
-                expected="a tensor, an object with .logits, a dict with 'logits', or a tuple of logits first",
-                found=type(outputs).__name__,
-                fix="give loss=lambda model, batch: ... and metric=lambda outputs, batch: ...",
-            )
+        raise TaskError.of(
+            f"model output for {purpose}",
+            expected="a tensor, an object with .logits, a dict with 'logits', or a tuple of logits first",
+            found=type(outputs).__name__,
+            fix="give loss=lambda model, batch: ... and metric=lambda outputs, batch: ...",
         )
     return at_least_single(logits)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import DataError, TaskError, describe
+from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, are_probabilities
@@ -18,20 +18,14 @@ from stockpot.task.metrics import METRICS
 from stockpot.task.scores import Metric
 
 STATISTICS = ("recalibrate", "average", "copy")
-CLASSES = [
-    METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")
-]  # of class labels
+CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 AUTOCAST = (None, torch.bfloat16, torch.float16)
 _PIECE = 1024  # samples looked at together
 
 
-def check_arguments(
-    model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any
-) -> None:
+def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise _wrong(
-            "model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance"
-        )
+        raise _wrong("model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance")
     if loss is not None and not callable(loss):
         raise _wrong("loss", "a function loss(model, batch)", repr(loss), "leave it out for the default loss")
     named = isinstance(metric, str) and metric in METRICS
@@ -44,10 +38,7 @@ def check_arguments(
         )
     if autocast not in AUTOCAST:
         raise _wrong(
-            "autocast",
-            "torch.bfloat16, torch.float16 or None",
-            repr(autocast),
-            "use torch.bfloat16, or leave it out",
+            "autocast", "torch.bfloat16, torch.float16 or None", repr(autocast), "use torch.bfloat16, or leave it out"
         )
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise _wrong("batch_size", "a whole number of at least 1", repr(batch_size), "use 256")
@@ -70,12 +61,7 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
         # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
         found = torch.empty(0, device=wanted).device
         model.to(found)
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-        TypeError,
-    ) as error:  # float64 on Apple's: TypeError
+    except (RuntimeError, AssertionError, TypeError) as error:  # a TypeError for float64 on Apple's devices
         raise _wrong(
             "device",
             "a device of this machine with room for the model",
@@ -86,7 +72,7 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
 
 
 def _wrong(subject: str, expected: str, found: str, fix: str) -> TaskError:
-    return TaskError(describe(subject, expected=expected, found=found, fix=fix))
+    return TaskError.of(subject, expected=expected, found=found, fix=fix)
 
 
 # Data ------------------------------------------------------------------------------------------------
@@ -107,13 +93,11 @@ def check_finite(data: Data, *, labels: bool) -> None:
         bad += found.tolist()
     if bad:
         samples = sorted(set(bad))
-        raise DataError(
-            describe(
-                f"{data.name}{where and f', batch{where}'}",
-                expected="finite numbers",
-                found=f"{value} in sample {samples[0]} ({len(samples)} of {len(data)} samples have such)",
-                fix="repair these samples or leave them out; a division by zero in preprocessing is a usual cause",
-            )
+        raise DataError.of(
+            f"{data.name}{where and f', batch{where}'}",
+            expected="finite numbers",
+            found=f"{value} in sample {samples[0]} ({len(samples)} of {len(data)} samples have such)",
+            fix="repair these samples or leave them out; a division by zero in preprocessing is a usual cause",
         )
 
 
@@ -175,16 +159,12 @@ def has_several_labels(targets: Tensor | None, logits: Tensor | None) -> bool:
 def _check_probabilities(targets: Tensor, name: str) -> None:
     if are_probabilities(targets):
         return
-    hot = bool(((targets == 0) | (targets == 1)).all())
-    raise DataError(
-        describe(
-            f"labels of {name}",
-            expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
-            found="rows of 0 and 1 with none or several ones (multi-hot)"
-            if hot
-            else "rows of numbers that do not sum to 1",
-            fix=OWN,
-        )
+    several = "rows of 0 and 1 with none or several ones (multi-hot)"
+    raise DataError.of(
+        f"labels of {name}",
+        expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
+        found=several if bool(((targets == 0) | (targets == 1)).all()) else "rows of numbers that do not sum to 1",
+        fix=OWN,
     )
 
 
@@ -213,17 +193,17 @@ def check_labels(labels: Tensor, classes: int, name: str, *, ignored: bool = Fal
     first = tuple(bad.nonzero()[0].tolist())
     index = first[0] if len(first) == 1 else first
     fix = "number the classes from 0, or build the model with the right number of classes"
-    if int(labels.min()) == 1 and int(labels.max()) == classes:
+    if classes == 1:  # two classes in one output, or a regression
+        fix = OWN
+    elif int(labels.min()) == 1 and int(labels.max()) == classes:
         fix = "these labels count from 1; subtract 1"
     elif bool((labels[bad] == IGNORED).all()):
         fix = f"leave samples without a label ({IGNORED}) out of the data"
-    raise DataError(
-        describe(
-            f"labels of {name}",
-            expected=f"0 to {classes - 1} (the model has {classes} classes)",
-            found=f"{int(labels[first])} at index {index} ({int(bad.sum())} of {labels.numel()} are out of range)",
-            fix=fix,
-        )
+    raise DataError.of(
+        f"labels of {name}",
+        expected=f"0 to {classes - 1} (the model has {classes} classes)",
+        found=f"{int(labels[first])} at index {index} ({int(bad.sum())} of {labels.numel()} are out of range)",
+        fix=fix,
     )
 
 
@@ -232,11 +212,9 @@ def _check_variety(targets: Tensor, metric: str, name: str) -> None:
     constant = bool((columns == columns[0]).all(0).any())
     others = metric == "roc_auc" and not bool(((targets == 0) | (targets == 1)).all())
     if constant or others:
-        raise DataError(
-            describe(
-                f'labels of {name} for metric="{metric}"',
-                expected="labels 0 and 1, both of them" if metric == "roc_auc" else "targets that differ",
-                found="others" if others else f"only {columns[0].tolist()}",
-                fix="use another metric, or data in which the answers differ",
-            )
+        raise DataError.of(
+            f'labels of {name} for metric="{metric}"',
+            expected="labels 0 and 1, both of them" if metric == "roc_auc" else "targets that differ",
+            found="others" if others else f"only {columns[0].tolist()}",
+            fix="use another metric, or data in which the answers differ",
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stockpot.errors import DataError, TaskError, describe
+from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
-from stockpot.task.reading import Budget, read
+from stockpot.task.read_data import Budget, read
 from stockpot.task.store import Columns, Samples
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ class Data:
         self._store = store
         self._rows = rows  # (n,) of the store's rows, or None for all
         self.name = name
-        self._labels: Tensor | None = None
-        self._labels_sought = False
 
     @classmethod
     def of(
@@ -80,32 +78,26 @@ class Data:
         """Where these samples are in `columns`."""
         return indices if self._rows is None else self._rows[indices]
 
-    @property
-    def labels(self) -> Tensor | None:
-        """One class per sample, (n,), when the data has such labels."""
-        if not self._labels_sought:
-            found = self._store.labels()
-            self._labels = found if found is None or self._rows is None else found[self._rows]
-            self._labels_sought = True
-        return self._labels
-
-    @property
+    @cached_property
     def targets(self) -> Tensor | None:
         """The labels as they are, of any type and shape (n, ...), when they form one tensor."""
         found = self._store.targets()
         return found if found is None or self._rows is None else found[self._rows]
 
+    @property
+    def labels(self) -> Tensor | None:
+        """One class per sample, (n,), when the data has such labels."""
+        found = self.targets
+        if found is None or found.ndim != 1 or found.is_floating_point() or found.is_complex():
+            return None
+        return None if found.dtype == torch.bool else found.long()
+
     def subset(self, indices: Tensor) -> Data:
         """A view of some samples; no data is copied."""
         indices = torch.as_tensor(indices, dtype=torch.long)
         if indices.numel() == 0:
-            raise DataError(
-                describe(
-                    f"subset of {self.name}",
-                    expected="at least one sample",
-                    found="none",
-                    fix="choose one or more indices",
-                )
+            raise DataError.of(
+                f"subset of {self.name}", expected="at least one sample", found="none", fix="choose one or more indices"
             )
         return Data(self._store, indices if self._rows is None else self._rows[indices], self.name)
 
@@ -163,22 +155,18 @@ def _order(n: int, seed: int, step: int, batch_size: int) -> Tensor:
 def _folds(size: int, n: int, seed: int, labels: Tensor | None, name: str) -> list[tuple[Tensor, Tensor]]:
     """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly."""
     if n < 2:
-        raise DataError(
-            describe(
-                f"folds of {name}",
-                expected="at least 2 folds",
-                found=str(n),
-                fix="ask for 2 or more folds, or use a method that does not cross-fit",
-            )
+        raise DataError.of(
+            f"folds of {name}",
+            expected="at least 2 folds",
+            found=str(n),
+            fix="ask for 2 or more folds, or use a method that does not cross-fit",
         )
     if size < 2 * n:
-        raise DataError(
-            describe(
-                f"folds of {name}",
-                expected=f"at least {2 * n} samples for {n} folds",
-                found=str(size),
-                fix="give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy",
-            )
+        raise DataError.of(
+            f"folds of {name}",
+            expected=f"at least {2 * n} samples for {n} folds",
+            found=str(size),
+            fix="give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy",
         )
     shuffled = torch.randperm(size, generator=generator("folds", seed))
     if labels is not None:
@@ -245,13 +233,11 @@ class Sealed:
     def check_may_decide(self, decision: str) -> None:
         """Refuse a decision that could have been influenced; one that was named before may be made again."""
         if self.__decisions is not None and decision not in self.__decisions:
-            raise TaskError(
-                describe(
-                    "this task's report data",
-                    expected="to be looked at after the last decision",
-                    found=f"a new decision, although it was looked at for {len(self.__decisions)} earlier ones",
-                    fix=_FIX,
-                )
+            raise TaskError.of(
+                "this task's report data",
+                expected="to be looked at after the last decision",
+                found=f"a new decision, although it was looked at for {len(self.__decisions)} earlier ones",
+                fix=_FIX,
             )
 
     def open(self, decisions: Iterable[str]) -> Data:
@@ -271,12 +257,10 @@ class Sealed:
 def open_report(task: Task, decisions: Iterable[str]) -> Data:
     """Break a task's seal to score these decisions, after the last of them was made."""
     if task._sealed is None:
-        raise TaskError(
-            describe(
-                "report scores",
-                expected="a task with report data",
-                found="none",
-                fix="give Task(..., report=...) data that nothing was fitted on",
-            )
+        raise TaskError.of(
+            "report scores",
+            expected="a task with report data",
+            found="none",
+            fix="give Task(..., report=...) data that nothing was fitted on",
         )
     return task._sealed.open(decisions)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 
 RESAMPLES = 1000
 UNITS = 4096  # how many things are drawn from at most: single samples, or groups of them where there are more
@@ -52,13 +52,11 @@ def _sign_test(better: int, worse: int) -> float:
 def normal(confidence: float) -> float:
     """How many standard errors either side of the mean a normal interval reaches."""
     if not 0 < confidence < 1:
-        raise TaskError(
-            describe(
-                "confidence of an interval",
-                expected="a number between 0 and 1",
-                found=str(confidence),
-                fix="use 0.95 for a 95 % interval",
-            )
+        raise TaskError.of(
+            "confidence of an interval",
+            expected="a number between 0 and 1",
+            found=str(confidence),
+            fix="use 0.95 for a 95 % interval",
         )
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import (
     at_least_single,
     batch_rows,
@@ -32,8 +32,7 @@ from stockpot.task.loss import (
     own_loss,
     same_tokens,
     sample_losses,
-    users_loss,
-    users_sample_losses,
+    users_losses,
 )
 from stockpot.task.metrics import LOSSES, loss_statistics
 from stockpot.task.scores import Metric
@@ -60,22 +59,17 @@ class Judge:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        cast = (
-            nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
-        )
         try:
-            with cast:
+            with torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext():
                 yield
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            raise TaskError(
-                describe(
-                    "a batch of one sample",
-                    expected="two or more: the model's normalisation layers take mean and variance from the batch",
-                    found=str(error),
-                    fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
-                )
+            raise TaskError.of(
+                "a batch of one sample",
+                expected="two or more: the model's normalisation layers take mean and variance from the batch",
+                found=str(error),
+                fix="raise batch_size, or cut batches into fewer pieces (accumulate)",
             ) from error
 
     def call(self, batch: Any) -> Any:
@@ -105,20 +99,16 @@ class Judge:
         changed = bool(label_smoothing) or beta is not None
         if self.users_loss is not None:
             if changed:
-                raise TaskError(
-                    describe(
-                        "label_smoothing or beta",
-                        expected="the default loss, whose logits are known",
-                        found="a loss of your own",
-                        fix="build label smoothing or a factor of the logits into loss(model, batch)",
-                    )
+                raise TaskError.of(
+                    "label_smoothing or beta",
+                    expected="the default loss, whose logits are known",
+                    found="a loss of your own",
+                    fix="build label smoothing or a factor of the logits into loss(model, batch)",
                 )
-            return users_loss(self.call_users_loss(batch), batch_rows(batch))
+            return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
-    def _default_loss(
-        self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None
-    ) -> Loss:
+    def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         labels = find_labels(batch)
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
         if own is not None and not label_smoothing and beta is None:
@@ -129,8 +119,7 @@ class Judge:
             logits = logits * beta
         if self.form in (next_tokens, same_tokens) and not label_smoothing:
             assert self.form is not None
-            totals, weights = self.form(logits, labels)
-            return Loss(totals.sum(), weights.sum())
+            return self.form(logits, labels).sum()
         return cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------
@@ -138,14 +127,12 @@ class Judge:
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.users_loss is not None and self.metric in LOSSES:
-            found = self.call_users_loss(batch)
-            losses = self.sample_losses_found(found, n)
-            return loss_statistics(self.metric, losses), users_loss(found, n)
+            losses = self.users_sample_losses(batch, n)
+            return loss_statistics(self.metric, losses), losses.sum()
         outputs = self.call(batch)
         if self.metric in LOSSES:
             losses = self._sample_losses(outputs, batch)
-            total = Loss(losses.totals.sum(), losses.weights.sum())
-            return loss_statistics(self.metric, losses), total
+            return loss_statistics(self.metric, losses), losses.sum()
         table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
@@ -172,13 +159,11 @@ class Judge:
                 if error.__cause__ is None:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
-        raise TaskError(
-            describe(
-                "score of averaged logits",
-                expected="a metric that needs logits and labels only",
-                found=reason,
-                fix='use metric="accuracy", or a metric that also takes logits as outputs',
-            )
+        raise TaskError.of(
+            "score of averaged logits",
+            expected="a metric that needs logits and labels only",
+            found=reason,
+            fix='use metric="accuracy", or a metric that also takes logits as outputs',
         )
 
     def _sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
@@ -189,19 +174,19 @@ class Judge:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(at_least_single(logits), find_labels(batch))
 
-    def sample_losses_found(self, found: Any, n: int) -> SampleLosses:
-        losses = users_sample_losses(found, n)
-        if losses is None:
+    def users_sample_losses(self, batch: Any, n: int) -> SampleLosses:
+        losses = users_losses(self.call_users_loss(batch), n)
+        if n == 1:
+            losses = SampleLosses(*(part.reshape(1) for part in losses))
+        if not losses.totals.shape == losses.weights.shape == (n,):
             raise self._whole_batch("one number for a whole batch")
         return losses
 
     def _whole_batch(self, found: str) -> TaskError:
-        return TaskError(
-            describe(
-                f'metric="{self.metric.name}"',
-                expected="a loss of each sample, shape (n,), from loss(model, batch)",
-                found=found,
-                fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
-                " per sample; or choose another metric",
-            )
+        return TaskError.of(
+            f'metric="{self.metric.name}"',
+            expected="a loss of each sample, shape (n,), from loss(model, batch)",
+            found=found,
+            fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
+            " per sample; or choose another metric",
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import at_least_single
 
 IGNORED = -100  # PyTorch's ignore_index
@@ -33,10 +33,13 @@ class Loss(NamedTuple):
 
 
 class SampleLosses(NamedTuple):
-    """The same for each sample of a batch: its summed loss and its weight."""
+    """The same for each sample of a batch: its summed loss and its weight; scalars where only the batch's are known."""
 
     totals: Tensor  # (n,)
     weights: Tensor  # (n,)
+
+    def sum(self) -> Loss:
+        return Loss(self.totals.sum(), self.weights.sum())
 
 
 # Cross-entropy ----------------------------------------------------------------------------------------
@@ -52,23 +55,12 @@ def cross_entropy(logits: Tensor, labels: Any, *, label_smoothing: float = 0.0) 
 
 
 def sample_losses(logits: Tensor, labels: Any) -> SampleLosses:
-    """Cross-entropy of each sample; for several positions their mean. A sample without any label counts as 0."""
+    """Cross-entropy of each sample; for several positions summed over those that have a label."""
     target = check_pair(logits, labels, "cross-entropy per sample")
     losses = functional.cross_entropy(logits, target, reduction="none")  # (n, ...)
-    each = losses if target.is_floating_point() else mean_of_valid(losses, target)
-    return SampleLosses(each, torch.ones_like(each))
-
-
-def token_losses(logits: Tensor, labels: Tensor, *, shift: bool) -> SampleLosses:
-    """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are.
-
-    With `shift`, position t predicts the label at t + 1, as causal language models are trained.
-    """
-    if shift:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    target = labels.to(logits.device).long()
-    losses = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")  # (n, T)
-    return SampleLosses(losses.sum(1), (target != IGNORED).sum(1).to(losses.dtype))
+    if losses.ndim == 1:
+        return SampleLosses(losses, torch.ones_like(losses))
+    return SampleLosses(losses.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(losses.dtype))
 
 
 def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
@@ -78,40 +70,40 @@ def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
 
 
 OWN = (
-    "give loss=lambda model, batch: ... (one loss per sample) and a metric that fits. For several labels per sample:"
-    " torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]), batch[1].float(), reduction='none').mean(1)"
-    "; for regression: (model(batch[0]).squeeze(1) - batch[1]).square() with metric='r2'"
+    "give a loss of your own with one loss per sample, and a metric that fits. For several labels per sample:"
+    " loss=lambda model, batch: torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]),"
+    " batch[1].float(), reduction='none').mean(1), metric='micro_f1'; for regression:"
+    " loss=lambda model, batch: (model(batch[0]).squeeze(1) - batch[1]).square(), metric='r2'"
 )
 
 
 def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     """Labels as cross-entropy takes them: class indices, or one probability per class."""
     if not isinstance(labels, Tensor):
-        raise TaskError(
-            describe(
-                f"batch for {purpose}",
-                expected="(inputs, labels), or a dict with one of the keys labels, label, y, target",
-                found="no labels" if labels is None else f"labels of type {type(labels).__name__}",
-                fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
-            )
+        raise TaskError.of(
+            f"batch for {purpose}",
+            expected="(inputs, labels), or a dict with one of the keys labels, label, y, target",
+            found="no labels" if labels is None else f"labels of type {type(labels).__name__}",
+            fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
+        )
+    if not fit_together(logits, labels):
+        raise TaskError.of(
+            f"model and labels for {purpose}",
+            expected="logits (n, classes) with n integer labels",
+            found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
+            f"{str(labels.dtype).removeprefix('torch.')}",
+            fix=OWN,
         )
     target: Tensor = labels.to(logits.device)
-    if labels.is_floating_point():
-        fits = logits.ndim == 2 and labels.shape == logits.shape
-    else:
-        # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
-        fits = logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
-    if not fits:
-        raise TaskError(
-            describe(
-                f"model and labels for {purpose}",
-                expected="logits (n, classes) with n integer labels",
-                found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
-                f"{str(labels.dtype).removeprefix('torch.')}",
-                fix=OWN,
-            )
-        )
     return target.to(logits.dtype) if target.is_floating_point() else target.long()
+
+
+def fit_together(logits: Tensor, labels: Tensor) -> bool:
+    """Whether cross-entropy takes them; their values are looked at elsewhere."""
+    if labels.is_floating_point():
+        return logits.ndim == 2 and labels.shape == logits.shape
+    # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
+    return logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
 
 
 def is_pair(logits: Tensor, labels: Any) -> bool:
@@ -135,12 +127,14 @@ def are_probabilities(labels: Tensor) -> bool:
 Form = Callable[[Tensor, Tensor], SampleLosses]
 
 
-def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
-    return token_losses(logits, labels, shift=True)
-
-
 def same_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
-    return token_losses(logits, labels, shift=False)
+    """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
+    return sample_losses(logits.transpose(1, 2).unsqueeze(3), labels.unsqueeze(2))
+
+
+def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+    """Position t predicts the label at t + 1, as causal language models are trained."""
+    return same_tokens(logits[:, :-1], labels[:, 1:])
 
 
 def squared_errors(logits: Tensor, labels: Tensor) -> SampleLosses:
@@ -157,14 +151,16 @@ def own_form(model: nn.Module, logits: Tensor | None, labels: Any, own: Tensor) 
     """Which loss per sample has the mean that the model computed itself; None if it is none that we know."""
     if logits is None or not isinstance(labels, Tensor):
         return None
-    logits = at_least_single(logits.detach())
+    logits, mean = at_least_single(logits.detach()), own.detach().float().mean()
+    found: list[tuple[float, Form]] = []
     for form in _candidates(model, logits, labels):
         totals, weights = form(logits, labels.to(logits.device))
-        mean = totals.sum() / weights.sum()
+        away = (totals.sum() / weights.sum()).float() - mean
         # Half precision inside the model's own loss is allowed for.
-        if torch.isclose(mean.float(), own.detach().float().mean(), rtol=2e-3, atol=1e-5):
-            return form
-    return None
+        if abs(float(away)) <= 1e-5 + 2e-3 * abs(float(mean)):
+            found.append((abs(float(away)), form))
+    # An untrained model has nearly the same loss for this token as for the next one, but only one of them exactly.
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
 def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> list[Form]:
@@ -178,7 +174,6 @@ def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> list[Form]:
     if is_pair(logits, labels):
         return [sample_losses]
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
-        # An untrained model can have the same loss either way; then its name decides.
         return [next_tokens, same_tokens] if is_causal(model) else [same_tokens, next_tokens]
     return []
 
@@ -202,45 +197,28 @@ def own_loss(mean: Tensor, logits: Tensor | None, labels: Any, rows: int, shift:
 # A loss of the user's own -----------------------------------------------------------------------------
 
 
-def users_loss(found: Any, rows: int) -> Loss:
-    """A scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
+def users_losses(found: Any, rows: int) -> SampleLosses:
+    """From a scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
     if isinstance(found, (tuple, list)) and len(found) == 2:
-        total, weight = _part(found[0], rows, "sum"), found[1]
-        if not isinstance(weight, Tensor):
-            weight = total.new_full((), float(weight)) if isinstance(weight, (int, float)) else weight
-        weight = _part(weight, rows, "weight").detach().to(total.device)
-        total = at_least_single(total).sum()
-        return Loss(total, weight.sum().to(total.dtype))
-    total = _part(found, rows, None)
-    single = at_least_single(total)
-    return Loss(single.sum() if total.ndim else single * rows, single.detach().new_full((), rows))
+        total = at_least_single(_part(found[0], rows, "sum of the loss"))
+        weight = found[1]
+        if isinstance(weight, (int, float)):
+            weight = total.detach().new_full((), weight)
+        return SampleLosses(total, _part(weight, rows, "weight of the loss").detach().to(total))
+    total = at_least_single(_part(found, rows, "loss"))
+    if total.ndim:
+        return SampleLosses(total, torch.ones_like(total))
+    return SampleLosses(total * rows, total.detach().new_full((), rows))
 
 
-def users_sample_losses(found: Any, rows: int) -> SampleLosses | None:
-    """The same for each sample, or None where the loss is known for the whole batch only."""
-    if isinstance(found, (tuple, list)) and len(found) == 2:
-        users_loss(found, rows)  # for its checks
-        total, weight = found
-        if not all(isinstance(part, Tensor) and part.shape == (rows,) for part in found):
-            return None
-        return SampleLosses(at_least_single(total).detach(), at_least_single(weight.detach()))
-    losses = at_least_single(_part(found, rows, None)).detach()
-    if losses.ndim == 0:
-        return SampleLosses(losses[None], torch.ones_like(losses)[None]) if rows == 1 else None
-    return SampleLosses(losses, torch.ones_like(losses))
-
-
-def _part(value: Any, rows: int, which: str | None) -> Tensor:
+def _part(value: Any, rows: int, which: str) -> Tensor:
     if isinstance(value, Tensor) and value.shape in ((), (rows,)):
         return value
-    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TaskError(
-        describe(
-            "loss" if which is None else f"{which} of the loss",
-            expected=f"a scalar tensor, the mean over the batch, or one loss per sample, shape ({rows},)"
-            if which is None
-            else f"a scalar tensor or one per sample, shape ({rows},)",
-            found=found,
-            fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
-        )
+    mean = "the mean over the batch, " if which == "loss" else ""
+    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TaskError.of(
+        which,
+        expected=f"a scalar tensor, {mean}or one per sample, shape ({rows},)",
+        found=shown,
+        fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
     )

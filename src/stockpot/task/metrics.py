@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task.batches import find_labels, need_logits
 from stockpot.task.intervals import Counted
 from stockpot.task.loss import SampleLosses, check_pair, mean_of_valid, sample_losses
@@ -25,9 +25,7 @@ def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     return METRICS[metric] if isinstance(metric, str) else Metric.of_function(metric)
 
 
-def _metric(
-    name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False
-) -> Metric:
+def _metric(name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False) -> Metric:
     """A metric whose value is that of all samples counted once."""
 
     def reduce(table: Tensor) -> float:
@@ -39,7 +37,7 @@ def _metric(
 
 
 def _unfit(name: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
-    return TaskError(describe(f'metric="{name}"', expected=expected, found=found, fix=fix))
+    return TaskError.of(f'metric="{name}"', expected=expected, found=found, fix=fix)
 
 
 # One class per sample ---------------------------------------------------------------------------------
@@ -85,9 +83,7 @@ def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Te
             def per_class(classes: Tensor, counts: Tensor) -> Tensor:
                 return counts.new_zeros(len(counts), size).index_add_(1, classes, counts)[:, 1:]
 
-            return value(
-                per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts)
-            )
+            return value(per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts))
 
         return values
 
@@ -130,22 +126,18 @@ def _hits(name: str) -> Statistics:
     return statistics
 
 
-def _macro_hits(table: Tensor) -> Counted:
-    """The mean of all labels' F1; 0 for one that neither occurs nor is predicted, as scikit-learn has it."""
+def _f1_of_hits(micro: bool) -> Callable[[Tensor], Counted]:
+    """Of all labels together, or their mean; 0 for one that neither occurs nor is predicted, as scikit-learn has it."""
 
-    def values(counts: Tensor) -> Tensor:
-        hit, false, missed = (counts @ table).chunk(3, dim=1)  # (B, C)
-        return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0).mean(1)
+    def counted(table: Tensor) -> Counted:
+        def values(counts: Tensor) -> Tensor:
+            sums = (counts @ table).reshape(len(counts), 3, -1)  # (B, 3, C)
+            hit, false, missed = (sums.sum(2, keepdim=True) if micro else sums).unbind(1)
+            return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0).mean(1)
 
-    return values
+        return values
 
-
-def _micro_hits(table: Tensor) -> Counted:
-    def values(counts: Tensor) -> Tensor:
-        hit, false, missed = (part.sum(1) for part in (counts @ table).chunk(3, dim=1))
-        return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0)
-
-    return values
+    return counted
 
 
 # Scores and ranks -------------------------------------------------------------------------------------
@@ -286,7 +278,7 @@ def _correlation(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
 
 
 def loss_statistics(metric: Metric, losses: SampleLosses) -> Tensor:
-    """What `loss` and `perplexity` keep of each sample: its score, or its summed loss and weight."""
+    """What `loss` and `perplexity` keep of each sample: minus its loss, or its summed loss and weight."""
     if metric.is_mean:
         return -losses.totals[:, None]
     return torch.stack([losses.totals, losses.weights.to(losses.totals)], dim=1)
@@ -321,9 +313,7 @@ METRICS: dict[str, Metric] = {
         _metric("perplexity", _losses("perplexity"), _perplexity),
         _metric("macro_f1", _classes("macro_f1"), _by_class(_macro_f1), percent=True),
         _metric("micro_f1", _classes("micro_f1"), _by_class(_micro_f1), percent=True),
-        _metric(
-            "balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True
-        ),
+        _metric("balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True),
         _metric("r2", _values("r2"), _r2),
         Metric("negative_mse", _errors("negative_mse", 2), is_mean=True),
         Metric("negative_mae", _errors("negative_mae", 1), is_mean=True),
@@ -336,7 +326,7 @@ METRICS: dict[str, Metric] = {
 # have several labels.
 WEIGHTED_LOSS = _metric("loss", _losses("perplexity"), _negative_ratio)
 MULTI_LABEL = {
-    "macro_f1": _metric("macro_f1", _hits("macro_f1"), _macro_hits, percent=True),
-    "micro_f1": _metric("micro_f1", _hits("micro_f1"), _micro_hits, percent=True),
+    "macro_f1": _metric("macro_f1", _hits("macro_f1"), _f1_of_hits(False), percent=True),
+    "micro_f1": _metric("micro_f1", _hits("micro_f1"), _f1_of_hits(True), percent=True),
 }
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"])  # what a task computes by its own loss

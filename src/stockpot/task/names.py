@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
@@ -60,13 +60,11 @@ def check_names(model: nn.Module, specs: Mapping[str, HasShape]) -> None:
     """The model must take exactly the pool's tensors, apart from tied names and counters."""
     found = differences(model, specs)
     if found:
-        raise TaskError(
-            describe(
-                f"model {type(model).__name__}",
-                expected=f"the pool's {len(specs)} tensors",
-                found=";\n  ".join(found.sentences()),
-                fix=found.fix(),
-            )
+        raise TaskError.of(
+            f"model {type(model).__name__}",
+            expected=f"the pool's {len(specs)} tensors",
+            found=";\n  ".join(found.sentences()),
+            fix=found.fix(),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task import intervals
 from stockpot.task.batches import users_code
 
@@ -45,6 +45,15 @@ class Metric:
     percent: bool = False
     counted: Callable[[Tensor], intervals.Counted] | None = None
 
+    def __post_init__(self) -> None:
+        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
+            raise TaskError.of(
+                f"Metric {self.name!r}",
+                expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
+                found="a reduction of its own" if self.reduce is not mean else "a ceiling without is_mean",
+                fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
+            )
+
     @classmethod
     def of_function(cls, function: MetricFunction) -> Metric:
         """The mean of a plain function's scores, one per sample."""
@@ -60,9 +69,7 @@ class Metric:
             found = found[:, None]
         if found.ndim != 2 or len(found) != n or found.shape[1] == 0 or (self.is_mean and found.shape[1] > 1):
             shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
-            raise TaskError(
-                describe("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
-            )
+            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
         return found
 
     def _counted(self, table: Tensor) -> intervals.Counted:
@@ -110,13 +117,11 @@ class Scores:
     def standard_error(self) -> float:
         """Of a mean; infinite when there is one sample only."""
         if not self.metric.is_mean:
-            raise TaskError(
-                describe(
-                    f"standard error of {self.metric.name}",
-                    expected="a mean over samples",
-                    found="a metric that is none",
-                    fix="use interval() or difference(), which resample",
-                )
+            raise TaskError.of(
+                f"standard error of {self.metric.name}",
+                expected="a mean over samples",
+                found="a metric that is none",
+                fix="use interval() or difference(), which resample",
             )
         return intervals.standard_error(self.table[:, 0])
 
@@ -136,13 +141,11 @@ class Scores:
         Bonett and Price's for scores of 0 and 1, Student's for other means, else from resampled samples.
         """
         if self.n != other.n or self.metric.name != other.metric.name:
-            raise TaskError(
-                describe(
-                    "paired difference of scores",
-                    expected=f"{self.metric.name} of the same {self.n} samples",
-                    found=f"{other.metric.name} of {other.n} in the other",
-                    fix="compare complete evaluations on the same data in the same order",
-                )
+            raise TaskError.of(
+                "paired difference of scores",
+                expected=f"{self.metric.name} of the same {self.n} samples",
+                found=f"{other.metric.name} of {other.n} in the other",
+                fix="compare complete evaluations on the same data in the same order",
             )
         if not self.metric.is_mean:
             return self._resampled_difference(other, confidence)
@@ -158,11 +161,7 @@ class Scores:
         both, tables = (self.metric._counted, other.metric._counted), (self.table, other.table)
         low, high = intervals.resampled(both, tables, confidence)
         # However they fall, so few samples that differ may all be on one side by chance.
-        differ = (
-            int((self.table != other.table).any(dim=1).sum())
-            if self.table.shape == other.table.shape
-            else self.n
-        )
+        differ = int((self.table != other.table).any(dim=1).sum()) if self.table.shape == other.table.shape else self.n
         if 2.0 ** (1 - differ) > 1 - confidence:
             low, high = min(low, 0.0), max(high, 0.0)
         return self.value - other.value, low, high

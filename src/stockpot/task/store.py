@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.errors import DataError, describe
+from stockpot.errors import DataError
 from stockpot.task.batches import find_labels, leaves, map_tensors, map_tree, refill
 
 
@@ -32,9 +32,6 @@ class Columns:
     def targets(self) -> Tensor | None:
         found = find_labels(self.tree)
         return found if isinstance(found, Tensor) else None
-
-    def labels(self) -> Tensor | None:
-        return _class_labels(self.targets())
 
 
 class Samples:
@@ -62,17 +59,6 @@ class Samples:
         if all(isinstance(label, Tensor) and label.shape == found[0].shape for label in found):
             return torch.stack(found)
         return None
-
-    def labels(self) -> Tensor | None:
-        return _class_labels(self.targets())
-
-
-def _class_labels(found: Any) -> Tensor | None:
-    if not isinstance(found, Tensor) or found.ndim != 1:
-        return None
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        return None
-    return found.long()  # (n,)
 
 
 class UnevenError(Exception):
@@ -104,9 +90,7 @@ class Builder:
             self._first = map_tensors(lambda leaf: leaf[:0], batch)
             self._capacity = self._expected_rows or max(size, 1) * (self._expected_batches or 1)
             # Untouched pages of an empty tensor cost nothing, so room for all rows is free until used.
-            self._buffers = [
-                torch.empty((self._capacity, *leaf.shape[1:]), dtype=leaf.dtype) for _, leaf in parts
-            ]
+            self._buffers = [torch.empty((self._capacity, *leaf.shape[1:]), dtype=leaf.dtype) for _, leaf in parts]
             self.row_nbytes = sum(leaf.element_size() * math.prod(leaf.shape[1:]) for _, leaf in parts)
         expected = list(leaves(self._first))
         if [path for path, _ in parts] != [path for path, _ in expected]:
@@ -156,32 +140,23 @@ def batch_length(tree: Any, subject: str) -> int:
     for path, leaf in leaves(tree):
         if not isinstance(leaf, Tensor) or leaf.ndim == 0:
             shown = "a tensor without dimensions" if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise DataError(
-                describe(
-                    f"{subject}{path}",
-                    expected="a tensor with one row per sample",
-                    found=shown,
-                    fix="give tensors, or a map-style Dataset, or a DataLoader with a collate_fn",
-                )
+            raise DataError.of(
+                f"{subject}{path}",
+                expected="a tensor with one row per sample",
+                found=shown,
+                fix="give tensors, or a map-style Dataset, or a DataLoader with a collate_fn",
             )
         lengths[path] = leaf.shape[0]
     if not lengths:
-        raise DataError(
-            describe(
-                subject,
-                expected="at least one tensor",
-                found="none",
-                fix="give (inputs, labels), or a dict of tensors",
-            )
+        raise DataError.of(
+            subject, expected="at least one tensor", found="none", fix="give (inputs, labels), or a dict of tensors"
         )
     if len(set(lengths.values())) > 1:
-        raise DataError(
-            describe(
-                subject,
-                expected="the same number of rows in every tensor",
-                found=", ".join(f"{path}: {length}" for path, length in lengths.items()),
-                fix="make the first dimension of every tensor the sample",
-            )
+        raise DataError.of(
+            subject,
+            expected="the same number of rows in every tensor",
+            found=", ".join(f"{path}: {length}" for path, length in lengths.items()),
+            fix="make the first dimension of every tensor the sample",
         )
     return next(iter(lengths.values()))
 

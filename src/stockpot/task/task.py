@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks, names, trial
 from stockpot.task import normalisation as stats
@@ -153,9 +153,7 @@ class Task:
         to one batch size, so batches may not be cut and losses are compared at that size only.
         """
         with self.evaluating(), forked_random(self.device) as reseed:
-            return trial.adds_up(
-                lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed
-            )
+            return trial.adds_up(lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed)
 
     # Evaluation ---------------------------------------------------------------------------------------
 
@@ -170,13 +168,11 @@ class Task:
     ) -> Scores:
         """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
         if stop is not None and not self.metric.is_mean:
-            raise TaskError(
-                describe(
-                    "stop",
-                    expected="a metric that is a mean over samples",
-                    found=self.metric.name,
-                    fix="evaluate all samples",
-                )
+            raise TaskError.of(
+                "stop",
+                expected="a metric that is a mean over samples",
+                found=self.metric.name,
+                fix="evaluate all samples",
             )
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
@@ -219,9 +215,7 @@ class Task:
         with self.evaluating(), forked_random(self.device) as reseed:
             yield each()
 
-    def ensemble_scores(
-        self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore
-    ) -> Scores:
+    def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.fit if data is None else data
         rows = torch.arange(len(data))
@@ -273,11 +267,13 @@ class Task:
         def batches() -> Iterator[tuple[Any, int]]:
             done = 0
             for piece in pieces:
+                reseed(done)
                 yield self.to_device(self.fit.batch(piece)), piece.numel()
                 done += piece.numel()
                 progress(listen, "recalibrating statistics", done, count, unit="samples")
 
-        return stats.recalibrate(self.model, batches(), self._judge.forward)
+        with forked_random(self.device) as reseed:
+            return stats.recalibrate(self.model, batches(), self._judge.forward)
 
     # Checks before long work --------------------------------------------------------------------------
 
@@ -319,11 +315,9 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _check_fits(nbytes: int) -> None:
     """The sums of an ensemble are one number for each logit of all the data."""
     if nbytes > MEMORY_LIMIT:
-        raise TaskError(
-            describe(
-                "ensemble",
-                expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
-                found=f"{nbytes / 2**30:.1f} GiB",
-                fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
-            )
+        raise TaskError.of(
+            "ensemble",
+            expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
+            found=f"{nbytes / 2**30:.1f} GiB",
+            fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
         )

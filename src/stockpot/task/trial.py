@@ -8,19 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError, describe
-from stockpot.task.batches import (
-    batch_rows,
-    find_labels,
-    find_logits,
-    find_loss,
-    need_logits,
-    with_blank_labels,
-)
+from stockpot.errors import TaskError
+from stockpot.task.batches import batch_rows, find_labels, find_logits, find_loss, need_logits, with_blank_labels
 from stockpot.task.checks import check_targets, has_several_labels
 from stockpot.task.data import Data
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, check_pair, is_pair, next_tokens, own_form, same_tokens, sample_losses
+from stockpot.task.loss import Loss, check_pair, fit_together, next_tokens, own_form, same_tokens, sample_losses
 from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS
 
 SMALL = 8  # samples of a trial batch
@@ -41,17 +34,15 @@ def try_batch(judge: Judge, data: Data, batch: Any, *, first: bool) -> bool:
             return False
         if isinstance(error, TaskError):
             raise
-        raise TaskError(
-            describe(
-                f"model {type(judge.model).__name__}",
-                expected=f"a model that can be called on a batch of the {data.name}",
-                found=f"{type(error).__name__}: {error}",
-                fix="make batches (inputs, labels) or dicts of keyword arguments; or give loss=lambda model, batch:"
-                ' ... with one loss per sample and metric="loss"',
-            )
+        raise TaskError.of(
+            f"model {type(judge.model).__name__}",
+            expected=f"a model that can be called on a batch of the {data.name}",
+            found=f"{type(error).__name__}: {error}",
+            fix="make batches (inputs, labels) or dicts of keyword arguments; or give loss=lambda model, batch:"
+            ' ... with one loss per sample and metric="loss"',
         ) from error
     logits = find_logits(outputs)
-    if judge.metric == METRICS.get(judge.metric.name) and has_several_labels(data.targets, logits):
+    if first and judge.metric == METRICS.get(judge.metric.name) and has_several_labels(data.targets, logits):
         judge.metric = MULTI_LABEL.get(judge.metric.name, judge.metric)
     accuracy = judge.metric == METRICS["accuracy"]
     if default and accuracy:
@@ -60,6 +51,8 @@ def try_batch(judge: Judge, data: Data, batch: Any, *, first: bool) -> bool:
     check_targets(data, logits, judge.metric, loss=default, own=own)
     if first:
         _learn_form(judge, batch)
+        if default and not own and judge.metric == METRICS["loss"] and logits is not None and logits.ndim > 2:
+            judge.metric = WEIGHTED_LOSS  # several positions in each sample
     if default or not accuracy:
         judge.statistics(batch, batch_rows(batch), with_loss=False)
     return first and _scales(judge, logits, find_labels(batch))
@@ -70,9 +63,8 @@ def _learn_form(judge: Judge, batch: Any) -> None:
     weighted = False
     if judge.users_loss is not None:
         if judge.metric in LOSSES:
-            found = judge.call_users_loss(batch)
-            weighted = isinstance(found, (tuple, list))
-            judge.sample_losses_found(found, batch_rows(batch))
+            weighted = isinstance(judge.call_users_loss(batch), (tuple, list))
+            judge.users_sample_losses(batch, batch_rows(batch))
     elif isinstance(batch, Mapping):
         outputs = judge.call(batch)
         own = find_loss(outputs)
@@ -89,8 +81,7 @@ def _scales(judge: Judge, logits: Tensor | None, labels: Any) -> bool:
         return False
     if judge.has_own_loss and judge.form is not None:
         return judge.form in (sample_losses, next_tokens, same_tokens)
-    dense = logits.ndim in (4, 5) and labels.shape == (len(logits), *logits.shape[2:])
-    return is_pair(logits, labels) or dense or (logits.ndim == 2 and labels.shape == logits.shape)
+    return fit_together(logits, labels)
 
 
 def adds_up(loss: Callable[[Tensor], Loss], n: int, reseed: Callable[[int], None]) -> bool:
@@ -100,10 +91,7 @@ def adds_up(loss: Callable[[Tensor], Loss], n: int, reseed: Callable[[int], None
     def mean(seed: int, *pieces: Tensor) -> Tensor:
         reseed(seed)
         parts = [loss(piece) for piece in pieces if len(piece)]
-        return (
-            torch.stack([part.total for part in parts]).sum()
-            / torch.stack([part.weight for part in parts]).sum()
-        )
+        return torch.stack([part.total for part in parts]).sum() / torch.stack([part.weight for part in parts]).sum()
 
     third = len(rows) // 3
     whole, again, cut = mean(0, rows), mean(1, rows), mean(0, rows[:third], rows[third:])
@@ -136,13 +124,11 @@ def _has_gradient(compute: Callable[[], Loss], parameters: list[nn.Parameter]) -
     loss = compute().mean
     value = float(loss.detach())
     if not torch.isfinite(loss.detach()):
-        raise TaskError(
-            describe(
-                "loss at the start",
-                expected="a finite number",
-                found=str(value),
-                fix="check the checkpoints for NaN or Inf, the data, and the autocast dtype",
-            )
+        raise TaskError.of(
+            "loss at the start",
+            expected="a finite number",
+            found=str(value),
+            fix="check the checkpoints for NaN or Inf, the data, and the autocast dtype",
         )
     if loss.grad_fn is None:
         raise _ignores_model("the loss has no gradient function")
@@ -151,11 +137,9 @@ def _has_gradient(compute: Callable[[], Loss], parameters: list[nn.Parameter]) -
 
 
 def _ignores_model(found: str) -> TaskError:
-    return TaskError(
-        describe(
-            "loss",
-            expected="a value that depends on the model's parameters",
-            found=found,
-            fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
-        )
+    return TaskError.of(
+        "loss",
+        expected="a value that depends on the model's parameters",
+        found=found,
+        fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
     )

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -154,19 +153,12 @@ class DigitViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
-    def tokens(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """One vector per patch, (n, tokens, width); patches marked in `hidden` (n, tokens) are blanked."""
+    def forward(self, images: Tensor) -> Tensor:
         pixels = images.to(self.position.dtype)
         if images.dtype == torch.uint8:
             pixels = pixels / 255
         x = self.patches(2 * pixels - 1).flatten(2).transpose(1, 2)  # (n, tokens, width)
-        if hidden is not None:
-            x = x.masked_fill(hidden.unsqueeze(-1), 0.0)
-        seen: Tensor = self.norm(self.blocks(x + self.position))
-        return seen
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.tokens(images).mean(dim=1))
+        logits: Tensor = self.head(self.norm(self.blocks(x + self.position)).mean(dim=1))
         return logits
 
 
@@ -211,20 +203,6 @@ def cluster(images: Tensor, count: int, seed: int) -> Tensor:
 # The pool ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DemoPool:
-    """Where the pool is and what it was made from."""
-
-    pool: Path  # folder of the ingredients
-    pretrained: Path
-    records: tuple[TrialRecord, ...]
-    seed: int
-
-    def task(self) -> Task:
-        """The task the ingredients were made for: a live model, data to fit on, data for the report."""
-        return Task(DigitViT(), digits("fit", self.seed), digits("report", self.seed))
-
-
 def make_demo_pool(
     folder: str | Path,
     *,
@@ -232,7 +210,7 @@ def make_demo_pool(
     trials: int = TRIALS,
     processes: int | None = None,
     listen: Listener = ignore,
-) -> DemoPool:
+) -> list[TrialRecord]:
     """Pre-train once and fine-tune `trials` ingredients into `folder/pool`; continues where a killed one was.
 
     Two processes share the trials, unless there is one processor or `processes=1`; the result is the same.
@@ -252,8 +230,7 @@ def make_demo_pool(
         load_weights(model, _pretrained(folder, seed, listen))
         data = digits("train", seed), digits("fit", seed)
         with _second_process(folder, seed, trials) if second else contextlib.nullcontext():
-            records = finetune(model, *data, folder / POOL, plan, listen=listen)
-    return DemoPool(folder / POOL, folder / PRETRAINED, tuple(records), seed)
+            return finetune(model, *data, folder / POOL, plan, listen=listen)
 
 
 @contextlib.contextmanager

@@ -86,12 +86,12 @@ class Trial:
     seed: int = 0  # of data order, dropout and augmentation
 
     def __post_init__(self) -> None:
-        _at_least(self, "lr", 0, above=True)
-        _at_least(self, "weight_decay", 0)
-        _at_least(self, "epochs", 0, above=True)
-        _at_least(self, "seed", 0)
-        _between(self, "label_smoothing", 0, 1, open_end=True)
-        _between(self, "augmentation", 0, 1)
+        _require(self, "lr", 0, above=True)
+        _require(self, "weight_decay", 0)
+        _require(self, "epochs", 0, above=True)
+        _require(self, "seed", 0)
+        _require(self, "label_smoothing", 0, 1)
+        _require(self, "augmentation", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Augmentation:
     mask_id: int | None = None  # token put where one is dropped; None: another token of the batch
 
     def __post_init__(self) -> None:
-        _at_least(self, "mixup", 0)
+        _require(self, "mixup", 0)
         if self.mask_id is not None:
-            _at_least(self, "mask_id", 0)
+            _require(self, "mask_id", 0)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class Probe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, "epochs", 0, above=True)
-        _at_least(self, "lr", 0, above=True)
-        _at_least(self, "weight_decay", 0)
+        _require(self, "epochs", 0, above=True)
+        _require(self, "lr", 0, above=True)
+        _require(self, "weight_decay", 0)
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class Plan:
             raise _wrong("trials", "at least one trial", "none", "ask for 12 or more")
         if self.optimizer not in ("adamw", "sgd"):
             raise _wrong("optimizer", "'adamw' or 'sgd'", repr(self.optimizer), "use 'adamw'")
-        _at_least(self, "batch_size", 1)
-        _between(self, "warmup", 0, 1, open_end=True)
+        _require(self, "batch_size", 1)
+        _require(self, "warmup", 0, 1)
         if self.clip is not None:
-            _at_least(self, "clip", 0, above=True)
+            _require(self, "clip", 0, above=True)
 
     def as_json(self) -> dict[str, Any]:
         whole = dataclasses.asdict(self)
@@ -192,25 +192,16 @@ def _whole(value: Any) -> int:
     raise _wrong("seed", "a whole number", repr(value), "use 0, 1, 2, ...")
 
 
-def _at_least(owner: Any, name: str, least: float, *, above: bool = False) -> None:
-    value = getattr(owner, name)
-    ok = _is_number(value) and (value > least if above else value >= least) and value < float("inf")
-    if not ok:
-        bound = f"above {least}" if above else f"of at least {least}"
-        raise _wrong(
-            name, f"a number {bound}", repr(value), "correct the value, or the space it is drawn from"
-        )
-
-
-def _between(owner: Any, name: str, low: float, high: float, *, open_end: bool = False) -> None:
-    value = getattr(owner, name)
-    if not (_is_number(value) and low <= value <= high and not (open_end and value == high)):
-        bounds = f"a number from {low} to {'below ' if open_end else ''}{high}"
-        raise _wrong(name, bounds, repr(value), "correct the value, or the space it is drawn from")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _require(owner: Any, name: str, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """From `low`, or with `above` above it, to `high`; infinity is no value, and shares end below 1."""
+    value, share = getattr(owner, name), name in ("label_smoothing", "warmup")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        enough = value > low if above else value >= low
+        if enough and (value < high if share or high == math.inf else value <= high):
+            return
+    bounds = f"from {low} to {'below ' if share else ''}{high}" if high < math.inf else f"of at least {low}"
+    expected = f"a number {f'above {low}' if above else bounds}"
+    raise _wrong(name, expected, repr(value), "correct the value, or the space it is drawn from")
 
 
 def _unknown(name: str) -> MethodError:

@@ -21,8 +21,8 @@ from stockpot.errors import LearningError, MethodError, TaskError, describe
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data, Metric, Task
 from stockpot.task.loss import LossFunction
-from stockpot.task.metrics import MetricFunction
 from stockpot.task.normalisation import modes_restored
+from stockpot.task.scores import MetricFunction
 from stockpot.zoo.augment import check_mixup
 from stockpot.zoo.folder import (
     INTERVAL,

@@ -27,15 +27,11 @@ class Line:
 
 def curves(run: Run) -> Picture | None:
     found = {
-        m.name: (_lines(m.curves("fit"), ends), _lines(m.curves("held_out"), ends), ends)
+        m.name: (_lines(m.result["curves"]["fit"], ends), _lines(m.result["curves"]["held_out"], ends), ends)
         for m in run.methods
-        for ends in [_block_ends([*m.curves("fit"), *m.curves("held_out")])]
+        for ends in [_block_ends([*m.result["curves"]["fit"], *m.result["curves"]["held_out"]])]
     }
-    found = {
-        name: panel
-        for name, panel in found.items()
-        if any(_finite(line) for part in panel[:2] for line in part)
-    }
+    found = {name: panel for name, panel in found.items() if any(_finite(line) for part in panel[:2] for line in part)}
     if not found:
         return None
     held = any(panel[1] for panel in found.values())
@@ -43,9 +39,7 @@ def curves(run: Run) -> Picture | None:
 
     def paint(width: int) -> Figure:
         wide = width > 500
-        across = min(
-            len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2
-        )
+        across = min(len(found), (3 if len(found) in (3, 5, 6) else 4) if wide else 1 if len(found) < 3 else 2)
         down = -(-len(found) // across)
         fig = drawing.figure(width, 40 + down * (250 if len(found) == 1 else 165))
         grid = fig.subplots(down, across, squeeze=False, sharey=True)
@@ -102,8 +96,8 @@ def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
     """Where each block begins on the common axis: steps count from one again in every block."""
     last: dict[int, float] = {}
     for part in parts:
-        block = int(part.get("block") or 0)
-        last[block] = max([last.get(block, 0.0), *map(float, part.get("x") or [])])
+        block = part["block"]
+        last[block] = max([last.get(block, 0.0), *part["x"]])
     ends = [0.0]
     for block in range(max(last, default=-1) + 1):
         ends.append(ends[-1] + last.get(block, 0.0))
@@ -112,11 +106,11 @@ def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _lines(parts: Sequence[Mapping[str, Any]], ends: list[float]) -> list[Line]:
     folds: dict[int, list[tuple[float, float]]] = {}
-    for part in sorted(parts, key=lambda p: int(p.get("block") or 0)):
-        start = ends[int(part.get("block") or 0)]
-        losses = [np.nan if loss is None else float(loss) for loss in part.get("loss") or []]
-        points = zip((start + float(x) for x in part.get("x") or []), losses, strict=False)
-        folds.setdefault(int(part.get("fold") or 0), []).extend(points)
+    for part in sorted(parts, key=lambda p: p["block"]):
+        start = ends[part["block"]]
+        losses = [np.nan if loss is None else float(loss) for loss in part["loss"]]
+        points = zip((start + float(x) for x in part["x"]), losses, strict=False)
+        folds.setdefault(part["fold"], []).extend(points)
     return [
         Line(np.array([x for x, _ in points]), np.array([y if np.isfinite(y) else np.nan for _, y in points]))
         for _, points in sorted(folds.items())
@@ -162,8 +156,6 @@ def _caption(held: bool, found: Mapping[str, tuple[list[Line], list[Line], list[
         text += " There is no held-out data in these methods, so the last point was kept."
     if any(len(panel[2]) > 2 for panel in found.values()):
         text += " Dotted lines are where the next block of ingredients was loaded."
-    if any(
-        not np.isfinite(line.loss).all() for panel in found.values() for part in panel[:2] for line in part
-    ):
+    if any(not np.isfinite(line.loss).all() for panel in found.values() for part in panel[:2] for line in part):
         text += " Gaps are steps whose loss was not a finite number."
     return text

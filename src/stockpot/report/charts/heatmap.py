@@ -119,9 +119,7 @@ def nice(limit: float) -> float:
     if not np.isfinite(limit) or limit <= 0:
         return 1.0
     power = 10.0 ** np.floor(np.log10(limit))
-    return float(
-        next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= limit * 0.999)
-    )
+    return float(next(step * power for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * power >= limit * 0.999))
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[float, float, float, float]]:
@@ -129,7 +127,5 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[float, float, float, float]]:
     found: list[tuple[float, float, float, float]] = []
     for y, row in enumerate(mask):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(np.int8), [0]])))
-        found += [
-            (float(a), float(y), float(b - a), 1.0) for a, b in zip(edges[::2], edges[1::2], strict=True)
-        ]
+        found += [(float(a), float(y), float(b - a), 1.0) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     return found

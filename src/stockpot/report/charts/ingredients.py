@@ -84,10 +84,7 @@ def score_against_weight(run: Run, method: Method) -> Picture | None:
         return fig
 
     return picture(
-        "ingredients",
-        alt,
-        _weight_caption(method, pearson, bool((weight < 0).any()), int(known.sum())),
-        paint,
+        "ingredients", alt, _weight_caption(method, pearson, bool((weight < 0).any()), int(known.sum())), paint
     )
 
 
@@ -99,9 +96,7 @@ def _apart(named: list[int], score: Numbers, weight: Numbers, room: list[float])
     x = (score - np.nanmin(score)) / (np.nanmax(score) - np.nanmin(score) or 1.0)  # (K,) from 0 to 1
     y = (weight - weight.min()) / (np.ptp(weight) or 1.0)
     placed: list[tuple[int, bool]] = []
-    taken: list[tuple[float, float, float]] = [
-        (x[k], x[k], y[k]) for k in range(len(x))
-    ]  # from, to, at which height
+    taken: list[tuple[float, float, float]] = [(x[k], x[k], y[k]) for k in range(len(x))]  # from, to, at which height
     for k in named:
         others = [span for j, span in enumerate(taken) if j != k]
         for left in (True, False) if x[k] > 0.5 else (False, True):
@@ -153,9 +148,7 @@ def distances(run: Run) -> Picture | None:
     pairs = pairs[np.ix_(order, order)]
     names = [run.names[k] for k in order]
     odd = order.index(run.outlier) if run.outlier in order else None
-    others = [
-        i for i in range(shown) if i != odd
-    ]  # an outlier must not make all other distances look the same
+    others = [i for i in range(shown) if i != odd]  # an outlier must not make all other distances look the same
     limit = heatmap.nice(float(np.nanmax(pairs[np.ix_(others, others)])))
     alt = f"Pairwise distances of {K} ingredients, up to {np.nanmax(pairs):.3g}. {_outlier_sentence(run)}"
     caption = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stockpot.report import words
 from stockpot.report.charts import drawing
 from stockpot.report.charts.drawing import COLOURS, Picture, picture
 from stockpot.report.reading import Run, Score
 from stockpot.report.tables import DATA, Row
 
 if TYPE_CHECKING:
-    from stockpot.report.charts.drawing import Axes, Figure
+    from stockpot.report.charts.drawing import Figure
 
 
 def comparison(rows: list[Row]) -> Picture | None:
@@ -29,9 +28,7 @@ def comparison(rows: list[Row]) -> Picture | None:
         axes = fig.add_subplot()
         baseline = next((row.score.value for row in shown if row.baseline and row.score), None)
         if baseline is not None and len(shown) > 1:
-            axes.axvline(
-                metric.scale * baseline, color=COLOURS["outside"], linewidth=1, linestyle=(0, (4, 3))
-            )
+            axes.axvline(metric.scale * baseline, color=COLOURS["outside"], linewidth=1, linestyle=(0, (4, 3)))
         for y, row in enumerate(shown):
             assert row.score is not None
             mean, low, high = (metric.scale * v for v in (row.score.value, row.score.low, row.score.high))
@@ -75,13 +72,9 @@ def comparison(rows: list[Row]) -> Picture | None:
 def _comparison_caption(rows: list[Row], best: Row) -> str:
     parts = ["Each dot is one method; its bar is the 95 % confidence interval of the score."]
     if any(row.baseline for row in rows) and len(rows) > 1:
-        parts.append(
-            "The dashed line is the best single model: dots to its right are better than what you had."
-        )
+        parts.append("The dashed line is the best single model: dots to its right are better than what you had.")
     if any(row.recommended for row in rows) and len(rows) > 1:
-        parts.append(
-            "The recommended soup is the bold one; it was chosen without looking at the report data."
-        )
+        parts.append("The recommended soup is the bold one; it was chosen without looking at the report data.")
         chosen = next(row for row in rows if row.recommended)
         if chosen is not best and best.score and chosen.score and chosen.score.value < best.score.value:
             parts.append(f"On this data {best.method} happens to score highest.")
@@ -94,71 +87,13 @@ def _comparison_caption(rows: list[Row], best: Row) -> str:
     return " ".join(parts)
 
 
-def cost(rows: list[Row]) -> Picture | None:
-    if not rows or all(row.seconds is None for row in rows):
-        return None
-    device = any(row.peak_device for row in rows)
-    slowest = max(rows, key=lambda row: row.seconds or 0)
-    alt = f"Seconds and peak memory of {len(rows)} methods; the slowest is {slowest.method}: {slowest.cells()[4]}."
-    where = (
-        "of the accelerator"
-        if device
-        else "of the process, without the checkpoint files the system keeps cached"
-    )
-    caption = (
-        f"Wall-clock time to find the mixing weights, and the peak memory {where}."
-        " Scoring the ingredients is counted for every method that needs it."
-        " Serving a soup costs the same as serving one model, whatever it took to cook."
-    )
-    panels = [("time", [row.seconds or 0.0 for row in rows], [words.seconds(row.seconds) for row in rows])]
-    memory = [float(row.peak_device if device else row.peak_host) for row in rows]
-    if any(memory):
-        panels.append(("peak memory", memory, [words.size(value) for value in memory]))
-
-    def paint(width: int) -> Figure:
-        wide = width > 500
-        across = len(panels) if wide else 1
-        down = len(panels) // across
-        fig = drawing.figure(width, down * (34 + 23 * len(rows)))
-        grid = fig.subplots(down, across, squeeze=False, sharey=wide)
-        for axes, (title, values, texts) in zip(grid.flat, panels, strict=True):
-            _bars(axes, rows, title, values, texts)
-        return fig
-
-    return picture("cost", alt, caption, paint)
-
-
-def _bars(axes: Axes, rows: list[Row], title: str, values: list[float], texts: list[str]) -> None:
-    top = max(values) or 1.0
-    for y, (row, value, text) in enumerate(zip(rows, values, texts, strict=True)):
-        drawing.patches(
-            axes, [(0, y - 0.32, value / top, 0.64)], COLOURS["accent" if row.recommended else "quiet"]
-        )
-        axes.annotate(
-            text,
-            (value / top, y),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=COLOURS["fg"],
-        )
-    axes.set_xlim(0, 1.32)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xticks([])
-    axes.set_yticks(range(len(rows)), [row.method for row in rows], color=COLOURS["fg"])
-    axes.spines["bottom"].set_visible(False)
-    axes.set_title(title, color=COLOURS["muted"])
-
-
 MARKERS = "osD^vPX"  # shapes too: colour alone must not carry the meaning
 
 
 def growth(run: Run) -> Picture | None:
     lines: dict[str, list[tuple[int, Score]]] = {}
     for name, points in (run.results.get("growth") or {}).items():
-        read = [
-            (int(p["models"]), score) for p in points if (score := Score.read(p.get("report"))) is not None
-        ]
+        read = [(int(p["models"]), score) for p in points if (score := Score.read(p.get("report"))) is not None]
         if read:
             lines[str(name)] = sorted(read, key=lambda point: point[0])
     if not lines or max(len(points) for points in lines.values()) < 2:

@@ -19,18 +19,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from stockpot.errors import DataError, describe
+from stockpot.errors import DataError
 from stockpot.events import Listener, progress
 from stockpot.task.batches import leaves, map_tensors
-from stockpot.task.store import (
-    Builder,
-    Columns,
-    Samples,
-    UnevenError,
-    as_tensors,
-    batch_length,
-    sample_nbytes,
-)
+from stockpot.task.store import Builder, Columns, Samples, UnevenError, as_tensors, batch_length, sample_nbytes
 
 CHUNK = 64  # samples decoded at a time
 PROBE = 8  # samples on which a collate_fn shows whether it treats each sample by itself
@@ -48,14 +40,12 @@ class Budget:
         """Refuse more than the limit; an uncertain estimate must be out by more than the factor `slack`."""
         if nbytes + self.used > self.limit * slack:
             others = f" ({_size(self.used)} of it in use by other data)" if self.used else ""
-            raise DataError(
-                describe(
-                    self.name,
-                    expected=f"at most {_size(self.limit)} in memory{others}",
-                    found=f"{'about ' if estimated else ''}{_size(nbytes)}",
-                    fix="raise memory_limit (bytes), give fewer samples, or keep images as uint8 "
-                    "and convert inside the model",
-                )
+            raise DataError.of(
+                self.name,
+                expected=f"at most {_size(self.limit)} in memory{others}",
+                found=f"{'about ' if estimated else ''}{_size(nbytes)}",
+                fix="raise memory_limit (bytes), give fewer samples, or keep images as uint8 "
+                "and convert inside the model",
             )
 
 
@@ -75,13 +65,11 @@ def read(source: Any, budget: Budget, *, workers: int, listen: Listener) -> Colu
         torch.default_generator.manual_seed(0)  # not torch.manual_seed, which also reseeds accelerators
         store = _dispatch(source, budget, workers, listen)
     if store.size == 0:
-        raise DataError(
-            describe(
-                budget.name,
-                expected="at least one sample",
-                found="none",
-                fix="check the path, split or filter that produced it (an iterator can be read only once)",
-            )
+        raise DataError.of(
+            budget.name,
+            expected="at least one sample",
+            found="none",
+            fix="check the path, split or filter that produced it (an iterator can be read only once)",
         )
     return store
 
@@ -103,22 +91,16 @@ def _dispatch(source: Any, budget: Budget, workers: int, listen: Listener) -> Co
         return _dataset(source, range(len(source)), default_collate, budget, {"num_workers": workers}, listen)
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
         return _batches(source, budget, listen)
-    raise DataError(
-        describe(
-            budget.name,
-            expected="tensors, a Dataset, a DataLoader, or an iterable of batches",
-            found=f"{type(source).__name__}",
-            fix="for example (inputs, labels) as two tensors",
-        )
+    raise DataError.of(
+        budget.name,
+        expected="tensors, a Dataset, a DataLoader, or an iterable of batches",
+        found=f"{type(source).__name__}",
+        fix="for example (inputs, labels) as two tensors",
     )
 
 
 def _is_list_of_arrays(source: Any) -> bool:
-    return (
-        isinstance(source, list)
-        and bool(source)
-        and all(isinstance(part, (Tensor, np.ndarray)) for part in source)
-    )
+    return isinstance(source, list) and bool(source) and all(isinstance(part, (Tensor, np.ndarray)) for part in source)
 
 
 def _is_batch(tree: Any) -> bool:
@@ -161,14 +143,11 @@ def _length(source: Iterable[Any]) -> int | None:
 
 
 def _uneven(uneven: UnevenError, budget: Budget, which: str) -> DataError:
-    return DataError(
-        describe(
-            f"{budget.name}, {uneven.where}",
-            expected=f"{uneven.expected} as in the first batch",
-            found=f"{uneven.found} in {which}",
-            fix="pad all samples to one length, or give a DataLoader over a map-style Dataset "
-            "with a collate_fn that pads",
-        )
+    return DataError.of(
+        f"{budget.name}, {uneven.where}",
+        expected=f"{uneven.expected} as in the first batch",
+        found=f"{uneven.found} in {which}",
+        fix="pad all samples to one length, or give a DataLoader over a map-style Dataset with a collate_fn that pads",
     )
 
 
@@ -180,11 +159,7 @@ def _loader(loader: DataLoader[Any], budget: Budget, workers: int, listen: Liste
     if loader.batch_sampler is None:  # automatic batching is off: each item of the dataset is a batch
         items = cast(Any, dataset)
         return _batches((loader.collate_fn(items[index]) for index in indices), budget, listen)
-    if (
-        isinstance(dataset, TensorDataset)
-        and loader.collate_fn is default_collate
-        and isinstance(indices, range)
-    ):
+    if isinstance(dataset, TensorDataset) and loader.collate_fn is default_collate and isinstance(indices, range):
         return _columns(dataset.tensors, budget)
     options = {
         "num_workers": workers or loader.num_workers,
@@ -207,13 +182,11 @@ def _indices(loader: DataLoader[Any], budget: Budget) -> Sequence[int]:
     else:
         visited = list(sampler)
     if len(set(visited)) < len(visited):
-        raise DataError(
-            describe(
-                f"{budget.name}, sampler {type(sampler).__name__}",
-                expected="each sample at most once",
-                found=f"{len(visited) - len(set(visited))} repeated",
-                fix="give a DataLoader without that sampler; stockpot shuffles by itself",
-            )
+        raise DataError.of(
+            f"{budget.name}, sampler {type(sampler).__name__}",
+            expected="each sample at most once",
+            found=f"{len(visited) - len(set(visited))} repeated",
+            fix="give a DataLoader without that sampler; stockpot shuffles by itself",
         )
     return sorted(visited)
 
@@ -232,12 +205,7 @@ def _dataset(
 
     def chunks(finish: Callable[[list[Any]], Any]) -> Iterator[Any]:
         reader = DataLoader(
-            dataset,
-            batch_size=CHUNK,
-            sampler=indices,
-            collate_fn=finish,
-            generator=torch.Generator(),
-            **options,
+            dataset, batch_size=CHUNK, sampler=indices, collate_fn=finish, generator=torch.Generator(), **options
         )
         for count, chunk in enumerate(reader, start=1):
             yield chunk
@@ -271,9 +239,7 @@ def _dataset(
 def _is_rowwise(collate: Callable[[list[Any]], Any], samples: list[Any]) -> bool:
     """Whether a batch is its samples stacked, so that collating once is the same as collating each time."""
     half = (len(samples) + 1) // 2
-    parts = [
-        list(leaves(as_tensors(collate(part)))) for part in (samples, samples[:half], samples[half:]) if part
-    ]
+    parts = [list(leaves(as_tensors(collate(part)))) for part in (samples, samples[:half], samples[half:]) if part]
     if not all(isinstance(leaf, Tensor) and leaf.ndim for part in parts for _, leaf in part):
         return False
     whole, pieces = parts[0], parts[1:]
@@ -298,14 +264,11 @@ class _Stack:
         try:
             return default_collate(samples)
         except (RuntimeError, TypeError) as error:
-            raise DataError(
-                describe(
-                    self.name,
-                    expected="samples of tensors and numbers with equal shapes",
-                    found=f"samples that do not stack ({error})",
-                    fix="convert them to tensors and pad them to one length, or give a DataLoader "
-                    "with a collate_fn",
-                )
+            raise DataError.of(
+                self.name,
+                expected="samples of tensors and numbers with equal shapes",
+                found=f"samples that do not stack ({error})",
+                fix="convert them to tensors and pad them to one length, or give a DataLoader with a collate_fn",
             ) from error
 
 

@@ -1,0 +1,128 @@
+"""A soup is recommended for what it did on data it was not fitted on, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stockpot.run.record import MethodRecord
+from stockpot.run.verdict import compared_on, differences, held_out, recommended, verdict
+from stockpot.task import METRICS
+
+ACCURACY = METRICS["accuracy"]
+
+
+def score(table: Any, loss: float | None = 0.5) -> dict[str, Any]:
+    value = float(np.mean(table))
+    return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": len(table), "loss": loss}
+
+
+def record(name: str, used: int = 3, guard: dict[str, Any] | None = None, **right: int) -> MethodRecord:
+    """A method that got so many of 100 samples right, by kind of data."""
+    tables = {kind: np.array([[1.0]] * n + [[0.0]] * (100 - n)) for kind, n in right.items()}
+    scores = {kind: score(tables[kind]) if kind in tables else None for kind in ("fit", "held_out", "report")}
+    W = None if name == "ensemble" else np.full((4, 1), 0.25)
+    result = {"method": name, "models_used": used, "guard": guard, **scores}
+    return MethodRecord(name, Path(name), result, W, tables)
+
+
+def records(*found: MethodRecord) -> dict[str, MethodRecord]:
+    return {one.name: one for one in found}
+
+
+def guard(**values: float | None) -> dict[str, Any]:
+    ends = {name: [None, None] if v is None else [v - 0.1, v + 0.1] for name, v in values.items()}
+    return {"held_out": dict(values), "intervals": ends, "over_learned": {}, "winner": "learned"}
+
+
+def test_fitting_scores_recommend_nothing() -> None:
+    """Before, hl+ was recommended on every zoo for the highest score on the data it was fitted on."""
+    found = records(record("best", fit=80, report=80), record("hl+", fit=99, report=70))
+    assert recommended(held_out(found)) is None
+    text = verdict(found, None, ACCURACY, 4)
+    assert text.startswith("No method is recommended: none of them was scored on samples that it was not fitted on")
+    assert "crossfit" in text
+
+
+def test_the_guard_speaks_for_the_simple_methods() -> None:
+    """Before, crossfit was recommended wherever it ran."""
+    judged = guard(learned=0.85, best=0.8, uniform=0.6, greedy=0.9)
+    found = records(
+        record("best", fit=80), record("uniform", fit=70), record("greedy", fit=85), record("hl+", fit=99),
+        record("crossfit", fit=90, held_out=85, guard=judged),
+    )  # fmt: skip
+    evidence = held_out(found)
+    assert {name: one["value"] for name, one in evidence.items()} == {
+        "best": 0.8, "uniform": 0.6, "greedy": 0.9, "crossfit": 0.85,
+    }  # fmt: skip
+    assert recommended(evidence) == "greedy"
+
+
+def test_what_the_guard_calls_learned_is_not_the_method_of_that_name() -> None:
+    found = records(
+        record("learned", fit=99), record("crossfit", fit=90, held_out=85, guard=guard(learned=0.85, best=0.8))
+    )
+    assert set(held_out(found)) == {"crossfit"}
+
+
+def test_every_method_with_folds_has_a_say_and_the_ensemble_has_none() -> None:
+    found = records(
+        record("ensemble", fit=99, held_out=99),
+        record("mehl+", fit=80, held_out=88),
+        record("crossfit", fit=90, held_out=85, guard=guard(learned=0.85)),
+    )
+    assert recommended(held_out(found)) == "mehl+"
+
+
+def test_of_equals_the_one_that_mixes_more_and_of_nan_nothing() -> None:
+    found = records(record("best", fit=8), record("crossfit", fit=9, held_out=80, guard=guard(learned=0.8, best=0.8)))
+    assert recommended(held_out(found)) == "crossfit"
+    nothing = records(record("best", fit=8), record("hl", fit=9, guard=guard(best=None)))
+    assert recommended(held_out(nothing)) is None
+
+
+def test_scores_on_different_data_are_not_compared() -> None:
+    assert compared_on({}) is None
+    some = records(record("best", fit=80, report=70), record("hl+", fit=90))
+    assert compared_on(some) == "fit"
+    every = records(record("best", fit=80, report=70), record("hl+", fit=90, report=75))
+    assert compared_on(every) == "report"
+    assert differences(every, "report", ACCURACY)["hl+"][0] == pytest.approx(0.05)
+    assert differences(records(record("hl+", fit=90)), "fit", ACCURACY) == {}  # nothing to compare with
+
+
+@pytest.mark.parametrize(
+    ("best", "mine", "said"),
+    [
+        (50, 90, r"The gain of \+40\.00 points is beyond chance \(95 % interval \+.* to \+.*\)\."),
+        (90, 50, r"The loss of -40\.00 points is beyond chance \(.*\): take the best single model\."),
+        (50, 50, r"There is no difference on this data \(95 % interval"),
+        (50, 51, r"The difference of \+1\.00 points is within chance on this much data \("),
+    ],
+)
+def test_the_sentence_says_what_the_difference_is_worth(best: int, mine: int, said: str) -> None:
+    import re
+
+    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", ACCURACY, 4)
+    assert text.startswith(f"hl+ mixes 3 of 4 models into one that scores {mine}.00 % (95 % interval ")
+    assert "on data nothing was chosen on; the best single model scores" in text
+    assert re.search(said, text)
+
+
+def test_the_sentence_for_a_single_model_an_ensemble_and_no_report_data() -> None:
+    found = records(record("greedy", used=1, fit=80), record("ensemble", used=4, fit=70))
+    text = verdict(found, "greedy", ACCURACY, 4)
+    assert text.startswith("greedy keeps a single model of the 4, which scores 80.00 %")
+    assert text.endswith("mixing did not do better here.")
+    assert "the data it was fitted on (no report data was given)" in text
+    assert verdict(found, "ensemble", ACCURACY, 4).startswith("the ensemble of 4 models scores 70.00 %")
+
+
+def test_a_metric_that_is_no_share_is_not_shown_in_percent() -> None:
+    found = records(record("best", fit=50), record("hl+", fit=90))
+    text = verdict(found, "hl+", METRICS["loss"], 4)
+    assert "points" not in text
+    assert "%" not in text.replace("95 % interval", "")
