@@ -89,7 +89,7 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
             assert event.data == {"decisions": len(METHODS), "samples": 40}
             store.deadly = False
 
-    results = compare(pool, task, listen=listen, steps=3)
+    results = compare(pool, task, listen=listen, each={"crossfit": {"steps": 3}}, steps=3)
     assert kinds.count("unsealed") == 1
     assert kinds.count("cooked") == len(METHODS)
     assert "cooked" not in kinds[kinds.index("unsealed") :]
@@ -99,7 +99,6 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
 def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
     pool, task, store = poisoned(tmp_path / "pool")
     run = tmp_path / "run"
-    settings = {name: settings_for(name, **BRIEF) for name in METHODS}
 
     def listen(event: Event) -> None:
         if event.kind == "unsealed":
@@ -118,9 +117,10 @@ def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
         finally:
             store.deadly = True
 
-    with pytest.MonkeyPatch.context() as patch, RunDirectory.create(run, Identity("compare", "toy")) as place:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, "report_fingerprint", hashed)
-        run_job(place, Job(pool, task, settings, growth=True), listen)
+        each = {"crossfit": BRIEF}
+        compare(pool, task, run=run, growth=True, listen=listen, each=each, **BRIEF)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events].count("unsealed") == 1
     last_decision = max(i for i, event in enumerate(events) if event["kind"] == "cooked")
@@ -164,7 +164,7 @@ def test_the_same_question_again_is_no_new_decision(tmp_path: Path) -> None:
         again = cook(pool, task, method, **BRIEF)
         assert again.report is not None
         assert first[method].report is not None
-        assert torch.equal(again.report.values, first[method].report.values)  # type: ignore[union-attr]
+        assert torch.equal(again.report.table, first[method].report.table)  # type: ignore[union-attr]
 
 
 def test_without_report_data_a_task_serves_for_ever(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_without_report_data_a_task_serves_for_ever(tmp_path: Path) -> None:
 def test_weights_of_a_file_are_one_decision(tmp_path: Path) -> None:
     pool, task = reporting(tmp_path)
     scores = report_weights(task)
-    assert torch.equal(report_weights(task).values, scores.values)
+    assert torch.equal(report_weights(task).table, scores.table)
     with torch.no_grad():
         next(task.model.parameters()).add_(1.0)
     with pytest.raises(TaskError, match="a new decision"):
