@@ -69,9 +69,7 @@ def test_learning_uses_batch_statistics_and_no_dropout_and_leaves_modes_alone(tm
     model = task.model.eval()
     model[1].train()  # type: ignore[index]
     with torch.no_grad():
-        assert float(torch.nn.functional.cross_entropy(model(batch[0]), batch[1])) == pytest.approx(
-            first, rel=1e-5
-        )
+        assert float(torch.nn.functional.cross_entropy(model(batch[0]), batch[1])) == pytest.approx(first, rel=1e-5)
 
 
 def test_a_pool_without_counters_is_cooked_all_the_same(tmp_path: Path) -> None:
