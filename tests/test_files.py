@@ -57,12 +57,8 @@ def test_a_failing_write_leaves_the_old_content_and_nothing_else(
         patch.setattr(moment, full)
         with pytest.raises(WriteError) as caught:
             write(path)
-    assert f"{path}: expected room and permission to write, found No space left on device" in str(
-        caught.value
-    )
-    assert "Fix: free some space or choose another place; what was there before is unchanged" in str(
-        caught.value
-    )
+    assert f"{path}: expected room and permission to write, found No space left on device" in str(caught.value)
+    assert "Fix: free some space or choose another place; what was there before is unchanged" in str(caught.value)
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("file", b"old")]
     write(path)
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("file", b"new")]
@@ -123,10 +119,7 @@ def test_errors_about_other_files_are_left_alone(tmp_path: Path) -> None:
         with files.writing(tmp_path / "out" / "file"):
             raise error
 
-    for error in (
-        FileNotFoundError(2, "No such file", str(tmp_path / "in")),
-        BrokenPipeError(32, "Broken pipe"),
-    ):
+    for error in (FileNotFoundError(2, "No such file", str(tmp_path / "in")), BrokenPipeError(32, "Broken pipe")):
         with pytest.raises(type(error)) as caught:
             reading(error)
         assert caught.value is error
@@ -226,9 +219,7 @@ def test_directories_are_made_with_what_they_lie_in(tmp_path: Path, monkeypatch:
     # Another process may make it between the look and the making.
     wanted = tmp_path / "a" / "b" / "c"
     real, looks = Path.is_dir, [True]
-    monkeypatch.setattr(
-        Path, "is_dir", lambda self: real(self) and not (self == wanted and looks and looks.pop())
-    )
+    monkeypatch.setattr(Path, "is_dir", lambda self: real(self) and not (self == wanted and looks and looks.pop()))
     files.make_directory(wanted)
     assert not looks
     (tmp_path / "file").touch()
@@ -317,13 +308,7 @@ def test_an_exchange_is_flushed_before_the_old_content_goes(
     (home / "soup" / "old").touch()
     monkeypatch.chdir(home)  # a relative name is one in the current folder
     filled(Path("soup"), "w")
-    assert told == [
-        "flush model",
-        "flush .soup.*.writing",
-        "flush home",
-        "remove .soup.*.writing",
-        "flush home",
-    ]
+    assert told == ["flush model", "flush .soup.*.writing", "flush home", "remove .soup.*.writing", "flush home"]
     assert [path.name for path in (home / "soup").iterdir()] == ["model"]
 
 
@@ -526,10 +511,7 @@ def test_the_root_itself_may_be_a_link(tmp_path: Path, act: str) -> None:
 def test_what_the_user_named_is_read_through_links_when_asked(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "blob")
-    assert (read_bytes(tmp_path / "link", follow=True), read_text(tmp_path / "link", follow=True)) == (
-        b"{}",
-        "{}",
-    )
+    assert (read_bytes(tmp_path / "link", follow=True), read_text(tmp_path / "link", follow=True)) == (b"{}", "{}")
     assert read_json(tmp_path / "link", follow=True) == {}
 
 
@@ -550,9 +532,7 @@ def test_temporary_names_are_unpredictable_and_created_exclusively(
     assert content(outside) == before
 
 
-def test_sweeping_and_clearing_remove_links_and_never_what_they_lead_to(
-    tmp_path: Path, outside: Path
-) -> None:
+def test_sweeping_and_clearing_remove_links_and_never_what_they_lead_to(tmp_path: Path, outside: Path) -> None:
     root = tmp_path / "root"
     (root / "methods" / "deep").mkdir(parents=True)
     for place in (root, root / "methods", root / "methods" / "deep"):
@@ -618,9 +598,7 @@ def test_a_lock_is_for_one_and_says_whose(tmp_path: Path) -> None:
     with Lock(tmp_path):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
         assert not Lock(tmp_path).try_acquire()
-        with pytest.raises(
-            RunError, match=rf"{tmp_path}: expected .* found one in use by process {os.getpid()}"
-        ):
+        with pytest.raises(RunError, match=rf"{tmp_path}: expected .* found one in use by process {os.getpid()}"):
             Lock(tmp_path).acquire()
         other = Lock(tmp_path, "other")
         assert other.try_acquire()

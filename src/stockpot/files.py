@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from stockpot import folders
-from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
+from stockpot.errors import LinkError, RunError, SoupError, WriteError
 from stockpot.folders import check_entries as check_entries  # part of this interface
 from stockpot.folders import check_inside as check_inside
 from stockpot.folders import opened, temporary_name
@@ -100,13 +100,11 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
         with opened(path.parent, root) as folder:
             folder.recover(path.name)
             if folder.status(path.name) is not None and not overwrite:
-                raise SoupError(
-                    describe(
-                        str(path),
-                        expected="a new directory",
-                        found="something that already exists",
-                        fix="choose another path, or pass overwrite=True",
-                    )
+                raise SoupError.of(
+                    str(path),
+                    expected="a new directory",
+                    found="something that already exists",
+                    fix="choose another path, or pass overwrite=True",
                 )
             temporary = folder.make_temporary(path.name)
         place = path.parent / temporary
@@ -199,7 +197,7 @@ def _no_room(path: Path, found: str, number: int | None) -> WriteError:
 
 
 def _refused(path: Path, expected: str, found: str, fix: str) -> WriteError:
-    return WriteError(describe(str(path), expected=expected, found=found, fix=fix))
+    return WriteError.of(str(path), expected=expected, found=found, fix=fix)
 
 
 def _readable(folder: Path) -> int:
@@ -214,9 +212,7 @@ def _finish(path: Path, mode: int) -> None:
         sync_directory(path)
     else:
         path.chmod(mode)
-        _flush(
-            path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR
-        )  # Windows flushes only what is writable
+        _flush(path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR)  # Windows flushes only what is writable
 
 
 def sync_directory(path: Path) -> None:
@@ -329,13 +325,11 @@ class Lock:
         """Ours alone, or an error that says whose it is."""
         holder = self._take()
         if holder is not None:
-            raise RunError(
-                describe(
-                    str(self._path.parent),
-                    expected="a directory that no other process works in",
-                    found=f"one in use by process {holder}" if holder else "one in use by another process",
-                    fix="wait until that one has finished, or choose another directory",
-                )
+            raise RunError.of(
+                str(self._path.parent),
+                expected="a directory that no other process works in",
+                found=f"one in use by process {holder}" if holder else "one in use by another process",
+                fix="wait until that one has finished, or choose another directory",
             )
 
     def try_acquire(self) -> bool:
