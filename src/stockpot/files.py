@@ -60,8 +60,17 @@ def write_bytes(path: Path, data: bytes, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, value: Any, root: Path | None = None) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), root)
+    write_bytes(path, (json_text(value, 2) + "\n").encode(), root)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """As people read it; escaped where a name (of a file that is no UTF-8) holds what cannot be encoded."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent, allow_nan=False)
+    return text
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -501,6 +502,17 @@ def test_no_link_in_a_run_directory_is_followed(tmp_path: Path, name: str, stage
             cooked(overwrite=overwrite)
         assert sorted((str(p), p.read_bytes() if p.is_file() else b"") for p in outside.rglob("*")) == before
         assert not (outside / "nothing").exists()
+
+
+def test_what_is_no_text_can_be_recorded(tmp_path: Path) -> None:
+    """Arguments and file names may hold any bytes; Python has lone surrogates for those that are no UTF-8."""
+    pool, task = toy(tmp_path, 2)
+    facts = RecipeFacts("\udcff", "compare", ("stockpot", os.fsdecode(b"\xff")))
+    run = tmp_path / "run"
+    compare(pool, task, ["best"], run=run, recipe=facts, listen=ignore)
+    assert value_of(run, "run.json")["command"] == ["stockpot", "\udcff"]
+    assert read_run(run).about["command"] == ["stockpot", "\ufffd"]
+    assert compare(pool, again(), ["best"], run=run, recipe=facts).reused == ("best",)
 
 
 def test_settings_are_noted_as_they_were_used(tmp_path: Path) -> None:

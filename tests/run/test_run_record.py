@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from stockpot import compare
 from stockpot.errors import LinkError, RunError
 from stockpot.run.record import curves, encode, read_ingredient_scores, read_run, trial_settings
-from stockpot.run.shapes import ANY, COUNT, MAYBE, NUMBER, TEXT, check, clean
+from stockpot.run.shapes import ANY, COUNT, MAYBE, NUMBER, TEXT, Row, check, clean
 from stockpot.task import METRICS, Metric, Scores, Task
 from zoo import mlp, samples, zoo
 
@@ -113,7 +113,7 @@ def test_no_pipe_is_waited_for(run: Path, name: str) -> None:
     ("content", "found"),
     [
         (b"", "Expecting value"),
-        (b"\xff\xfe", "invalid start byte"),
+        (b"\xff\xfe", "text that is not UTF-8"),
         (b"[1]", "it is a list instead of an object"),
         (b'{"a": 1, "a": 2}', "the key 'a' appears twice"),
         (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
@@ -223,6 +223,8 @@ def test_names_from_strangers_are_made_harmless(run: Path) -> None:
         ({"a": 1, "b": 2}, {"a": ANY}, "it has an unknown 'b'"),
         ({"x": {"y": "z"}}, {"*": {"*": MAYBE}}, r"x\.y is 'z' instead of null or a number"),
         ("x", (None, [TEXT]), "it is 'x' instead of null or a list"),
+        ([1.0, None], Row(3), "it is a list instead of a list of 3 numbers"),
+        ([1.0, None, "x"], Row(3), r"\[2\] is 'x' instead of null or a number"),
     ],
 )
 def test_the_checker_names_the_place(value: Any, shape: Any, found: str) -> None:

@@ -42,3 +42,14 @@ def test_a_full_disk_costs_nothing_but_time() -> None:
 def test_many_runs_in_one_process_leave_no_handles_threads_or_children() -> None:
     said = tortured("soak", "--runs", "4", "--warm", "2", "--charts", "0")
     assert "\n0 leaks" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Unix does")
+def test_damaged_data_is_refused_or_read() -> None:
+    assert "\n320 damaged data files, seed 7, 0 failures" in tortured("mutated_data", "--count", "320", "--seed", "7")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes links, FIFOs and devices")
+def test_damaged_run_directories_are_refused_or_right() -> None:
+    said = tortured("mutated_runs", "--count", "60", "--seed", "3")
+    assert "60 damaged runs, seed 3, 0 failures" in said

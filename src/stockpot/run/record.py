@@ -184,7 +184,11 @@ def restore_soup(record: MethodRecord, root: Path, pool: Pool) -> Soup | None:
 
     if record.W is None:
         return None
-    return Soup.load(files.check_inside(root, record.folder), ingredients=pool)
+    soup = Soup.load(files.check_inside(root, record.folder), ingredients=pool)
+    with readable(record.folder / WEIGHTS):
+        if not np.array_equal(soup.W.numpy(), record.W):
+            raise ValueError("other mixing weights than in soup.json")
+    return soup
 
 
 def encode(scores: Scores | None) -> dict[str, Any] | None:

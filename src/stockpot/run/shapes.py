@@ -13,6 +13,7 @@ import math
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ ANY = object()
 NUMBER, TEXT, COUNT = float, str, int
 MAYBE = (None, NUMBER)
 
+
+@dataclass(frozen=True)
+class Row:
+    """A list of so many numbers, which may be null."""
+
+    length: int
+
+
+
 SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
 _GREEDY = {
@@ -36,7 +46,7 @@ _GREEDY = {
     "evaluated": COUNT,
 }
 _GUARD = {
-    "held_out": {"*": MAYBE}, "intervals": {"*": [MAYBE]}, "over_learned": {"*": [MAYBE]}, "winner": TEXT,
+    "held_out": {"*": MAYBE}, "intervals": {"*": Row(2)}, "over_learned": {"*": Row(3)}, "winner": TEXT,
 }  # fmt: skip
 RUN_SHAPE = {
     "format": COUNT, "kind": TEXT, "title": TEXT, "created": TEXT, "stockpot": TEXT, "command": [TEXT],
@@ -62,7 +72,7 @@ RESULT_SHAPE = {
 }  # fmt: skip
 RESULTS_SHAPE = {
     "methods": [TEXT], "recommended": (None, TEXT), "verdict": TEXT, "baseline": (None, TEXT),
-    "compared_on": (None, TEXT), "differences": {"*": [MAYBE]},
+    "compared_on": (None, TEXT), "differences": {"*": Row(3)},
     "held_out": {"*": {"value": NUMBER, "low": MAYBE, "high": MAYBE}},
     "growth": (None, {"*": [{"models": COUNT, "report": SCORE}]}), "failed": {"*": TEXT},
 }  # fmt: skip
@@ -91,9 +101,9 @@ def check(value: Any, shape: Any, place: str = "") -> None:
         shape = fitting[0]
     if not _kind_fits(value, shape):
         raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {_named(shape)}")
-    if isinstance(shape, list):
+    if isinstance(shape, (list, Row)):
         for number, item in enumerate(value):
-            check(item, shape[0], f"{place}[{number}]")
+            check(item, shape[0] if isinstance(shape, list) else MAYBE, f"{place}[{number}]")
     elif isinstance(shape, dict):
         names = value if "*" in shape else shape
         lacking = [name for name in names if name not in value]
@@ -123,6 +133,8 @@ def _kind_fits(value: Any, shape: Any) -> bool:
         return isinstance(value, (int, float)) and abs(value) < 1e308  # also refuses NaN
     if shape is COUNT:
         return isinstance(value, int) and 0 <= value < 2**63
+    if isinstance(shape, Row):
+        return isinstance(value, list) and len(value) == shape.length
     return isinstance(value, shape if isinstance(shape, type) else type(shape))
 
 
@@ -130,6 +142,8 @@ def _named(shape: Any) -> str:
     known = {NUMBER: "a number", COUNT: "a count", TEXT: "a text", bool: "true or false", None: "null"}
     if isinstance(shape, tuple):
         return " or ".join(_named(one) for one in shape)
+    if isinstance(shape, Row):
+        return f"a list of {shape.length} numbers"
     if isinstance(shape, (list, dict)):
         return "a list" if isinstance(shape, list) else "an object"
     return known[shape]
@@ -150,6 +164,8 @@ def readable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # libraries that read arrays have errors of their own
         found = " ".join(str(error).split())[:300] or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            found = "text that is not UTF-8"
         raise RunError(
             describe(
                 str(path),

@@ -100,7 +100,7 @@ class Journal:
             return
         line = {"time": round(time.time(), 3), "kind": event.kind, **plain(dict(event.data))}
         with files.writing(self._path):
-            self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(files.json_text(line) + "\n")
             if time.monotonic() - self._flushed > FLUSH_EVERY:
                 self._file.flush()
                 self._flushed = time.monotonic()
