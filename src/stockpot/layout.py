@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stockpot.errors import LayoutError, describe
+from stockpot.errors import LayoutError
 from stockpot.pool import Pool, PoolFacts
 
 # Why a tensor is not mixed.
@@ -69,26 +69,22 @@ class Layout:
             elif name in frozen or spec.numel == 0:
                 kept[name] = FROZEN
             elif spec.dtype.is_complex:
-                raise LayoutError(
-                    describe(
-                        f"tensor {name}",
-                        expected="real numbers",
-                        found="complex ones that differ between the ingredients",
-                        fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
-                    )
+                raise LayoutError.of(
+                    f"tensor {name}",
+                    expected="real numbers",
+                    found="complex ones that differ between the ingredients",
+                    fix=f"keep one ingredient's with exclude={name!r}, or store real and imaginary parts",
                 )
             else:
                 # Tied tensors share the group of their first name, so that they stay equal.
                 wanted[name] = group_name(first_of.get(name, name))
         if not wanted:
             counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
-            raise LayoutError(
-                describe(
-                    "layout",
-                    expected="at least one tensor to mix",
-                    found=f"none of {len(pool.specs)} ({counts})",
-                    fix="widen include or exclude",
-                )
+            raise LayoutError.of(
+                "layout",
+                expected="at least one tensor to mix",
+                found=f"none of {len(pool.specs)} ({counts})",
+                fix="widen include or exclude",
             )
         groups = tuple(dict.fromkeys(wanted.values()))
         index = {group: i for i, group in enumerate(groups)}
@@ -165,25 +161,21 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     if isinstance(granularity, str) and granularity in GRANULARITIES:
         return GRANULARITIES[granularity]
     if isinstance(granularity, str):
-        raise LayoutError(
-            describe(
-                f"granularity {granularity!r}",
-                expected=f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name",
-                found="an unknown word",
-                fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
-            )
+        raise LayoutError.of(
+            f"granularity {granularity!r}",
+            expected=f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name",
+            found="an unknown word",
+            fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
         )
 
     def checked(name: str) -> str:
         group = granularity(name)
         if not isinstance(group, str):
-            raise LayoutError(
-                describe(
-                    f"granularity function for {name!r}",
-                    expected="the name of a group",
-                    found=repr(group),
-                    fix="return a string for every tensor name",
-                )
+            raise LayoutError.of(
+                f"granularity function for {name!r}",
+                expected="the name of a group",
+                found=repr(group),
+                fix="return a string for every tensor name",
             )
         return group
 
@@ -203,10 +195,7 @@ def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
 
 
 def _left_out(
-    pool: Pool,
-    include: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-    tied: Iterable[tuple[str, ...]],
+    pool: Pool, include: Iterable[str] | None, exclude: Iterable[str] | None, tied: Iterable[tuple[str, ...]]
 ) -> set[str]:
     # Names of one tensor go together: half of a tied pair from a donor would tear it apart.
     together = {name: set(names) for names in tied for name in names}
@@ -223,13 +212,11 @@ def _left_out(
 def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
     names = set(fnmatch.filter(pool.specs, pattern))
     if not names:
-        raise LayoutError(
-            describe(
-                f"{option} pattern {pattern!r}",
-                expected="a pattern that matches tensor names",
-                found="no match",
-                fix=f"names look like: {', '.join(list(pool.specs)[:5])}",
-            )
+        raise LayoutError.of(
+            f"{option} pattern {pattern!r}",
+            expected="a pattern that matches tensor names",
+            found="no match",
+            fix=f"names look like: {', '.join(list(pool.specs)[:5])}",
         )
     return names
 
@@ -239,11 +226,9 @@ def _donor(pool: Pool, donor: int | str) -> int:
         return pool.names.index(donor)
     if isinstance(donor, int) and 0 <= donor < len(pool):
         return donor
-    raise LayoutError(
-        describe(
-            f"donor {donor!r}",
-            expected=f"an ingredient's name or an index from 0 to {len(pool) - 1}",
-            found="no such ingredient",
-            fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
-        )
+    raise LayoutError.of(
+        f"donor {donor!r}",
+        expected=f"an ingredient's name or an index from 0 to {len(pool) - 1}",
+        found="no such ingredient",
+        fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
     )

@@ -75,8 +75,7 @@ def evaluate(
         task = build_task(wanted, listen)
         verify_finite(checkpoint, listen)
         task.check_names(checkpoint.specs)
-        # Not strict: names that the model ties to each other may be stored once.
-        task.model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.specs}, strict=False)
+        task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     if as_json:

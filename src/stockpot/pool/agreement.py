@@ -15,9 +15,7 @@ from stockpot.pool.source import TensorSpec, dtype_name, listed, shown
 
 Specs = Mapping[str, TensorSpec]
 # Integers under these names are packed or scaled weights: GPTQ, AWQ, compressed-tensors, HQQ, quanto, MXFP4.
-_PACKED = re.compile(
-    r"(.*[._])?(q?weight|weight_packed|q_weight|w_q|_data|blocks|_packed_params)", re.IGNORECASE
-)
+_PACKED = re.compile(r"(.*[._])?(q?weight|weight_packed|q_weight|w_q|_data|blocks|_packed_params)", re.IGNORECASE)
 # What low-precision weights are multiplied with: scale, weight_scale_inv, SCB, weight.absmax, zero_point.
 _SCALE = re.compile(
     r"(.*[._])?((weight|input|output)?_?scales?(_inv|_weight)?|scb|absmax|quant_map|q?zeros?|zero_points?)",
@@ -25,9 +23,7 @@ _SCALE = re.compile(
 )
 
 
-def common_specs(
-    checkpoints: Sequence[Checkpoint], mixed_dtypes: bool
-) -> tuple[dict[str, TensorSpec], list[str]]:
+def common_specs(checkpoints: Sequence[Checkpoint], mixed_dtypes: bool) -> tuple[dict[str, TensorSpec], list[str]]:
     """What all checkpoints agree on, and one text for each that differs from the majority."""
     reference = _majority(checkpoints, mixed_dtypes)
     compared = [(c, *_differences(c.specs, reference.specs, mixed_dtypes)) for c in checkpoints]
@@ -70,10 +66,7 @@ def quantised(checkpoints: Sequence[Checkpoint]) -> list[str]:
         names = _quantised_names(checkpoint.specs)
         names += [name for name in checkpoint.ignored if name.endswith("_packed_params")]
         if names:
-            texts = [
-                f"{n} ({dtype_name(checkpoint.specs[n].dtype)})" if n in checkpoint.specs else n
-                for n in names
-            ]
+            texts = [f"{n} ({dtype_name(checkpoint.specs[n].dtype)})" if n in checkpoint.specs else n for n in names]
             problems.append(
                 describe(
                     shown(checkpoint.path),
@@ -145,18 +138,14 @@ def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[li
     return found, _fix(missing, extra, bool(shapes), [(a, b) for _, a, b in dtypes])
 
 
-def _fix(
-    missing: list[str], extra: list[str], shapes: bool, dtypes: Sequence[tuple[torch.dtype, torch.dtype]]
-) -> str:
+def _fix(missing: list[str], extra: list[str], shapes: bool, dtypes: Sequence[tuple[torch.dtype, torch.dtype]]) -> str:
     rename = _suggested_rename(missing, extra)
     if rename is not None:
         return f"the names differ by a prefix only: open the pool with rename={rename}"
     if missing or extra or shapes:
         return "leave this file out, or check that it is a fine-tuned version of the same model"
     if all(a.is_floating_point and b.is_floating_point for a, b in dtypes):
-        return (
-            "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
-        )
+        return "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
     return "convert the file to the dtypes of the others, or leave it out"
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, PoolError, describe
+from stockpot.errors import CheckpointError, PoolError
 from stockpot.files import read_json
 from stockpot.pool.discover import weights_of
 from stockpot.pool.safetensors_files import METADATA, open_safetensors
@@ -77,9 +77,7 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
         format=source.format,
         key=source.key,
         specs=MappingProxyType({n: source.specs[stored[n]] for n in sorted(stored, key=natural_key)}),
-        aliases=tuple(
-            tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in source.aliases
-        ),
+        aliases=tuple(tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in source.aliases),
         files=source.files,
         other_keys=source.other_keys,
         ignored=source.ignored,
@@ -94,13 +92,11 @@ def check_rename(rename: Rename | None) -> None:
     if not isinstance(rename, Mapping) or not all(
         isinstance(old, str) and isinstance(new, str) for old, new in rename.items()
     ):
-        raise PoolError(
-            describe(
-                "rename",
-                expected="a map of prefixes or a function",
-                found=repr(rename)[:80],
-                fix='give for example rename={"model.": ""}',
-            )
+        raise PoolError.of(
+            "rename",
+            expected="a map of prefixes or a function",
+            found=repr(rename)[:80],
+            fix='give for example rename={"model.": ""}',
         )
 
 
@@ -154,10 +150,7 @@ def _new_names(stored_names: Iterable[str], rename: Rename | None, path: Path) -
         result[name] = stored
     if clashes:
         raise refusal(
-            path,
-            expected="different names after renaming",
-            found=listed(clashes, 3),
-            fix="make rename more specific",
+            path, expected="different names after renaming", found=listed(clashes, 3), fix="make rename more specific"
         )
     return result
 
@@ -216,10 +209,7 @@ def _open_directory(directory: Path) -> Source:
         weights = weights_of(directory)
     except OSError as error:
         raise refusal(
-            directory,
-            expected="a checkpoint directory",
-            found=reason(error),
-            fix="check the path and its permissions",
+            directory, expected="a checkpoint directory", found=reason(error), fix="check the path and its permissions"
         ) from error
     if weights is None:
         raise refusal(

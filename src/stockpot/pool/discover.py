@@ -25,9 +25,7 @@ _NAMES = (
     "diffusion_pytorch_model.bin.index.json",
 )
 # What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
-_LEFTOVER = re.compile(
-    r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+"
-)
+_LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
 
 def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
@@ -50,10 +48,7 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
         except (OSError, ValueError) as error:
             problems.append(
                 describe(
-                    shown(source),
-                    expected="a folder to look into",
-                    found=reason(error),
-                    fix="check its permissions",
+                    shown(source), expected="a folder to look into", found=reason(error), fix="check its permissions"
                 )
             )
     repeated = [path for path, count in Counter(map(os.path.abspath, paths)).items() if count > 1]
@@ -100,12 +95,7 @@ def _expand(source: str | Path, problems: list[str]) -> list[Path]:
     if not found:
         what = f"{len(matches)} matches, none of them a checkpoint" if matches else "no files match"
         problems.append(
-            describe(
-                shown(source),
-                expected="a pattern that matches checkpoints",
-                found=what,
-                fix="check the pattern",
-            )
+            describe(shown(source), expected="a pattern that matches checkpoints", found=what, fix="check the pattern")
         )
     return found
 
@@ -126,10 +116,7 @@ def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
     """File stems or directory names, with as much added as it takes to tell them apart."""
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100  (links are not to be resolved)
     places = Counter(path.with_suffix("") for path in absolute)
-    names = [
-        path.name if is_directory(path) or places[path.with_suffix("")] > 1 else path.stem
-        for path in absolute
-    ]
+    names = [path.name if is_directory(path) or places[path.with_suffix("")] > 1 else path.stem for path in absolute]
     ends = list(names)
     for depth in range(1, max(len(path.parts) for path in absolute)):
         counts = Counter(names)
@@ -150,9 +137,7 @@ def weights_of(directory: Path) -> Path | None:
     """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
     present = {entry.name for entry in directory.iterdir()}
     known = [name for name in _NAMES if name in present]
-    tensor_files = [
-        directory / name for name in sorted(present) if name.endswith(SUFFIXES) and name[0] != "."
-    ]
+    tensor_files = [directory / name for name in sorted(present) if name.endswith(SUFFIXES) and name[0] != "."]
     others = [path for path in tensor_files if not is_leftover(path) and path.name not in _NAMES]
     # soup.json: a saved soup, which may have recalibrated statistics in a file of their own beside the weights.
     if known and ("config.json" in present or "soup.json" in present):

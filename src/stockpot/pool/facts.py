@@ -70,10 +70,7 @@ class PoolFacts:
 
 
 def facts_of(
-    checkpoints: Sequence[Checkpoint],
-    specs: Mapping[str, TensorSpec],
-    statistics: frozenset[str],
-    found: Scan,
+    checkpoints: Sequence[Checkpoint], specs: Mapping[str, TensorSpec], statistics: frozenset[str], found: Scan
 ) -> PoolFacts:
     frozen = frozenset(name for name in specs if len({table[name] for table in found.values}) == 1)
     tied = _tied(checkpoints, specs, found)
@@ -122,15 +119,10 @@ def _tied(
     """
     names = [name for name, spec in specs.items() if spec.numel]
     contents = [
-        (
-            tuple(checkpoint.specs[name] for checkpoint in checkpoints),
-            tuple(table[name] for table in found.stored),
-        )
+        (tuple(checkpoint.specs[name] for checkpoint in checkpoints), tuple(table[name] for table in found.stored))
         for name in names
     ]
-    aliased = {
-        name: (k, g) for k, c in enumerate(checkpoints) for g, group in enumerate(c.aliases) for name in group
-    }
+    aliased = {name: (k, g) for k, c in enumerate(checkpoints) for g, group in enumerate(c.aliases) for name in group}
     result: list[tuple[str, ...]] = []
     for positions in _groups(contents):
         group = [names[position] for position in positions]

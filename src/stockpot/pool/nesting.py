@@ -84,9 +84,7 @@ def is_average(key: str | None) -> bool:
 
 def shown_key(key: object) -> str:
     """A key as text. Not every object's own text is short: that of a storage lists all of its numbers."""
-    return (
-        str(key) if isinstance(key, (str, bytes, int, float, bool)) else f"a key of type {type(key).__name__}"
-    )
+    return str(key) if isinstance(key, (str, bytes, int, float, bool)) else f"a key of type {type(key).__name__}"
 
 
 def _by_key(saved: object, key: str, path: Path) -> Weights:
@@ -98,9 +96,7 @@ def _by_key(saved: object, key: str, path: Path) -> Weights:
     if isinstance(found, Mapping) and _holds_tensors(found):
         return Weights(found, key, tuple(place for place in nested if place != key))
     what = f"nothing there, in {_outline(saved)}" if found is None else f"{_outline(found)} there"
-    fix = (
-        f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
-    )
+    fix = f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
     raise refusal(path, expected=f"weights under the key {key!r}", found=what, fix=fix)
 
 
@@ -139,11 +135,7 @@ def _outweighs(above: object, below: Mapping[str, Mapping[Any, Any]], place: str
 def _numbers(values: Iterable[object]) -> int:
     """How many floating-point numbers there are in tensors that are no single number."""
     tensors = [value for value in values if isinstance(value, Tensor)]
-    return sum(
-        Tensor.numel(t)
-        for t in tensors
-        if t.dtype.is_floating_point and Tensor.dim(t) and Tensor.numel(t) > 1
-    )
+    return sum(Tensor.numel(t) for t in tensors if t.dtype.is_floating_point and Tensor.dim(t) and Tensor.numel(t) > 1)
 
 
 def _follow(saved: object, key: str) -> object:

@@ -110,9 +110,7 @@ def check_pickle(content: bytes) -> list[tuple[object, ...]]:
     machine = _Machine(len(content))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # escapes that Python only warns of: no pickle is written with them
+            warnings.simplefilter("error")  # escapes that Python only warns of: no pickle is written with them
             for opcode, argument, _ in pickletools.genops(content):
                 machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, Warning) as error:
@@ -125,9 +123,7 @@ class _Thing:
 
     __slots__ = ("depth", "items", "made_by", "name", "value", "weight")
 
-    def __init__(
-        self, items: list[_Thing] | None = None, *, name: str | None = None, value: object = None
-    ) -> None:
+    def __init__(self, items: list[_Thing] | None = None, *, name: str | None = None, value: object = None) -> None:
         self.items: list[_Thing] = items or []
         self.name = name  # of something in Python
         self.value = value  # of a text or number

@@ -108,16 +108,9 @@ class Pool:
         """A pool of some ingredients, in the order given; what is known of their content stays known."""
         chosen = [range(len(self))[index] for index in indices]
         if not chosen:
-            raise PoolError(
-                describe(
-                    "Pool.subset", expected="at least one ingredient", found="none", fix="give some indices"
-                )
-            )
+            raise PoolError.of("Pool.subset", expected="at least one ingredient", found="none", fix="give some indices")
         smaller = Pool(
-            [self.names[k] for k in chosen],
-            [self.checkpoints[k] for k in chosen],
-            self.specs,
-            self.opened_with,
+            [self.names[k] for k in chosen], [self.checkpoints[k] for k in chosen], self.specs, self.opened_with
         )
         smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
@@ -150,18 +143,14 @@ class Pool:
 
     def verify_unchanged(self) -> None:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
-        changes = [
-            line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))
-        ]
+        changes = [line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))]
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-            raise ChangedError(
-                describe(
-                    "the ingredients",
-                    expected="files that stay as they are while they are used",
-                    found="\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n ",
-                    fix="let whatever writes to them finish, or restore them, and run again; no soup was written",
-                )
+            raise ChangedError.of(
+                "the ingredients",
+                expected="files that stay as they are while they are used",
+                found="\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n ",
+                fix="let whatever writes to them finish, or restore them, and run again; no soup was written",
             )
 
     @property
@@ -212,10 +201,7 @@ def _change(file: Path, before: Stamp | None, now: Stamp | None) -> str | None:
 def _too_few(paths: Sequence[Path]) -> str:
     found = f"only one, {shown(paths[0])}" if paths else "no sources"
     return describe(
-        "the pool",
-        expected="at least two ingredients",
-        found=found,
-        fix="give several checkpoints of the same model",
+        "the pool", expected="at least two ingredients", found=found, fix="give several checkpoints of the same model"
     )
 
 
@@ -234,6 +220,4 @@ def _error(problems: list[str], unreadable: list[str], differing: list[str], tot
         for texts, what in ((problems, "wrong sources"), (unreadable, "unreadable"), (differing, "different"))
         if texts
     ]
-    return kind(
-        "\n".join((f"{total} checkpoints cannot be used as a pool ({', '.join(counts)})", *everything))
-    )
+    return kind("\n".join((f"{total} checkpoints cannot be used as a pool ({', '.join(counts)})", *everything)))

@@ -1,7 +1,7 @@
 """The one pass over the files of a pool: fingerprints, values that are not finite, inner products.
 
-Tensor by tensor and block by block, the bytes of all K ingredients are read side by side: each is hashed on a thread of
-its own, and meanwhile the same bytes, still in memory, give the sums that finiteness and distances need. What the pass
+Tensor by tensor and block by block, the bytes of all K ingredients are read side by side: they are hashed, and the same
+bytes, still in memory, give the sums that finiteness and distances need, all of it on several threads. What the pass
 found is kept for each ingredient, so that the facts of any part of the pool follow without reading again.
 
 The digest of a checkpoint is SHA-256 over one line for each tensor, in code-point order of the names: JSON of
@@ -15,9 +15,10 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ from stockpot.pool.source import TensorSpec, dtype_name
 
 THREADS = 8  # twice as many gained nothing on 16 slow cores
 BLOCK = 1 << 26  # bytes of all ingredients together that are hashed and summed before the next are read
-CHUNK = 1 << 21  # values of all ingredients together that are held in fp64 at a time
-_INLINE = 1 << 16  # bytes; less is hashed at once, a thread would cost more
+CHUNK = 1 << 18  # values of all ingredients together that a thread holds in fp64 at a time
+_INLINE = 1 << 16  # bytes; less is done at once, a thread would cost more
 _WAITING = 256  # tensors whose hashes may be outstanding
 _EVENTS = 200  # progress events at most, about, however many tensors there are
 
@@ -45,9 +46,7 @@ class Scan:
     constant: tuple[frozenset[str], ...]  # tensors that are one repeated value
     nonfinite: tuple[Mapping[str, str], ...]  # tensor -> how many values are NaN or infinite
     gram: Tensor  # (K, K) float64: inner products over what differs; their origin is the same for all ingredients
-    repeated: Mapping[
-        str, Tensor
-    ]  # the same of each tensor with the content of an earlier one, not in `gram`
+    repeated: Mapping[str, Tensor]  # the same of each tensor with the content of an earlier one, not in `gram`
     squares: Mapping[str, Tensor]  # tensor -> (K,) float64: sums of squares
 
     def part(self, chosen: Sequence[int]) -> Scan:
@@ -107,15 +106,17 @@ class _Pass:
         self.done = self.next_event = 0
 
     def run(self) -> Scan:
-        workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="stockpot-hash")
-        waiting: deque[tuple[str, _Tensor, list[Future[None]]]] = deque()
+        workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="stockpot-scan")
+        waiting: deque[tuple[str, _Tensor]] = deque()
         held = 0  # bytes in the blocks of those that wait
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # torch's own threads would stand in the way of ours
         self._tell(0)
         try:
             for name, spec in self.specs.items():
                 tensor = _Tensor([c.tensor(name) for c in self.checkpoints], spec.dtype)
-                jobs = self._follow(tensor, workers)
-                waiting.append((name, tensor, jobs))
+                self._follow(tensor, workers)
+                waiting.append((name, tensor))
                 held += min(tensor.nbytes, BLOCK)
                 while held > 2 * BLOCK or len(waiting) > _WAITING:
                     held -= min(waiting[0][1].nbytes, BLOCK)
@@ -124,36 +125,36 @@ class _Pass:
                 self._finish(*waiting.popleft())
         finally:
             workers.shutdown(cancel_futures=True)  # on Ctrl-C do not finish gigabytes first
+            torch.set_num_threads(threads)
         return self._result()
 
-    def _follow(self, tensor: _Tensor, workers: ThreadPoolExecutor) -> list[Future[None]]:
-        """Hash and sum one tensor of all ingredients; what is returned are the jobs of its last block."""
-        jobs: list[Future[None]] = []
+    def _follow(self, tensor: _Tensor, workers: ThreadPoolExecutor) -> None:
+        """Hash and sum one tensor of all ingredients; the work on its last block is not waited for."""
+        here = tensor.nbytes < _INLINE
         for blocks in tensor.blocks():
-            for job in jobs:  # SHA-256 takes the blocks in their order
-                job.result()
-            if tensor.nbytes < _INLINE:
-                for k, block in enumerate(blocks):
-                    tensor.hash(k, block)
-            else:
-                jobs = [workers.submit(tensor.hash, k, block) for k, block in enumerate(blocks)]
-            if tensor.floating and not self.hashes_only:
-                tensor.sum_up(blocks)
-        return jobs
+            tensor.wait()  # SHA-256 takes the blocks in their order
+            for k, block in enumerate(blocks):
+                tensor.do(None if here else workers, tensor.hash, k, block)
+            if not tensor.floating or self.hashes_only:
+                continue
+            flat = [torch.view_as_real(b).reshape(-1) if b.is_complex() else b for b in blocks]
+            width = max(CHUNK // len(flat), 1)
+            for start in range(0, flat[0].numel(), width):
+                chunks = [part[start : start + width] for part in flat]
+                tensor.do(None if here else workers, tensor.sum_up, chunks)
 
-    def _finish(self, name: str, tensor: _Tensor, jobs: list[Future[None]]) -> None:
-        for job in jobs:
-            job.result()
+    def _finish(self, name: str, tensor: _Tensor) -> None:
+        tensor.wait()
         stored = [made.hexdigest() for made in tensor.stored]
         values = [made.hexdigest() for made in tensor.values]
-        for k, checkpoint in enumerate(self.checkpoints):
+        for k in range(len(self.checkpoints)):
             self.stored[k][name], self.values[k][name] = stored[k], values[k]
             if tensor.constant[k]:
                 self.constant[k].add(name)
-            if tensor.nan[k] or tensor.infinite[k]:
-                counts = ((tensor.nan[k], "NaN"), (tensor.infinite[k], "infinite"))
-                text = " and ".join(f"{count} {what}" for count, what in counts if count)
-                self.nonfinite[k][name] = f"{text} of {checkpoint.specs[name].numel}"
+        for k in tensor.counts.sum(dim=0).nonzero().flatten().tolist():
+            counts = zip(tensor.counts[:, k].tolist(), ("NaN", "infinite"), strict=True)
+            text = " and ".join(f"{count} {what}" for count, what in counts if count)
+            self.nonfinite[k][name] = f"{text} of {self.specs[name].numel}"
         if tensor.floating and name not in self.left_out and len({*values}) > 1:
             content = (*(c.specs[name] for c in self.checkpoints), *stored)
             if content in self.seen:
@@ -188,6 +189,11 @@ class _Pass:
             self.next_event = min(self.done + step, max(self.total, self.done + 1))
 
 
+# Of a chunk: squares (K,), counts of NaN and infinity (2, K) where there are some, inner products (K, K) where
+# ingredients differ.
+_Sums = tuple[Tensor, Tensor | None, Tensor | None]
+
+
 class _Tensor:
     """One tensor of all K ingredients on its way through the pass."""
 
@@ -197,14 +203,14 @@ class _Tensor:
         self.nbytes = sum(part.numel() * part.dtype.itemsize for part in parts)
         self.stored = [hashlib.sha256() for _ in parts]
         self.values = [
-            made if part.dtype == dtype else hashlib.sha256()
-            for part, made in zip(parts, self.stored, strict=True)
+            made if part.dtype == dtype else hashlib.sha256() for part, made in zip(parts, self.stored, strict=True)
         ]
         self.constant = [part.numel() > 0 for part in parts]
         self._first: dict[int, Tensor] = {}  # bytes of the first value
-        self.nan, self.infinite = [0 for _ in parts], [0 for _ in parts]
+        self.counts = torch.zeros(2, len(parts), dtype=torch.int64)  # of NaN and of infinite values
         self.gram = torch.zeros(len(parts), len(parts), dtype=torch.float64)  # (K, K)
         self.squares = torch.zeros(len(parts), dtype=torch.float64)  # (K,)
+        self._jobs: list[Future[_Sums | None]] = []
 
     def blocks(self) -> Iterator[list[Tensor]]:
         """The same stretch of every part, flat, one stretch after the other."""
@@ -223,34 +229,47 @@ class _Tensor:
             first = self._first.setdefault(k, rows[0])
             self.constant[k] = torch.equal(rows[-1], first) and torch.equal(rows, first.expand_as(rows))
 
-    def sum_up(self, blocks: list[Tensor]) -> None:
+    def sum_up(self, chunks: list[Tensor]) -> _Sums:
         """Inner products of the *centred* ingredients in fp64.
 
         Fine-tunes of one model are close to each other and far from zero; centring first is what keeps the
         subtraction in |x|^2 + |y|^2 - 2<x, y> from losing digits.
         """
-        flat = [torch.view_as_real(b).reshape(-1) if b.is_complex() else b for b in blocks]
-        width = max(CHUNK // len(flat), 1)
-        for start in range(0, flat[0].numel(), width):
-            chunks = [part[start : start + width] for part in flat]
-            same = len({c.dtype for c in chunks}) == 1 and _equal(chunks)
-            rows = torch.stack(
-                [chunk.double() for chunk in (chunks[:1] if same else chunks)]
-            )  # (K or 1, width)
-            squares = rows.square().sum(dim=1)  # (K,) or (1,)
-            self.squares += squares
+        same = _equal(chunks)
+        rows = torch.stack([chunk.double() for chunk in (chunks[:1] if same else chunks)])  # (K or 1, width)
+        squares = rows.square().sum(dim=1)  # (K,) or (1,)
+        if bool(squares.isfinite().all()):
+            centre = rows.mean(dim=0)
+            counts = None
+        else:  # whoever is not finite here must not spoil the origin of the others
             sound = squares.isfinite()
-            if not bool(sound.all()):
-                self._count(rows.expand(len(chunks), -1))
-            if not same:
-                # Whoever is not finite here must not spoil the origin of the others.
-                rows -= (rows if bool(sound.all()) else rows[sound]).sum(dim=0) / max(int(sound.sum()), 1)
-                self.gram.addmm_(rows, rows.T)
+            centre = rows[sound].sum(dim=0) / max(int(sound.sum()), 1)
+            counts = torch.stack([rows.isnan().sum(dim=1), rows.isinf().sum(dim=1)])  # (2, K) or (2, 1)
+        if same:
+            return squares, counts, None
+        rows -= centre
+        return squares, counts, rows @ rows.T
 
-    def _count(self, rows: Tensor) -> None:
-        for k, row in enumerate(rows):
-            self.nan[k] += int(row.isnan().sum())
-            self.infinite[k] += int(row.isinf().sum())
+    def do(self, workers: ThreadPoolExecutor | None, work: Callable[..., _Sums | None], *arguments: Any) -> None:
+        if workers is None:
+            self._take(work(*arguments))
+        else:
+            self._jobs.append(workers.submit(work, *arguments))
+
+    def wait(self) -> None:
+        """Until all work is done. Sums are added in the order of the numbers, whichever thread was first."""
+        for job in self._jobs:
+            self._take(job.result())
+        self._jobs = []
+
+    def _take(self, sums: _Sums | None) -> None:
+        if sums is not None:
+            squares, counts, gram = sums
+            self.squares += squares
+            if counts is not None:
+                self.counts += counts
+            if gram is not None:
+                self.gram += gram
 
 
 def _stretch(part: Tensor, start: int, stop: int) -> Tensor:
@@ -263,8 +282,11 @@ def _stretch(part: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _equal(chunks: list[Tensor]) -> bool:
+    if len({chunk.dtype for chunk in chunks}) > 1:
+        return False
     first, *others = (raw_bytes(chunk) for chunk in chunks)
-    return all(torch.equal(first, other) for other in others)
+    # A few bytes tell nearly always.
+    return all(torch.equal(first[:64], o[:64]) for o in others) and all(torch.equal(first, o) for o in others)
 
 
 def _digest(specs: Mapping[str, TensorSpec], hashes: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, describe
+from stockpot.errors import CheckpointError
 
 SAFETENSORS_SUFFIXES = (".safetensors",)
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -113,7 +113,7 @@ def reason(error: BaseException) -> str:
 
 
 def refusal(subject: str | Path, *, expected: str, found: str, fix: str) -> CheckpointError:
-    return CheckpointError(describe(shown(subject), expected=expected, found=found, fix=fix))
+    return CheckpointError.of(shown(subject), expected=expected, found=found, fix=fix)
 
 
 def is_directory(path: Path) -> bool:

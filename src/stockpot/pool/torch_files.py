@@ -205,19 +205,10 @@ def _check_archive(path: Path) -> tuple[bytes, dict[str, int]]:
             _check_directory(file, records)
             ends = [record.header_offset for record in records[1:]] + [archive.start_dir]
             contents = [_check_record(file, *pair) for pair in zip(records, ends, strict=True)]
-    except (
-        zipfile.BadZipFile,
-        struct.error,
-        EOFError,
-        ValueError,
-        NotImplementedError,
-        OverflowError,
-    ) as error:
+    except (zipfile.BadZipFile, struct.error, EOFError, ValueError, NotImplementedError, OverflowError) as error:
         raise ArchiveError(str(error)) from error
     pairs = list(zip(records, contents, strict=True))
-    tables = [
-        content for record, content in pairs if content is not None and _TABLE.fullmatch(record.filename)
-    ]
+    tables = [content for record, content in pairs if content is not None and _TABLE.fullmatch(record.filename)]
     if len(tables) != 1:
         raise ArchiveError(f"{len(tables)} records data.pkl instead of one")
     return tables[0], {m[1]: r.file_size for r in records if (m := _STORAGE.fullmatch(r.filename))}
@@ -262,9 +253,7 @@ def _check_record(file: BinaryIO, record: zipfile.ZipInfo, limit: int) -> bytes 
     # What says which bytes are which tensor is small and read anyway, so its checksum costs nothing.
     # Torch writes zero where the user has switched checksums off.
     if record.file_size > _MOST_TABLE:
-        raise ArchiveError(
-            f"record {record.filename!r} has {record.file_size:,} bytes, too many to be a table"
-        )
+        raise ArchiveError(f"record {record.filename!r} has {record.file_size:,} bytes, too many to be a table")
     file.seek(start)
     content = file.read(record.file_size)
     if record.CRC and zlib.crc32(content) != record.CRC:
