@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.recipe.yaml_text import parse
+from stockpot.recipe.load import parse
 from stockpot.report.record import Method, Run
 from stockpot.soups.settings import LEARNED
 from studies.plans import DEFAULT, EXACT
@@ -195,6 +195,6 @@ def data(recipe: Mapping[str, Any]) -> str:
 
 
 def recipe(run: Run) -> Mapping[str, Any]:
-    value = parse(run.recipe, "recipe.yaml")
+    value = parse(run.recipe, "recipe.yaml")[0]
     assert isinstance(value, dict)
     return value
