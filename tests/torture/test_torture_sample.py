@@ -44,6 +44,11 @@ def test_many_runs_in_one_process_leave_no_handles_threads_or_children() -> None
     assert "\n0 leaks" in said
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Unix does")
+def test_damaged_data_is_refused_or_read() -> None:
+    assert "\n320 damaged data files, seed 7, 0 failures" in tortured("mutated_data", "--count", "320", "--seed", "7")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="makes links, FIFOs and devices")
 def test_damaged_run_directories_are_refused_or_right() -> None:
     said = tortured("mutated_runs", "--count", "60", "--seed", "3")

@@ -59,9 +59,7 @@ def _ingredients(found: Mapping[str, Any]) -> None:
     say()
 
 
-def _nearest(
-    k: int, pairs: Sequence[Sequence[float | None]] | None, entries: Sequence[Mapping[str, Any]]
-) -> str:
+def _nearest(k: int, pairs: Sequence[Sequence[float | None]] | None, entries: Sequence[Mapping[str, Any]]) -> str:
     others = [(d, i) for i, d in enumerate(pairs[k]) if i != k and d is not None] if pairs else []
     if not others:
         return "–"
@@ -76,15 +74,11 @@ def _distance(value: float | None) -> str:
 def _peculiarities(found: Mapping[str, Any]) -> None:
     lines = []
     if found["dropped"]:
-        lines.append(
-            f"left out: {_some(found['dropped'])}, not finite, as the recipe says (pool.nonfinite: drop)"
-        )
+        lines.append(f"left out: {_some(found['dropped'])}, not finite, as the recipe says (pool.nonfinite: drop)")
     if found["outlier"] is not None:
         far = any(entry["to_mean"] is not None for entry in found["ingredients"])
         why = (
-            "is much farther from the mean than the others"
-            if far
-            else "is not finite, and so nothing is near the mean"
+            "is much farther from the mean than the others" if far else "is not finite, and so nothing is near the mean"
         )
         lines.append(f"outlier: {found['outlier']} {why}")
     if found["strangers"]:
@@ -122,16 +116,12 @@ def _forecast(forecast: Mapping[str, Any], models: int) -> None:
         headings.append("fits the budget")
     rows = []
     for row in forecast["rows"]:
-        block = (
-            "1" if row["block"] is None else f"all {models}" if row["block"] == models else str(row["block"])
-        )
+        block = "1" if row["block"] is None else f"all {models}" if row["block"] == models else str(row["block"])
         cells = [row["method"], block, words.size(row["memory"]), words.size(row["reading"])]
         rows.append([*cells, *([] if budget is None else ["yes" if row["fits"] else "no"])])
     table(headings, rows)
     say()
-    where = (
-        "on the GPU, directions in bf16" if forecast["device"] == "cuda" else "on the CPU, weights in fp32"
-    )
+    where = "on the GPU, directions in bf16" if forecast["device"] == "cuda" else "on the CPU, weights in fp32"
     say(f"Peak memory is {where}; not included: {forecast['not_included']}.")
     largest = forecast["largest_block"]
     if largest is not None:

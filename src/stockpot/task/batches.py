@@ -98,12 +98,7 @@ def users_code(what: str, function: Any) -> Iterator[None]:
 
 
 _PATHS = sysconfig.get_paths()
-_LIBRARIES = (
-    str(Path(__file__).parents[1]),
-    str(Path(torch.__file__).parent),
-    _PATHS["stdlib"],
-    _PATHS["purelib"],
-)
+_LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), _PATHS["stdlib"], _PATHS["purelib"])
 
 
 def _users_line(error: BaseException) -> str:
@@ -158,8 +153,7 @@ def with_blank_labels(batch: Any) -> Any:
     """A batch that no model can trip over because of its labels: all of them zero."""
     if isinstance(batch, Mapping):
         return {
-            key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value
-            for key, value in batch.items()
+            key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value for key, value in batch.items()
         }
     return batch
 

@@ -23,13 +23,9 @@ AUTOCAST = (None, torch.bfloat16, torch.float16)
 _PIECE = 1024  # samples looked at together
 
 
-def check_arguments(
-    model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any
-) -> None:
+def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise _wrong(
-            "model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance"
-        )
+        raise _wrong("model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance")
     if loss is not None and not callable(loss):
         raise _wrong("loss", "a function loss(model, batch)", repr(loss), "leave it out for the default loss")
     named = isinstance(metric, str) and metric in METRICS
@@ -42,10 +38,7 @@ def check_arguments(
         )
     if autocast not in AUTOCAST:
         raise _wrong(
-            "autocast",
-            "torch.bfloat16, torch.float16 or None",
-            repr(autocast),
-            "use torch.bfloat16, or leave it out",
+            "autocast", "torch.bfloat16, torch.float16 or None", repr(autocast), "use torch.bfloat16, or leave it out"
         )
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise _wrong("batch_size", "a whole number of at least 1", repr(batch_size), "use 256")
@@ -170,9 +163,7 @@ def _check_probabilities(targets: Tensor, name: str) -> None:
     raise DataError.of(
         f"labels of {name}",
         expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
-        found=several
-        if bool(((targets == 0) | (targets == 1)).all())
-        else "rows of numbers that do not sum to 1",
+        found=several if bool(((targets == 0) | (targets == 1)).all()) else "rows of numbers that do not sum to 1",
         fix=OWN,
     )
 

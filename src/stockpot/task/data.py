@@ -97,10 +97,7 @@ class Data:
         indices = torch.as_tensor(indices, dtype=torch.long)
         if indices.numel() == 0:
             raise DataError.of(
-                f"subset of {self.name}",
-                expected="at least one sample",
-                found="none",
-                fix="choose one or more indices",
+                f"subset of {self.name}", expected="at least one sample", found="none", fix="choose one or more indices"
             )
         return Data(self._store, indices if self._rows is None else self._rows[indices], self.name)
 

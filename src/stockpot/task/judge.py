@@ -108,9 +108,7 @@ class Judge:
             return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
-    def _default_loss(
-        self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None
-    ) -> Loss:
+    def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         labels = find_labels(batch)
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
         if own is not None and not label_smoothing and beta is None:

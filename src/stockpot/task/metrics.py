@@ -25,9 +25,7 @@ def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     return METRICS[metric] if isinstance(metric, str) else Metric.of_function(metric)
 
 
-def _metric(
-    name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False
-) -> Metric:
+def _metric(name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False) -> Metric:
     """A metric whose value is that of all samples counted once."""
 
     def reduce(table: Tensor) -> float:
@@ -85,9 +83,7 @@ def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Te
             def per_class(classes: Tensor, counts: Tensor) -> Tensor:
                 return counts.new_zeros(len(counts), size).index_add_(1, classes, counts)[:, 1:]
 
-            return value(
-                per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts)
-            )
+            return value(per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts))
 
         return values
 
@@ -317,9 +313,7 @@ METRICS: dict[str, Metric] = {
         _metric("perplexity", _losses("perplexity"), _perplexity),
         _metric("macro_f1", _classes("macro_f1"), _by_class(_macro_f1), percent=True),
         _metric("micro_f1", _classes("micro_f1"), _by_class(_micro_f1), percent=True),
-        _metric(
-            "balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True
-        ),
+        _metric("balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True),
         _metric("r2", _values("r2"), _r2),
         Metric("negative_mse", _errors("negative_mse", 2), is_mean=True),
         Metric("negative_mae", _errors("negative_mae", 1), is_mean=True),

@@ -22,15 +22,7 @@ from torch.utils.data import (
 from stockpot.errors import DataError
 from stockpot.events import Listener, progress
 from stockpot.task.batches import leaves, map_tensors
-from stockpot.task.store import (
-    Builder,
-    Columns,
-    Samples,
-    UnevenError,
-    as_tensors,
-    batch_length,
-    sample_nbytes,
-)
+from stockpot.task.store import Builder, Columns, Samples, UnevenError, as_tensors, batch_length, sample_nbytes
 
 CHUNK = 64  # samples decoded at a time
 PROBE = 8  # samples on which a collate_fn shows whether it treats each sample by itself
@@ -108,11 +100,7 @@ def _dispatch(source: Any, budget: Budget, workers: int, listen: Listener) -> Co
 
 
 def _is_list_of_arrays(source: Any) -> bool:
-    return (
-        isinstance(source, list)
-        and bool(source)
-        and all(isinstance(part, (Tensor, np.ndarray)) for part in source)
-    )
+    return isinstance(source, list) and bool(source) and all(isinstance(part, (Tensor, np.ndarray)) for part in source)
 
 
 def _is_batch(tree: Any) -> bool:
@@ -159,8 +147,7 @@ def _uneven(uneven: UnevenError, budget: Budget, which: str) -> DataError:
         f"{budget.name}, {uneven.where}",
         expected=f"{uneven.expected} as in the first batch",
         found=f"{uneven.found} in {which}",
-        fix="pad all samples to one length, or give a DataLoader over a map-style Dataset "
-        "with a collate_fn that pads",
+        fix="pad all samples to one length, or give a DataLoader over a map-style Dataset with a collate_fn that pads",
     )
 
 
@@ -172,11 +159,7 @@ def _loader(loader: DataLoader[Any], budget: Budget, workers: int, listen: Liste
     if loader.batch_sampler is None:  # automatic batching is off: each item of the dataset is a batch
         items = cast(Any, dataset)
         return _batches((loader.collate_fn(items[index]) for index in indices), budget, listen)
-    if (
-        isinstance(dataset, TensorDataset)
-        and loader.collate_fn is default_collate
-        and isinstance(indices, range)
-    ):
+    if isinstance(dataset, TensorDataset) and loader.collate_fn is default_collate and isinstance(indices, range):
         return _columns(dataset.tensors, budget)
     options = {
         "num_workers": workers or loader.num_workers,
@@ -222,12 +205,7 @@ def _dataset(
 
     def chunks(finish: Callable[[list[Any]], Any]) -> Iterator[Any]:
         reader = DataLoader(
-            dataset,
-            batch_size=CHUNK,
-            sampler=indices,
-            collate_fn=finish,
-            generator=torch.Generator(),
-            **options,
+            dataset, batch_size=CHUNK, sampler=indices, collate_fn=finish, generator=torch.Generator(), **options
         )
         for count, chunk in enumerate(reader, start=1):
             yield chunk
@@ -261,9 +239,7 @@ def _dataset(
 def _is_rowwise(collate: Callable[[list[Any]], Any], samples: list[Any]) -> bool:
     """Whether a batch is its samples stacked, so that collating once is the same as collating each time."""
     half = (len(samples) + 1) // 2
-    parts = [
-        list(leaves(as_tensors(collate(part)))) for part in (samples, samples[:half], samples[half:]) if part
-    ]
+    parts = [list(leaves(as_tensors(collate(part)))) for part in (samples, samples[:half], samples[half:]) if part]
     if not all(isinstance(leaf, Tensor) and leaf.ndim for part in parts for _, leaf in part):
         return False
     whole, pieces = parts[0], parts[1:]
@@ -292,8 +268,7 @@ class _Stack:
                 self.name,
                 expected="samples of tensors and numbers with equal shapes",
                 found=f"samples that do not stack ({error})",
-                fix="convert them to tensors and pad them to one length, or give a DataLoader "
-                "with a collate_fn",
+                fix="convert them to tensors and pad them to one length, or give a DataLoader with a collate_fn",
             ) from error
 
 

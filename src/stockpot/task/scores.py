@@ -69,9 +69,7 @@ class Metric:
             found = found[:, None]
         if found.ndim != 2 or len(found) != n or found.shape[1] == 0 or (self.is_mean and found.shape[1] > 1):
             shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
-            raise TaskError.of(
-                "metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO
-            )
+            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
         return found
 
     def _counted(self, table: Tensor) -> intervals.Counted:
@@ -163,11 +161,7 @@ class Scores:
         both, tables = (self.metric._counted, other.metric._counted), (self.table, other.table)
         low, high = intervals.resampled(both, tables, confidence)
         # However they fall, so few samples that differ may all be on one side by chance.
-        differ = (
-            int((self.table != other.table).any(dim=1).sum())
-            if self.table.shape == other.table.shape
-            else self.n
-        )
+        differ = int((self.table != other.table).any(dim=1).sum()) if self.table.shape == other.table.shape else self.n
         if 2.0 ** (1 - differ) > 1 - confidence:
             low, high = min(low, 0.0), max(high, 0.0)
         return self.value - other.value, low, high

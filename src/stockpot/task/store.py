@@ -90,9 +90,7 @@ class Builder:
             self._first = map_tensors(lambda leaf: leaf[:0], batch)
             self._capacity = self._expected_rows or max(size, 1) * (self._expected_batches or 1)
             # Untouched pages of an empty tensor cost nothing, so room for all rows is free until used.
-            self._buffers = [
-                torch.empty((self._capacity, *leaf.shape[1:]), dtype=leaf.dtype) for _, leaf in parts
-            ]
+            self._buffers = [torch.empty((self._capacity, *leaf.shape[1:]), dtype=leaf.dtype) for _, leaf in parts]
             self.row_nbytes = sum(leaf.element_size() * math.prod(leaf.shape[1:]) for _, leaf in parts)
         expected = list(leaves(self._first))
         if [path for path, _ in parts] != [path for path, _ in expected]:
@@ -151,10 +149,7 @@ def batch_length(tree: Any, subject: str) -> int:
         lengths[path] = leaf.shape[0]
     if not lengths:
         raise DataError.of(
-            subject,
-            expected="at least one tensor",
-            found="none",
-            fix="give (inputs, labels), or a dict of tensors",
+            subject, expected="at least one tensor", found="none", fix="give (inputs, labels), or a dict of tensors"
         )
     if len(set(lengths.values())) > 1:
         raise DataError.of(

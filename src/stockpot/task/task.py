@@ -153,9 +153,7 @@ class Task:
         to one batch size, so batches may not be cut and losses are compared at that size only.
         """
         with self.evaluating(), forked_random(self.device) as reseed:
-            return trial.adds_up(
-                lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed
-            )
+            return trial.adds_up(lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed)
 
     # Evaluation ---------------------------------------------------------------------------------------
 
@@ -217,9 +215,7 @@ class Task:
         with self.evaluating(), forked_random(self.device) as reseed:
             yield each()
 
-    def ensemble_scores(
-        self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore
-    ) -> Scores:
+    def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.fit if data is None else data
         rows = torch.arange(len(data))

@@ -9,26 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import (
-    batch_rows,
-    find_labels,
-    find_logits,
-    find_loss,
-    need_logits,
-    with_blank_labels,
-)
+from stockpot.task.batches import batch_rows, find_labels, find_logits, find_loss, need_logits, with_blank_labels
 from stockpot.task.checks import check_targets, has_several_labels
 from stockpot.task.data import Data
 from stockpot.task.judge import Judge
-from stockpot.task.loss import (
-    Loss,
-    check_pair,
-    fit_together,
-    next_tokens,
-    own_form,
-    same_tokens,
-    sample_losses,
-)
+from stockpot.task.loss import Loss, check_pair, fit_together, next_tokens, own_form, same_tokens, sample_losses
 from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS
 
 SMALL = 8  # samples of a trial batch
@@ -106,10 +91,7 @@ def adds_up(loss: Callable[[Tensor], Loss], n: int, reseed: Callable[[int], None
     def mean(seed: int, *pieces: Tensor) -> Tensor:
         reseed(seed)
         parts = [loss(piece) for piece in pieces if len(piece)]
-        return (
-            torch.stack([part.total for part in parts]).sum()
-            / torch.stack([part.weight for part in parts]).sum()
-        )
+        return torch.stack([part.total for part in parts]).sum() / torch.stack([part.weight for part in parts]).sum()
 
     third = len(rows) // 3
     whole, again, cut = mean(0, rows), mean(1, rows), mean(0, rows[:third], rows[third:])

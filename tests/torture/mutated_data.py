@@ -1,0 +1,197 @@
+"""Reads thousands of damaged data files: `python -m torture.mutated_data --count 5000 --seed 0`.
+
+Each is read as a recipe would read it. What must come of it: an error of ours or tensors, no other exception, no
+second over five and no more than a gigabyte. Of damaged labels: an error, or the same classes in all other rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+from safetensors.torch import save
+from torch import nn
+
+from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
+from stockpot.adapters.labels import encode
+from stockpot.adapters.samples import Columns, DataSource, read_splits
+from stockpot.adapters.splits import Share
+from stockpot.errors import StockpotError
+
+SLOWEST, MOST_MEMORY = 5.0, 2**30
+FEATURES, TEXT = Columns(features=("x",), label="y"), Columns(text=("t",), label="y")
+WORDS = (
+    b"NaN", b"NA", b"null", b"None", b"", b"1e999", b"-1", b"0.0", b"2.5", b"\xff", b"\0", b'"', b"[", b"{}",
+    b"9" * 30, b"true", b"\n", b"\r", b",", b"inf", b"1_0", b"cat", b"\xe2\x80\xa8", b"\xff\xff\xff\x7f",
+    b"\0\0\0\x40", b"\xff\xff\xff\xff",
+)  # fmt: skip
+Case = tuple[str, str, bytes, Columns]  # kind of data, file, content, columns
+
+
+class Tokenizer:
+    pad_token = eos_token = "x"
+    model_max_length = 8
+
+    def __call__(self, *texts: list[str], **_: Any) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[len(text) for text in row] for row in zip(*texts, strict=True)])}
+
+
+def originals() -> list[Case]:
+    csv = b"t,x,y\nabc,1,0\ndef,2,1\nghi,3,0\n"
+    jsonl = b'{"t": "abc", "x": [1, 2], "y": 0}\n{"t": "b", "x": [3, 4], "y": 1}\n'
+    table = pa.table({"t": ["a", "b", "c"], "x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [0, 1, 0]})
+    x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
+    cases: list[Case] = [
+        ("table", "a.csv", csv, FEATURES),
+        ("table", "a.tsv", csv.replace(b",", b"\t"), TEXT),
+        ("table", "a.jsonl", jsonl, FEATURES),
+        ("table", "b.jsonl", jsonl, TEXT),
+        ("table", "a.parquet", _bytes(lambda out: pq.write_table(table, out)), FEATURES),
+        ("table", "b.parquet", _bytes(lambda out: pq.write_table(table, out, compression="zstd")), TEXT),
+        ("dataset", "data.arrow", _bytes(lambda out: _stream(table, out)), FEATURES),
+        ("arrays", "a.npz", _bytes(lambda out: np.savez_compressed(out, x=x, y=y)), FEATURES),
+        ("arrays", "b.npz", _bytes(lambda out: np.savez(out, x=x, y=np.array(["a", "b", "a"]))), FEATURES),
+        ("arrays", "a.safetensors", save({"x": torch.zeros(3, 2), "y": torch.tensor(y)}), FEATURES),
+    ]
+    pixels = np.random.RandomState(0).randint(0, 256, (9, 7, 3)).astype(np.uint8)
+    wide = Image.fromarray(pixels[:, :, 0].astype(np.uint16) * 257)
+    for kind, image in {
+        "PNG": Image.fromarray(pixels),
+        "png": Image.fromarray(pixels).convert("P"),
+        "pNg": wide,
+        "GIF": Image.fromarray(pixels).convert("P"),
+        "JPEG": Image.fromarray(pixels),
+        "BMP": Image.fromarray(pixels),
+    }.items():
+        content = io.BytesIO()
+        image.save(content, kind.upper())
+        cases.append(("images", f"c/{image.mode}.{kind}", content.getvalue(), Columns(image="image")))
+    return cases
+
+
+def _bytes(write: Callable[[io.BytesIO], Any]) -> bytes:
+    out = io.BytesIO()
+    write(out)
+    return out.getvalue()
+
+
+def _stream(table: Any, out: io.BytesIO) -> None:
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+
+
+def mutated(content: bytes, draw: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        start = draw.randrange(len(changed) + 1)
+        stop = min(len(changed), start + draw.randrange(1, 16))
+        kind = draw.randrange(6)
+        if kind == 0 and start < len(changed):
+            changed[start] = draw.randrange(256)
+        elif kind == 1:
+            changed[start:start] = draw.choice(WORDS)
+        elif kind == 2:
+            changed[start:stop] = draw.choice(WORDS)
+        elif kind == 3:
+            del changed[start:stop]
+        elif kind == 4:
+            changed[start:start] = changed[start:stop]
+        else:
+            del changed[max(1, start) :]
+    return bytes(changed)
+
+
+def read(case: Case, content: bytes, folder: Path) -> str:
+    kind, name, _, columns = case
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    if kind == "dataset":
+        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    text = columns.text is not None
+    model = LoadedModel(nn.Linear(1, 1), text=TextInput(Tokenizer) if text else None, keywords=text)
+    path = folder if kind in ("images", "dataset") else folder / name
+    source = DataSource(kind, path, columns, {"fit": Share()})
+    try:
+        read_splits(source, model, ImageInput(size=(8, 8), resize=8, channels=3), ("fit",))
+    except StockpotError:
+        return "refused"
+    return "read"
+
+
+def relabelled(draw: random.Random) -> str:
+    """One cell of a column of labels is replaced: refused, or every other row keeps its class."""
+    names = ("ant", "bee", "cat", "dog")
+    options: dict[str, Any]
+    cells, options = draw.choice(
+        (
+            ([str(n % 12) for n in range(60)], {}),
+            ([f"{n % 12}.0" for n in range(60)], {"head": 12}),
+            ([names[n % 4] for n in range(60)], {"model_names": names[::-1]}),
+            ([names[n % 4] for n in range(60)], {"head": 4}),
+            ([names[n % 4] for n in range(60)], {"classes": ("x", *names)}),
+        )
+    )
+    before = encode({"fit": cells}, **options)["fit"]
+    row = draw.randrange(60)
+    odd: Any = draw.choice((None, float("nan"), draw.choice(WORDS), draw.choice(cells), str(draw.random())))
+    changed: list[Any] = [*cells[:row], odd, *cells[row + 1 :]]
+    try:
+        after = encode({"fit": changed}, **options)["fit"]
+    except StockpotError as error:
+        if f"row {row} " not in str(error) and not str(error).startswith("labels:"):
+            raise AssertionError(f"row {row} is not named: {error}") from error
+        return "refused"
+    assert np.array_equal(np.delete(before, row), np.delete(after, row)), (odd, options)
+    return "read"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    cases, counts, failures = originals(), Counter[tuple[str, str]](), []
+    before = _peak()
+    for number in range(given.count):
+        draw = random.Random(f"{given.seed}/{number}")
+        case = draw.choice(cases) if number % 4 else None
+        name, began = case[1] if case else "labels", time.monotonic()
+        try:
+            with tempfile.TemporaryDirectory(prefix="mutated-") as place:
+                happened = read(case, mutated(case[2], draw), Path(place)) if case else relabelled(draw)
+        except BaseException as error:
+            happened = "FAILED"
+            failures.append(f"case {number}, {name}: {type(error).__name__}: {error}"[:300])
+        if time.monotonic() - began > SLOWEST or _peak() - before > MOST_MEMORY:
+            failures.append(f"case {number}, {name}: {time.monotonic() - began:.1f} s, {_peak():,} bytes")
+            before = _peak()
+        counts[name, happened] += 1
+    for (name, happened), count in sorted(counts.items()):
+        print(f"{name:16} {happened:8} {count:6,}")
+    print("\n".join(failures[:50]))
+    print(f"{given.count:,} damaged data files, seed {given.seed}, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
