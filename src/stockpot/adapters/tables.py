@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,26 @@ def as_text(value: Any, where: str) -> str:
     if isinstance(value, (str, bool, int, float, np.generic)):
         return str(value)
     raise bad_data(where, "text", type(value).__name__, "name a column of texts")
+
+
+def as_numbers(column: Column, what: str, where: Callable[[int], str]) -> Array:
+    """An array of numbers; `where` names the row of the first cell that is none."""
+    fix = "name a column of numbers, or fill in what is missing"
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind not in "biuf":
+            raise bad_data(what, "numbers", str(column.dtype), fix)
+        return column
+    for row, value in enumerate(column):
+        try:
+            is_number = not is_missing(value) and "_" not in str(value) and bool(np.asarray(value, np.float64).size)
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
+            raise bad_data(where(row), "numbers", "nothing" if is_missing(value) else repr(value)[:80], fix)
+    try:
+        return np.asarray(column, dtype=np.float64)
+    except ValueError as error:
+        raise bad_data(what, "as many numbers in every row", "rows of different lengths", fix) from error
 
 
 def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
