@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from stockpot.errors import PoolError, RunError, describe
 from stockpot.recipe import load_recipe
-from stockpot.recipe.build import build_settings
+from stockpot.recipe.build import cook_arguments
+from stockpot.soups.registry import settings_in_comparison
+from stockpot.soups.settings import declared
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
@@ -60,7 +62,7 @@ class Zoo:
         return load_recipe(self.recipe_file, [*self.common, *overrides])
 
     def settings(self, method: str, overrides: Sequence[str] = ()) -> Settings:
-        return build_settings(self.recipe(overrides), method)
+        return settings_of(self.recipe(overrides), method)
 
     @property
     def samples(self) -> int | None:
@@ -79,6 +81,13 @@ class Zoo:
     def trial_seconds(self) -> list[float | None]:
         """What each ingredient took to make, where `stockpot finetune` left a record beside it."""
         return [_seconds(self.recipe().path(path)) for path in self.checkpoints]
+
+
+def settings_of(recipe: Recipe, method: str) -> Settings:
+    """What `stockpot compare` with this recipe would give the method."""
+    given = cook_arguments(recipe, "compare")
+    common = {key: value for key, value in given.items() if key in declared()}
+    return settings_in_comparison(method, given["preset"], common, given["each"])
 
 
 def _seconds(checkpoint: Path) -> float | None:
