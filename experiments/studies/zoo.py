@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 
 from stockpot.errors import PoolError, RunError, describe
 from stockpot.recipe import load_recipe
-from stockpot.recipe.build import cook_arguments
-from stockpot.soups.registry import settings_in_comparison
-from stockpot.soups.settings import declared
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
@@ -62,7 +59,8 @@ class Zoo:
         return load_recipe(self.recipe_file, [*self.common, *overrides])
 
     def settings(self, method: str, overrides: Sequence[str] = ()) -> Settings:
-        return settings_of(self.recipe(overrides), method)
+        recipe = self.recipe(overrides)
+        return recipe.method.settings(method, seed=recipe.output.seed)
 
     @property
     def samples(self) -> int | None:
@@ -81,13 +79,6 @@ class Zoo:
     def trial_seconds(self) -> list[float | None]:
         """What each ingredient took to make, where `stockpot finetune` left a record beside it."""
         return [_seconds(self.recipe().path(path)) for path in self.checkpoints]
-
-
-def settings_of(recipe: Recipe, method: str) -> Settings:
-    """What `stockpot compare` with this recipe would give the method."""
-    given = cook_arguments(recipe, "compare")
-    common = {key: value for key, value in given.items() if key in declared()}
-    return settings_in_comparison(method, given["preset"], common, given["each"])
 
 
 def _seconds(checkpoint: Path) -> float | None:
