@@ -56,7 +56,7 @@ def test_no_console_message_and_no_request(complete: Path, tmp_path: Path) -> No
     dom, console, addresses = visit(complete / "report.html", tmp_path)
     verdict = json.loads((complete / "results.json").read_text())["verdict"]
     assert verdict in dom
-    assert dom.count("<svg") == 18
+    assert dom.count("<svg") == 14
     assert console == ""
     assert addresses == []
 

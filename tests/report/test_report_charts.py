@@ -9,7 +9,7 @@ from stockpot.report.charts.curves import _block_ends, _lines, _smooth
 from stockpot.report.charts.drawing import LEVELS, inline
 from stockpot.report.charts.heatmap import _runs, levels, nice
 from stockpot.report.charts.ingredients import _apart, chain
-from stockpot.report.charts.weights import _binned, _edges, block_name, outside
+from stockpot.report.charts.weights import _binned, block_name, outside
 
 
 def test_extrapolated_means_below_zero_or_above_one() -> None:
@@ -42,16 +42,6 @@ def test_cells_of_one_colour_cover_exactly_their_mask() -> None:
 @pytest.mark.parametrize(("value", "end"), [(0.21, 0.3), (0.3, 0.3), (7.2, 8), (0, 1), (float("nan"), 1)])
 def test_colour_scales_end_on_round_numbers(value: float, end: float) -> None:
     assert nice(value) == pytest.approx(end)
-
-
-def test_bars_never_mix_weights_from_inside_and_outside() -> None:
-    for low, high in ((-0.3, 0.5), (-1.7, 2.9), (0.0, 0.04)):
-        edges = _edges(low, high)
-        assert edges[0] <= low
-        assert edges[-1] >= high
-        assert np.abs(edges).min() < 1e-12
-        if high > 1:
-            assert np.abs(edges - 1).min() < 1e-12
 
 
 def test_neighbours_stand_side_by_side_and_the_outlier_last() -> None:

@@ -144,6 +144,4 @@ def test_ingredients_without_write_permission_are_enough(tmp_path: Path) -> None
         Soup.uniform(pool).save(tmp_path / "soup")
     finally:
         (tmp_path / "pool").chmod(0o755)
-    assert (
-        tmp_path / "soup" / "model.safetensors"
-    ).stat().st_mode & 0o200  # the soup is the user's to change
+    assert (tmp_path / "soup" / "model.safetensors").stat().st_mode & 0o200  # the soup is the user's to change

@@ -70,9 +70,7 @@ class Recorder:
                 continue
             later = self.calls[number + 1 :]
             until = next((i for i, call in enumerate(later) if call[0] == "rename"), len(later))
-            assert ("flush", str(Path(path).parent)) in later[:until], (
-                f"{path}: its directory was not flushed"
-            )
+            assert ("flush", str(Path(path).parent)) in later[:until], f"{path}: its directory was not flushed"
             order.append(path)
         return order
 
@@ -116,9 +114,7 @@ def test_a_trial_is_flushed_before_its_record(tmp_path: Path, monkeypatch: pytes
         assert order.index(f"{name}.safetensors") < order.index(f"{name}.json")
 
 
-def test_new_directories_are_flushed_into_their_parents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_directories_are_flushed_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     with recorder.watching(monkeypatch):
         files.make_directory(tmp_path / "a" / "b")

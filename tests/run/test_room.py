@@ -95,9 +95,7 @@ def test_a_search_asks_for_what_is_left_of_it(tmp_path: Path, monkeypatch: pytes
     model = mlp()
     plan = Plan(trials, batch_size=48, probe=None)
     leave(monkeypatch, 10**6)
-    with pytest.raises(
-        WriteError, match="of free space for 2 checkpoints and the state of unfinished trials"
-    ):
+    with pytest.raises(WriteError, match="of free space for 2 checkpoints and the state of unfinished trials"):
         finetune(model, samples(48), None, tmp_path / "pool", plan)
     assert not list((tmp_path / "pool").glob("trial_*"))
     leave(monkeypatch, 10**9)
@@ -135,8 +133,5 @@ def test_a_read_only_place_is_said_in_our_words(tmp_path: Path) -> None:
     if "mounted" not in done.stdout:
         pytest.skip(f"no read-only mounts here: {done.stderr[-200:]}")
     assert done.returncode == 1
-    assert (
-        f"error: {out}/.lock: expected room and permission to write, found Read-only file system"
-        in done.stderr
-    )
+    assert f"error: {out}/.lock: expected room and permission to write, found Read-only file system" in done.stderr
     assert "Fix: make it writable or choose another place" in done.stderr

@@ -23,9 +23,7 @@ from stockpot.run.state import Journal, read_events
 RECIPE = {"method": {"lr": 0.01}, "output": {"dir": "a"}}
 FIRST = Identity("compare", "first", recipe=RecipeFacts(digest="1", resolved=RECIPE))
 OTHER = Identity(
-    "compare",
-    "other",
-    recipe=RecipeFacts(digest="2", resolved={"method": {"lr": 0.02}, "output": {"dir": "b"}}),
+    "compare", "other", recipe=RecipeFacts(digest="2", resolved={"method": {"lr": 0.02}, "output": {"dir": "b"}})
 )
 TREASURE = "what only the user has"
 
@@ -167,12 +165,8 @@ def test_a_run_of_an_older_format_can_be_replaced_and_is_not_continued(tmp_path:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(
-    "own", ["methods", "growth", "tensorboard", "recipe.yaml", "run.json", ".clearing", "x"]
-)
-def test_a_folder_that_never_was_a_run_is_refused_whatever_is_asked(
-    tmp_path: Path, own: str, overwrite: bool
-) -> None:
+@pytest.mark.parametrize("own", ["methods", "growth", "tensorboard", "recipe.yaml", "run.json", ".clearing", "x"])
+def test_a_folder_that_never_was_a_run_is_refused_whatever_is_asked(tmp_path: Path, own: str, overwrite: bool) -> None:
     """Before, --overwrite removed a user's methods/ and the refusal itself recommended it."""
     if own in ("methods", "growth", "tensorboard"):
         (tmp_path / own).mkdir()
@@ -292,9 +286,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
 # Links, and other things that are no files ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [".lock", "run.json", "recipe.yaml", "events.jsonl", "pool.json", "methods", "growth"]
-)
+@pytest.mark.parametrize("name", [".lock", "run.json", "recipe.yaml", "events.jsonl", "pool.json", "methods", "growth"])
 @pytest.mark.parametrize("target", ["file", "folder", "nothing"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_planted_link_leads_nowhere(tmp_path: Path, name: str, target: str, overwrite: bool) -> None:

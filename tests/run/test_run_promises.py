@@ -149,9 +149,7 @@ def test_a_run_without_held_out_evidence_recommends_and_saves_nothing(tmp_path: 
     compared = compare(pool, task, ["best", "uniform", "hl+"], run=tmp_path / "run", **SHORT)
     assert (compared.recommended, compared.soup) == (None, None)
     assert "No method is recommended" in compared.verdict
-    with pytest.raises(
-        RunError, match="expected a run that recommends a soup, found one that recommends none"
-    ):
+    with pytest.raises(RunError, match="expected a run that recommends a soup, found one that recommends none"):
         rebuild_soup(tmp_path / "run")
     assert rebuild_soup(tmp_path / "run", method="hl+")[0].is_dir()
 
@@ -341,10 +339,7 @@ def test_other_ingredients_data_settings_and_options_are_refused(tmp_path: Path)
     before = facts(tmp_path / "run")
     other_report = Task(mlp(), samples(), report=samples(60, seed=6))
     for given, found in (
-        (
-            {"task": Task(mlp(), samples(seed=3), report=samples(60, seed=5))},
-            r"fitting data .* found other samples",
-        ),
+        ({"task": Task(mlp(), samples(seed=3), report=samples(60, seed=5))}, r"fitting data .* found other samples"),
         ({"task": other_report}, r"report data this run was started with, found other samples"),
         ({"task": again(metric="loss")}, r"metric: accuracy -> loss"),
         ({"lr": 0.5}, r"hl\+\.lr: 0\.01 -> 0\.5"),
@@ -469,13 +464,7 @@ def test_no_link_in_a_run_directory_is_followed(tmp_path: Path, name: str, stage
     pool, _ = toy(tmp_path, 3)
     run, outside = tmp_path / "run", tmp_path / "outside"
     (outside / "folder" / "greedy").mkdir(parents=True)
-    for file in (
-        "file",
-        "folder/x",
-        "folder/result.json",
-        "folder/greedy/result.json",
-        "folder/state.safetensors",
-    ):
+    for file in ("file", "folder/x", "folder/result.json", "folder/greedy/result.json", "folder/state.safetensors"):
         (outside / file).write_text("what only the user has")
     before = sorted((str(p), p.read_bytes() if p.is_file() else b"") for p in outside.rglob("*"))
 

@@ -148,10 +148,7 @@ def test_every_value_of_another_kind_is_refused_with_its_place(run: Path, name: 
     refused = 0
     for place, changed in damaged(value):
         (run / name).write_text(json.dumps(changed))
-        if any(
-            part in f"{place}." and place.strip(".") not in ("settings", "environment", "layout")
-            for part in free
-        ):
+        if any(part in f"{place}." and place.strip(".") not in ("settings", "environment", "layout") for part in free):
             continue
         with pytest.raises(RunError) as caught:
             read_run(run)
@@ -188,9 +185,7 @@ def test_numbers_that_are_none_are_refused(run: Path, number: str) -> None:
 def test_mixing_weights_of_another_shape_are_refused(run: Path, change: Any, found: str) -> None:
     file = run / "methods" / "hl-plus" / "weights.safetensors"
     save_file(change(load_file(file)), file)
-    with pytest.raises(
-        RunError, match=rf"weights\.safetensors: expected a file of a run record, found .*{found}"
-    ):
+    with pytest.raises(RunError, match=rf"weights\.safetensors: expected a file of a run record, found .*{found}"):
         read_run(run)
 
 
@@ -266,8 +261,6 @@ def test_scores_of_ingredients_come_back_with_any_metric(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"settings": 3}', "no", '{"settings": {"lr": NaN}}'])
-def test_what_lies_beside_a_checkpoint_is_taken_for_its_training_only_where_it_is(
-    tmp_path: Path, content: str
-) -> None:
+def test_what_lies_beside_a_checkpoint_is_taken_for_its_training_only_where_it_is(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
     assert trial_settings(tmp_path / "a.safetensors") in (None, {"lr": None})

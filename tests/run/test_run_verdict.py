@@ -43,9 +43,7 @@ def test_fitting_scores_recommend_nothing() -> None:
     found = records(record("best", fit=80, report=80), record("hl+", fit=99, report=70))
     assert recommended(held_out(found)) is None
     text = verdict(found, None, ACCURACY, 4)
-    assert text.startswith(
-        "No method is recommended: none of them was scored on samples that it was not fitted on"
-    )
+    assert text.startswith("No method is recommended: none of them was scored on samples that it was not fitted on")
     assert "crossfit" in text
 
 
@@ -65,8 +63,7 @@ def test_the_guard_speaks_for_the_simple_methods() -> None:
 
 def test_what_the_guard_calls_learned_is_not_the_method_of_that_name() -> None:
     found = records(
-        record("learned", fit=99),
-        record("crossfit", fit=90, held_out=85, guard=guard(learned=0.85, best=0.8)),
+        record("learned", fit=99), record("crossfit", fit=90, held_out=85, guard=guard(learned=0.85, best=0.8))
     )
     assert set(held_out(found)) == {"crossfit"}
 
@@ -81,9 +78,7 @@ def test_every_method_with_folds_has_a_say_and_the_ensemble_has_none() -> None:
 
 
 def test_of_equals_the_one_that_mixes_more_and_of_nan_nothing() -> None:
-    found = records(
-        record("best", fit=8), record("crossfit", fit=9, held_out=80, guard=guard(learned=0.8, best=0.8))
-    )
+    found = records(record("best", fit=8), record("crossfit", fit=9, held_out=80, guard=guard(learned=0.8, best=0.8)))
     assert recommended(held_out(found)) == "crossfit"
     nothing = records(record("best", fit=8), record("hl", fit=9, guard=guard(best=None)))
     assert recommended(held_out(nothing)) is None
@@ -111,9 +106,7 @@ def test_scores_on_different_data_are_not_compared() -> None:
 def test_the_sentence_says_what_the_difference_is_worth(best: int, mine: int, said: str) -> None:
     import re
 
-    text = verdict(
-        records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", ACCURACY, 4
-    )
+    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", ACCURACY, 4)
     assert text.startswith(f"hl+ mixes 3 of 4 models into one that scores {mine}.00 % (95 % interval ")
     assert "on data nothing was chosen on; the best single model scores" in text
     assert re.search(said, text)

@@ -199,7 +199,7 @@ def test_clearing_follows_no_link(tmp_path: Path, name: str) -> None:
     outside.mkdir()
     (outside / "trial_000.safetensors").touch()
     made(folder)
-    files.remove_tree(folder / name)
+    files.clear((folder / name).parent, [Path(name).name])
     (folder / name).symlink_to(outside if name != "recipe.yaml" else outside / "trial_000.safetensors")
     with contextlib.suppress(LinkError):
         clear_demo(folder)

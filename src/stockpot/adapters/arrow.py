@@ -1,7 +1,7 @@
 """Parquet files, and Hugging Face datasets as `save_to_disk` leaves them: both are Arrow underneath.
 
-They are read with pyarrow alone. The datasets library would bring some twenty more packages, and nothing that limits
-what a small file unfolds to (docs/decisions.md).
+They are read with pyarrow alone. The datasets library would bring 22 more packages, and nothing that limits what a
+small file unfolds to (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
             limits.check_rows(file, about.num_rows)
             groups = [about.row_group(index) for index in range(about.num_row_groups)]
             chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-            limits.check_unfolded(
-                file, sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks)
-            )
+            limits.check_unfolded(file, sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks))
             # One value may stand in the file once and in a million rows: few rows at a time, counted as they come.
             largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
             size = min(_BATCH, max(1, limits.unfolded(file) // (8 * max(largest, 1))))
@@ -85,9 +83,7 @@ def _dataset_folder(path: Path, part: str | None) -> Path:
     if listing.is_file():
         try:
             splits = read_json(listing, follow=True)["splits"]
-            if not isinstance(splits, list) or not all(
-                isinstance(s, str) and Path(s).name == s for s in splits
-            ):
+            if not isinstance(splits, list) or not all(isinstance(s, str) and Path(s).name == s for s in splits):
                 raise ValueError("splits that are no plain names")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _broken(listing, error) from error
@@ -98,9 +94,7 @@ def _dataset_folder(path: Path, part: str | None) -> Path:
                 str(path),
                 "the name of one of its splits" if part is None else f"a split {part!r}",
                 f"splits {', '.join(splits)}",
-                f"write fit: {splits[-1]}, or {{of: {splits[-1]}, fraction: 0.5}}"
-                if splits
-                else "save it again",
+                f"write fit: {splits[-1]}, or {{of: {splits[-1]}, fraction: 0.5}}" if splits else "save it again",
             )
     folder = path if part is None else path / part
     if not (folder / "state.json").is_file():

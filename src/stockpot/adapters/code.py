@@ -89,15 +89,10 @@ def _module(name: str, folder: Path, reference: str) -> ModuleType:
         return _private(name, file)  # a module of another recipe or library has the same name
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            found, fix = (
-                "no such module",
-                f"write {name.replace('.', '/')}.py beside the recipe, or install it",
-            )
+            found, fix = ("no such module", f"write {name.replace('.', '/')}.py beside the recipe, or install it")
         else:
             found, fix = f"{type(error).__name__}: {error}", "correct the module"
-        raise TaskError(
-            describe(f"python: {reference}", expected=f"a module {name}", found=found, fix=fix)
-        ) from error
+        raise TaskError(describe(f"python: {reference}", expected=f"a module {name}", found=found, fix=fix)) from error
 
 
 def _private(name: str, file: Path) -> ModuleType:

@@ -88,9 +88,7 @@ def decode(
                 mapped.flush()  # msync: on the disk before it gets its name
                 del mapped
         # Private: nothing that is done to the tensor reaches the file.
-        return torch.from_file(str(file), shared=False, size=int(np.prod(shape)), dtype=torch.uint8).view(
-            shape
-        )
+        return torch.from_file(str(file), shared=False, size=int(np.prod(shape)), dtype=torch.uint8).view(shape)
     if (needed := first.nbytes * len(items)) > memory_limit:
         raise bad_data(
             f"{name} data",
@@ -104,13 +102,7 @@ def decode(
 
 
 def _fill(
-    images: Array,
-    items: Any,
-    wanted: ImageInput,
-    folder: Path,
-    limits: Limits,
-    name: str,
-    listen: Listener,
+    images: Array, items: Any, wanted: ImageInput, folder: Path, limits: Limits, name: str, listen: Listener
 ) -> None:
     """All images into `images`, on every core: image libraries let go of the interpreter while they decode."""
 
@@ -161,9 +153,7 @@ def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS
 
 
 def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> Any:
-    if (
-        limits.pixels > Limits.pixels and pil.MAX_IMAGE_PIXELS is not None
-    ):  # the library has a limit of its own
+    if limits.pixels > Limits.pixels and pil.MAX_IMAGE_PIXELS is not None:  # the library has a limit of its own
         pil.MAX_IMAGE_PIXELS = max(pil.MAX_IMAGE_PIXELS, limits.pixels)
     try:
         encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _ENCODED, follow=True)

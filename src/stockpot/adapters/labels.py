@@ -17,13 +17,12 @@ from stockpot.adapters.tables import Array, Column, Table, as_text, bad_data, is
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
 
-TARGETS = ("class", "number", "multi")
 DEFAULTS = ("label", "labels", "y", "target")
-_MISSING = frozenset(
-    ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None")
-)
+_MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"))
 _LARGEST = 2**31  # No head has so many classes.
 _SHOWN = 8
+_OTHER = "correct the label, or list the labels in data.classes in the order of the head"
+_FILL = "fill it in or remove the row"
 
 
 def label_name(table: Table, given: str | None) -> str:
@@ -121,24 +120,18 @@ def _numbering(
         listen(Event("classes", {"names": sorted(first)}))
         return {label: index for index, label in enumerate(sorted(first))}
     known = {name: index for index, name in enumerate(names)}
+    if len(known) < len(names):
+        raise bad_data("data.classes", "every class once", ", ".join(names)[:200], "remove what is there twice")
     found: dict[str, int] = {}
     for label, place in first.items():
-        plain = label if label in known else str(whole.get(label))  # 3.0 for a class named 3
+        plain = str(whole[label]) if label in whole and label not in known else label  # 3.0 for a class named 3
         if plain not in known:
             more = ", ..." if len(known) > _SHOWN else ""
             own = "" if classes is not None else "of the model "
             fix = "correct the label or data.classes" if classes is not None else _OTHER
-            raise _odd(
-                *place,
-                f"one of the classes {own}{', '.join([*known][:_SHOWN])}{more}",
-                f"label {label!r}",
-                fix,
-            )
+            raise _odd(*place, f"one of the classes {own}{', '.join([*known][:_SHOWN])}{more}", f"label {label!r}", fix)
         found[label] = known[plain]
     return found
-
-
-_OTHER = "correct the label, or list the labels in data.classes in the order of the head"
 
 
 def _refuse_mixture(first: Mapping[str, tuple[str, int]], count: Mapping[str, int]) -> None:
@@ -181,9 +174,6 @@ def _numbers(split: str, column: Column) -> Array:
         row = int(np.argmin(finite))
         raise _odd(split, row, "a number", str(array[row]), _FILL)
     return array.astype(np.float32)
-
-
-_FILL = "fill it in or remove the row"
 
 
 def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:

@@ -134,9 +134,7 @@ def torchvision_image(preset: Any) -> ImageInput:
     if not hasattr(preset, "crop_size"):
         return ImageInput(channels=3)
     crop, how = int(preset.crop_size[0]), getattr(preset.interpolation, "value", preset.interpolation)
-    return ImageInput(
-        (crop, crop), int(preset.resize_size[0]), tuple(preset.mean), tuple(preset.std), str(how), 3
-    )
+    return ImageInput((crop, crop), int(preset.resize_size[0]), tuple(preset.mean), tuple(preset.std), str(how), 3)
 
 
 # OpenCLIP -------------------------------------------------------------------------------------------------
@@ -156,9 +154,7 @@ def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> L
         )
     normalise, text = bool(options.pop("normalise", True)), bool(options.pop("text", True))
     with no_log():  # the library warns of random weights; they come later
-        encoder = library.create_model(
-            name, pretrained=None, precision="fp32", pretrained_hf=False, **options
-        )
+        encoder = library.create_model(name, pretrained=None, precision="fp32", pretrained_hf=False, **options)
     visual = encoder.visual
     width = int(getattr(visual, "output_dim", None) or encoder.text_projection.shape[1])
     for part in {**encoder._modules, **encoder._parameters}:

@@ -17,25 +17,10 @@ from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import (
-    LIMITS,
-    Array,
-    Limits,
-    Table,
-    as_text,
-    bad_data,
-    is_missing,
-    pick,
-    read_table,
-)
+from stockpot.adapters.tables import LIMITS, Array, Limits, Table, as_text, bad_data, is_missing, pick, read_table
 from stockpot.events import Listener, ignore
 
-_READERS = {
-    "images": read_image_folder,
-    "table": read_table,
-    "dataset": read_dataset,
-    "arrays": read_arrays,
-}
+_READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
 
 
 @dataclass(frozen=True)
@@ -92,11 +77,7 @@ class DataSource:
 
 
 def read_splits(
-    source: DataSource,
-    model: LoadedModel,
-    image: ImageInput,
-    wanted: Iterable[str],
-    listen: Listener = ignore,
+    source: DataSource, model: LoadedModel, image: ImageInput, wanted: Iterable[str], listen: Listener = ignore
 ) -> dict[str, Any]:
     """Tensors of the wanted splits. All splits' labels are looked at, so that classes never depend on `wanted`.
 
@@ -133,10 +114,7 @@ def _targets(
     """Of every part; none for a language model, which learns its own input."""
     if model.language and source.columns.label is None:
         return {}
-    called = {
-        part: " and ".join(name for name, share in source.shares.items() if share.part == part)
-        for part in parts
-    }
+    called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
     columns = {
         called[part]: table.column(label_name(table, source.columns.label), "data.label")
         for part, table in parts.items()

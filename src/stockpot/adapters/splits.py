@@ -18,9 +18,7 @@ from stockpot.files import read_bytes
 ORDER = ("report", "fit", "train")
 _LIST = 2**30  # Bytes of a list of samples.
 _SHOWN = 3
-_FIX = (
-    "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
-)
+_FIX = "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,7 @@ def cut(
     return {**listed, **{name: left[rows] for name, rows in chosen.items()}}
 
 
-def _shares(
-    size: int, labels: Array | None, shares: Mapping[str, Share], seed: int, where: str
-) -> dict[str, Array]:
+def _shares(size: int, labels: Array | None, shares: Mapping[str, Share], seed: int, where: str) -> dict[str, Array]:
     if len(shares) == 1 and next(iter(shares.values())).whole and size:
         return {next(iter(shares)): np.arange(size)}
     order = stratified_order(size, labels, seed)
@@ -83,9 +79,7 @@ def _shares(
         end = round(exact)
         if end > size:
             wanted = ", ".join(f"{n}: {s}" for n, s in shares.items())
-            raise bad_data(
-                f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples"
-            )
+            raise bad_data(f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples")
         if end == start:
             found = f"none: {where} has {size}"
             raise bad_data(f"data.{name}", "at least one sample", found, "ask for a larger share")

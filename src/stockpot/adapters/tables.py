@@ -22,9 +22,7 @@ Array = np.ndarray[Any, Any]
 Column = Array | list[Any]
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-_INFLATION = (
-    100  # Times its size that any file may unfold to: data worth having does not shrink a thousandfold.
-)
+_INFLATION = 100  # Times its size that any file may unfold to: data worth having does not shrink a thousandfold.
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,7 @@ def bad_data(what: str, expected: str, found: str, fix: str) -> DataError:
     return DataError(describe(what, expected=expected, found=found, fix=fix))
 
 
-def not_there(
-    what: object, expected: str, fix: str = "check the path; it is relative to the recipe"
-) -> DataError:
+def not_there(what: object, expected: str, fix: str = "check the path; it is relative to the recipe") -> DataError:
     return bad_data(str(what), expected, "nothing there", fix)
 
 

@@ -18,13 +18,7 @@ _WEIGHTS = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
 # What a configuration may say to make the library fetch or import code of others.
-_CODE = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "custom_pipelines",
-)
+_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
 # PIL's numbers for resampling filters, which is how processors write them.
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -192,9 +186,7 @@ def _text(transformers: Any, folder: Path | None, config: Any) -> TextInput | No
     def tokenizer() -> Any:
         return _try(
             f"tokenizer in {folder}",
-            lambda: transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            ),
+            lambda: transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
         )
 
     return TextInput(tokenizer, getattr(config, "max_position_embeddings", None))

@@ -79,7 +79,8 @@ def scan(
 
 def raw_bytes(tensor: Tensor) -> Tensor:
     """The tensor's bytes, row-major: a view where it is contiguous, else a copy."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    # A single number counts as contiguous whatever its stride, which `view` does not accept.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 class _Pass:

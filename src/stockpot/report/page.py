@@ -1,22 +1,19 @@
-"""Everything the report shows, worked out from a run; templates only arrange it."""
+"""Everything the report shows, worked out from a run; the template and the Markdown version only arrange it."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from stockpot.report import words
 from stockpot.report.charts.curves import curves
 from stockpot.report.charts.drawing import Picture
 from stockpot.report.charts.ingredients import distances, score_against_weight
-from stockpot.report.charts.scores import comparison, cost, growth
-from stockpot.report.charts.weights import distribution, weights_by_group, weights_by_method
+from stockpot.report.charts.scores import comparison, growth
+from stockpot.report.charts.weights import weights_by_group, weights_by_method
 from stockpot.report.reading import Run
 from stockpot.report.tables import (
     DATA,
-    Decision,
     Row,
     common_kind,
     greedy_decisions,
@@ -25,76 +22,37 @@ from stockpot.report.tables import (
     machine_facts,
     pool_facts,
     rows_of,
-)
+)  # fmt: skip
 from stockpot.soups.registry import METHODS
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One number worth a glance."""
-
-    value: str
-    text: str
-    tone: str = ""  # "good" or "bad"
-
-
-@dataclass(frozen=True)
-class Page:
+def page_of(run: Run) -> dict[str, Any]:
     """The report without its looks."""
-
-    title: str
-    subtitle: str
-    notices: list[str]
-    verdict: str
-    tiles: list[Tile]
-    rows: list[Row]
-    explained: Mapping[str, str]
-    data: str
-    pictures: Mapping[str, Picture]
-    showpiece: str
-    greedy: list[Decision]
-    greedy_summary: str
-    guard: list[tuple[str, str, bool]]
-    guard_summary: str
-    ingredients: list[dict[str, str]]
-    ingredient_columns: list[str]
-    facts: list[tuple[str, str]]
-    command: str
-    recipe: str
-    environment: list[tuple[str, str]]
-    notes: list[tuple[str, str]]
-    version: str
-
-
-def page_of(run: Run) -> Page:
     rows = rows_of(run)
     greedy, greedy_summary = greedy_decisions(run)
     guard, guard_summary = guard_decision(run)
-    ingredients, columns = ingredient_table(run)
-    return Page(
-        title=str(run.about.get("title") or run.path.name),
-        subtitle=_subtitle(run),
-        notices=_notices(run, rows),
-        verdict=str(run.results.get("verdict") or _verdict(rows)),
-        tiles=_tiles(run, rows),
-        rows=rows,
-        explained={row.method: METHODS[row.method].summary if row.method in METHODS else "" for row in rows},
-        data=DATA[common_kind(run, run.recommended)],
-        pictures=_pictures(run, rows),
-        showpiece=run.showpiece.name if run.showpiece else "",
-        greedy=greedy,
-        greedy_summary=greedy_summary,
-        guard=guard,
-        guard_summary=guard_summary,
-        ingredients=ingredients,
-        ingredient_columns=columns,
-        facts=pool_facts(run),
-        command=shlex.join(str(word) for word in run.about.get("command") or []),
-        recipe=run.record.recipe.strip(),
-        environment=machine_facts(run),
-        notes=_notes(run),
-        version=str(run.about.get("stockpot") or ""),
-    )
+    return {
+        "title": run.about["title"] or run.path.name,
+        "subtitle": _subtitle(run),
+        "notices": _notices(run, rows),
+        "verdict": run.results.get("verdict") or _verdict(rows),
+        "tiles": _tiles(run, next((row for row in rows if row.recommended), None)),
+        "rows": rows,
+        "explained": {row.method: METHODS[row.method].summary for row in rows},
+        "data": DATA[common_kind(run, run.recommended)],
+        "pictures": _pictures(run, rows),
+        "greedy": greedy,
+        "greedy_summary": greedy_summary,
+        "guard": guard,
+        "guard_summary": guard_summary,
+        "ingredients": ingredient_table(run),
+        "facts": pool_facts(run),
+        "command": shlex.join(run.about["command"]),
+        "recipe": run.recipe.strip(),
+        "environment": machine_facts(run),
+        "notes": _notes(run),
+        "version": run.about["stockpot"],
+    }
 
 
 def _notes(run: Run) -> list[tuple[str, str]]:
@@ -110,84 +68,68 @@ def _pictures(run: Run, rows: list[Row]) -> dict[str, Picture]:
     found = {
         "comparison": comparison(rows),
         "weights": weights_by_group(run, shown) if shown else None,
-        "distribution": distribution(run),
         "pot": weights_by_method(run),
         "ingredients": score_against_weight(run, shown) if shown else None,
         "curves": curves(run),
         "distances": distances(run),
         "growth": growth(run),
-        "cost": cost(rows) if len(rows) > 1 else None,
     }
     return {name: chart for name, chart in found.items() if chart is not None}
 
 
 def _subtitle(run: Run) -> str:
-    parts = []
-    if run.names:
-        parts.append(f"{words.plural(len(run.names), 'ingredient')}")
-    if run.pool.get("parameters"):
-        parts.append(f"{words.count(int(run.pool['parameters']))} parameters each")
-    if len(run.methods) > 1:
-        parts.append(f"{len(run.methods)} methods compared")
-    elif run.methods:
-        only = run.methods[0].name
-        parts.append("their ensemble" if only == "ensemble" else f"one soup, by {only}")
-    created = str(run.about.get("created") or "")
-    if created:
-        parts.append(created[:16].replace("T", " "))
-    return " · ".join(parts)
+    names = [m.name for m in run.methods]
+    alone = "their ensemble" if names == ["ensemble"] else f"one soup, by {names[0]}" if len(names) == 1 else ""
+    parts = (
+        words.plural(len(run.names), "ingredient") if run.names else "",
+        f"{words.count(run.pool['parameters'])} parameters each" if run.pool else "",
+        f"{len(names)} methods compared" if len(names) > 1 else alone,
+        run.about["created"][:16].replace("T", " "),
+    )
+    return " · ".join(filter(None, parts))
 
 
 def _notices(run: Run, rows: list[Row]) -> list[str]:
     notices = []
-    status = run.about.get("status")
-    if status != "done":
-        word = "was interrupted" if status == "interrupted" else "is not finished"
+    if run.about["status"] != "done":
+        word = "was interrupted" if run.about["status"] == "interrupted" else "is not finished"
         notices.append(f"This run {word}: the report shows what is there so far. Run the command again to continue.")
     if not rows:
         notices.append("No method has finished yet.")
-    if rows and rows[0].kind == "fit":
+    elif rows[0].kind == "fit":
         notices.append(
             "Scores are on the fitting data, because there is no score on report data for every method. They flatter"
             " the methods that learn; give report data to know what a soup is worth."
         )
-    kinds = {row.kind for row in rows}
-    if len(kinds) > 1:
+    if len({row.kind for row in rows}) > 1:
         notices.append("The methods were scored on different data; their scores cannot be compared.")
-    for name, reason in (run.results.get("failed") or {}).items():
-        notices.append(f"{name} could not be cooked: {reason}")
-    return notices
+    return notices + [f"{name} could not be cooked: {reason}" for name, reason in run.results["failed"].items()]
 
 
-def _tiles(run: Run, rows: list[Row]) -> list[Tile]:
-    row = next((row for row in rows if row.recommended), None)
-    tiles = []
-    if row is not None and row.score is not None:
-        n = f", {row.score.n:,} examples" if row.score.n else ""
-        between = f" (95 %: {row.metric.bare(row.score.low)} to {row.metric.bare(row.score.high)})"
-        tiles.append(Tile(row.metric.value(row.score.value), f"{row.method} on {DATA[row.kind]}{n}{between}"))
-    if row is not None and row.difference is not None:
+def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
+    """Numbers worth a glance: (number, what it is, "good", "bad" or nothing)."""
+    if row is None:
+        return []
+    tiles, m = [], row.metric
+    if row.score is not None:
+        between = f" (95 %: {m.bare(row.score.low)} to {m.bare(row.score.high)})"
+        what = f"{row.method} on {DATA[row.kind]}, {row.score.n:,} examples{between}"
+        tiles.append((m.value(row.score.value), what, ""))
+    if row.difference is not None:
         mean, low, high = row.difference
         tone = "good" if low > 0 else "bad" if high < 0 else ""
-        unit = f" {row.metric.unit}" if row.metric.unit else ""
-        between = f"{row.metric.change(low)} to {row.metric.change(high)}"
-        tiles.append(Tile(f"{row.metric.change(mean)}{unit}", f"against the best single model (95 %: {between})", tone))
-    if row is not None and run.names:
-        what = "models to serve" if not row.servable else "model to serve"
-        serve = len(run.names) if not row.servable else 1
-        tiles.append(
-            Tile(str(serve), f"{what}; {row.models_used} of {words.plural(len(run.names), 'ingredient')} used")
-        )
-    if row is not None and row.seconds is not None:
-        tiles.append(Tile(words.seconds(row.seconds), f"to cook it, with {words.size(row.peak)} of memory at most"))
-    return tiles
+        what = f"against the best single model (95 %: {m.change(low)} to {m.change(high)})"
+        tiles.append((f"{m.change(mean)} {m.unit}".strip(), what, tone))
+    serve, what = (1, "model to serve") if row.servable else (len(run.names), "models to serve")
+    tiles.append((str(serve), f"{what}; {row.models_used} of {words.plural(len(run.names), 'ingredient')} used", ""))
+    return [*tiles, (words.seconds(row.seconds), f"to cook it, with {words.size(row.peak)} of memory at most", "")]
 
 
 def _verdict(rows: list[Row]) -> str:
     """For runs that were stopped before they wrote their own."""
-    scored = [row for row in rows if row.score is not None]
+    scored = [(row.score.value, row) for row in rows if row.score is not None]
     if not scored:
         return "Nothing has been scored yet."
-    best = max(scored, key=lambda row: row.score.value if row.score else -math.inf)
+    best = max(scored, key=lambda pair: pair[0])[1]
     score, between = best.cells()[1:3]
     return f"So far {best.method} scores highest: {score} on the {DATA[best.kind]} (95 % interval {between})."

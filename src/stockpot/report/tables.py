@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.report import words
-from stockpot.report.reading import KINDS, Method, Run, Score, read
+from stockpot.report.reading import Method, Run, Score
+from stockpot.run.record import KINDS
 
 HEADINGS = ("method", "score", "95 % interval", "vs. best single model", "time", "peak memory", "models used")
 DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
@@ -24,8 +25,8 @@ class Row:
     kind: str
     score: Score | None
     difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
-    seconds: float | None
-    peak_host: int
+    seconds: float
+    peak_host: int  # bytes
     peak_device: int
     models_used: int
     recommended: bool
@@ -39,13 +40,12 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of `HEADINGS`."""
-        score, difference = self.score, self.difference
-        between = "–" if score is None else f"{self.metric.bare(score.low)} to {self.metric.bare(score.high)}"
+        m, score = self.metric, self.score
         return (
             self.method,
-            "–" if score is None else self.metric.value(score.value),
-            between,
-            "–" if difference is None else _change(self.metric, *difference),
+            "–" if score is None else m.value(score.value),
+            "–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}",
+            "–" if self.difference is None else "{} ({} to {})".format(*map(m.change, self.difference)),
             words.seconds(self.seconds),
             words.size(self.peak),
             str(self.models_used),
@@ -54,7 +54,7 @@ class Row:
 
 def summary_rows(run_dir: Path) -> list[Row]:
     """One row per finished method, in the table's order."""
-    return rows_of(read(run_dir))
+    return rows_of(Run(run_dir))
 
 
 def rows_of(run: Run) -> list[Row]:
@@ -63,102 +63,60 @@ def rows_of(run: Run) -> list[Row]:
 
 def common_kind(run: Run, method: Method | None = None) -> str:
     """The most honest data that all methods were scored on: scores on different data must not be compared."""
-    for kind in KINDS:
-        if run.methods and all(m.score(kind) is not None for m in run.methods):
-            return kind
+    shared = [kind for kind in KINDS if run.methods and all(m.score(kind) is not None for m in run.methods)]
     own = [kind for kind in KINDS if method is not None and method.score(kind) is not None]
-    return own[0] if own else "fit"
+    return (shared or own or ["fit"])[0]
 
 
 def _row(run: Run, method: Method, kind: str) -> Row:
     result = method.result
+    known = run.results["differences"].get(method.name) if run.results.get("compared_on") == kind else None
     return Row(
-        method.name,
-        run.metric,
-        kind,
-        method.score(kind),
-        _difference(run, method, kind),
-        result.get("seconds"),
-        int(result.get("peak_host") or 0),
-        int(result.get("peak_device") or 0),
-        int(result.get("models_used") or 0),
+        method.name, run.metric, kind, method.score(kind),
+        None if known is None or None in known else (known[0], known[1], known[2]),
+        result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
         recommended=method is run.recommended,
-        baseline=method is run.baseline,
+        baseline=method.name == run.results["baseline"],
         servable=method.name != "ensemble",
-    )
+    )  # fmt: skip
 
 
-def _difference(run: Run, method: Method, kind: str) -> tuple[float, float, float] | None:
-    """To the best individual: paired, worked out when the record was written."""
-    found = (run.results.get("differences") or {}).get(method.name)
-    if run.results.get("compared_on") != kind or not found or any(x is None for x in found):
-        return None
-    difference, low, high = map(float, found)
-    return difference, low, high
-
-
-def _change(metric: words.Metric, mean: float, low: float, high: float) -> str:
-    return f"{metric.change(mean)} ({metric.change(low)} to {metric.change(high)})"
-
-
-def ingredient_table(run: Run) -> tuple[list[dict[str, str]], list[str]]:
+def ingredient_table(run: Run) -> list[dict[str, str]]:
     """One line per ingredient with its own score, its weight, and how it was trained."""
-    shown: Method | None = run.showpiece
-    weight = shown.weight if shown else None
-    odd = run.outlier
-    trials = [item.get("trial") or {} for item in run.ingredients]
-    settings = list(dict.fromkeys(str(key) for trial in trials for key in trial))[:8]
+    shown = run.showpiece
+    trials = [one["trial"] or {} for one in run.ingredients]
+    settings = list(dict.fromkeys(key for trial in trials for key in trial))[:8]
     lines = []
     for k in run.best_first if run.ingredients else []:
-        score = run.own_scores[k]
-        line = {
-            "ingredient": run.names[k] + (" (outlier)" if k == odd else ""),
-            "own score": "–"
-            if math.isnan(score)
-            else run.metric.value(float(score)) + run.metric.between(_ends(run.ingredients[k].get("fit"))),
-        }
-        if weight is not None and shown is not None:
-            line[f"weight in {shown.name}"] = f"{weight[k]:.3f}".replace("-", "−")
-        line.update({key: _text(trials[k].get(key, "")) for key in settings})
-        line["digest"] = str(run.ingredients[k].get("digest") or "")[:8]
-        lines.append(line)
-    return lines, list(lines[0]) if lines else []
-
-
-def _ends(score: Any) -> list[Any] | None:
-    return [score.get("low"), score.get("high")] if isinstance(score, Mapping) else None
+        one, score = run.ingredients[k], run.own_scores[k]
+        own = "–" if math.isnan(score) else run.metric.value(score) + run.metric.between(one["fit"])
+        line = {"ingredient": run.names[k] + (" (outlier)" if k == run.outlier else ""), "own score": own}
+        if shown is not None and shown.weight is not None:
+            line[f"weight in {shown.name}"] = f"{shown.weight[k]:.3f}".replace("-", "−")
+        lines.append({**line, **{key: _text(trials[k].get(key, "")) for key in settings}, "digest": one["digest"][:8]})
+    return lines
 
 
 def pool_facts(run: Run) -> list[tuple[str, str]]:
     pool = run.pool
-    facts = [("seed", run.about.get("seed")), ("recipe digest", str(run.about.get("recipe_digest") or "")[:16])]
+    facts = {"seed": str(run.about["seed"]), "recipe digest": run.about["recipe_digest"][:16]}
     if pool:
-        facts += [
-            ("tensors", f"{pool.get('tensors', 0):,} of {words.count(int(pool.get('parameters') or 0))} parameters"),
-            ("dtypes", ", ".join(f"{count} {name}" for name, count in (pool.get("dtypes") or {}).items())),
-            ("size of one ingredient", words.size(_first(pool.get("ingredients"), "bytes"))),
-        ]
-        frozen, tied = len(pool.get("frozen") or []), len(pool.get("tied") or [])
-        if frozen:
-            facts.append(("the same in all ingredients", words.plural(frozen, "tensor")))
-        if tied:
-            facts.append(("tied within each ingredient", f"{words.plural(tied, 'group')} of tensors"))
-        doubles = [" = ".join(run.names[k] for k in group) for group in pool.get("duplicates") or []]
-        if doubles:
-            facts.append(("equal ingredients", "; ".join(doubles)))
-    return [(name, str(value)) for name, value in facts if value not in (None, "", "–")]
+        facts |= {
+            "tensors": f"{pool['tensors']:,} of {words.count(pool['parameters'])} parameters",
+            "dtypes": ", ".join(f"{count} {name}" for name, count in pool["dtypes"].items()),
+            "size of one ingredient": words.size(run.ingredients[0]["bytes"]) if run.ingredients else "",
+            "the same in all ingredients": words.plural(len(pool["frozen"]), "tensor") if pool["frozen"] else "",
+            "tied within each ingredient": words.plural(len(pool["tied"]), "group") if pool["tied"] else "",
+            "equal ingredients": "; ".join(" = ".join(run.names[k] for k in same) for same in pool["duplicates"]),
+        }
+    return [(name, value) for name, value in facts.items() if value not in ("", "–")]
 
 
 def machine_facts(run: Run) -> list[tuple[str, str]]:
-    known = run.about.get("environment") or {}
     return [
-        (str(key), words.size(value) if key == "memory" and isinstance(value, int) else _text(value))
-        for key, value in known.items()
+        (key, words.size(value) if key == "memory" and isinstance(value, int) else _text(value))
+        for key, value in run.about["environment"].items()
     ]
-
-
-def _first(items: Any, key: str) -> float | None:
-    return float(items[0][key]) if items and items[0].get(key) else None
 
 
 def _text(value: Any) -> str:
@@ -168,63 +126,42 @@ def _text(value: Any) -> str:
         return f"{value:.3g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return str(value)
+    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What greedy did with one candidate."""
-
-    ingredient: str
-    added: bool
-    score: str
-
-
-def greedy_decisions(run: Run) -> tuple[list[Decision], str]:
-    method = next((m for m in run.methods if m.result.get("greedy")), None)
-    if method is None:
-        return [], ""
-    steps = method.result["greedy"]
-    decisions = [
-        Decision(
-            str(step.get("ingredient", "")),
-            bool(step.get("added")),
-            "–" if step.get("score") is None else run.metric.value(float(step["score"])),
-        )
+def greedy_decisions(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
+    """(ingredient, score, kept) for every candidate, and what happened in words."""
+    steps: list[Mapping[str, Any]] = next((m.result["greedy"] for m in run.methods if m.result["greedy"]), [])
+    table = [
+        (step["ingredient"], "–" if step["score"] is None else run.metric.value(step["score"]), step["added"])
         for step in steps
     ]
-    kept = sum(decision.added for decision in decisions)
-    summary = (
-        f"Greedy went through {words.plural(len(decisions), 'ingredient')} from the best to the worst, adding"
+    kept = sum(added for *_, added in table)
+    return table, "" if not table else (
+        f"Greedy went through {words.plural(len(table), 'ingredient')} from the best to the worst, adding"
         f" each to the average of those before it, and kept {kept}: the others did not raise the score on the"
         " fitting data. A dash stands for a candidate that was given up early, because it could not win any more."
     )
-    return decisions, summary
 
 
 def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
-    method = next((m for m in run.methods if m.result.get("guard")), None)
+    """(soup, held-out score, returned) for everything the guard compared, and what it did in words."""
+    method = next((m for m in run.methods if m.result["guard"]), None)
     if method is None:
         return [], ""
     guard = method.result["guard"]
-    winner = str(guard.get("winner"))
-    scores = [(str(name), Score.read(value)) for name, value in (guard.get("held_out") or {}).items()]
-    intervals = guard.get("intervals") or {}
+    winner, ends = guard["winner"], guard["intervals"]
     table = [
-        (name, run.metric.value(score.value) + run.metric.between(intervals.get(name)), name == winner)
-        for name, score in scores
-        if score is not None
+        (name, run.metric.value(value) + run.metric.between(ends.get(name)), name == winner)
+        for name, value in guard["held_out"].items()
+        if value is not None
     ]
     if winner == "learned":
-        summary = (
+        return table, (
             "The guard kept the learned soup: nothing simpler did better on held-out data than chance explains. Scored"
             " here are the folds' own soups; their average is usually better than they are."
         )
-    else:
-        summary = (
-            f"The guard stepped in: {winner} did better on held-out data than chance explains, so {method.name}"
-            f" returned {winner} instead of the learned soup."
-        )
-    return table, summary
+    return table, (
+        f"The guard stepped in: {winner} did better on held-out data than chance explains, so {method.name}"
+        f" returned {winner} instead of the learned soup."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,10 @@ class Metric:
         shown = f"{100 * score:.2f}" if self.percent else _decimal(score)
         return shown.replace("-", "−")
 
-    def between(self, ends: Sequence[Any] | None) -> str:
+    def between(self, ends: Mapping[str, Any] | Sequence[Any] | None) -> str:
         """An interval in brackets, behind a space; nothing where it is not known."""
-        if not ends or any(end is None for end in ends):
-            return ""
-        low, high = (self.bare(float(end)) for end in ends)
-        return f" ({low} to {high})"
+        known = (ends["low"], ends["high"]) if isinstance(ends, Mapping) else tuple(ends or ())
+        return "" if len(known) != 2 or None in known else " ({} to {})".format(*map(self.bare, known))
 
     def change(self, difference: float) -> str:
         if not math.isfinite(difference):

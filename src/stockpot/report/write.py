@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 
 from stockpot import files
-from stockpot.errors import RunError, describe
-from stockpot.report.page import Page, page_of
-from stockpot.report.reading import read
+from stockpot.errors import RunError
+from stockpot.report.page import page_of
+from stockpot.report.reading import Run
 from stockpot.report.tables import HEADINGS
 
 HTML, MARKDOWN = "report.html", "report.md"
@@ -17,25 +19,19 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 def write_report(run_dir: Path) -> Path:
     """report.html and report.md from the record alone; the same record gives the same bytes."""
-    page = page_of(read(run_dir))
+    page = page_of(Run(run_dir))
     files.write_bytes(run_dir / MARKDOWN, markdown(page).encode(), root=run_dir)
     files.write_bytes(run_dir / HTML, html(page).encode(), root=run_dir)
     return run_dir / HTML
 
 
-def html(page: Page) -> str:
+def html(page: Mapping[str, Any]) -> str:
     """Everything is escaped except the charts, which are made of escaped text already."""
     try:
         import jinja2
     except ImportError as error:
-        raise RunError(
-            describe(
-                "library jinja2",
-                expected="an installed one, for the page of a report",
-                found="none",
-                fix="pip install 'stockpot[cli]'",
-            )
-        ) from error
+        what = "an installed one, for the page of a report"
+        raise RunError.of("library jinja2", expected=what, found="none", fix="pip install 'stockpot[cli]'") from error
     folder = package_files("stockpot.report") / "templates"
     names = [file.name for file in folder.iterdir() if file.name.endswith((".j2", ".css"))]
     sources = {name: (folder / name).read_text("utf-8") for name in names}
@@ -50,27 +46,25 @@ def html(page: Page) -> str:
     return environment.get_template("report.html.j2").render(page=page, css=css) + "\n"
 
 
-def markdown(page: Page) -> str:
-    lines = [f"# {escape(page.title)}", "", escape(page.subtitle), ""]
-    lines += [f"> {escape(notice)}\n" for notice in page.notices]
-    lines += [f"**{escape(page.verdict)}**", ""]
-    if page.rows:
+def markdown(page: Mapping[str, Any]) -> str:
+    lines = [f"# {escape(page['title'])}", "", escape(page["subtitle"]), ""]
+    lines += [f"> {escape(notice)}\n" for notice in page["notices"]]
+    lines += [f"**{escape(page['verdict'])}**", ""]
+    if page["rows"]:
         lines += [
             "| " + " | ".join(HEADINGS) + " |",
             "|---|" + "---:|" * (len(HEADINGS) - 1),
-            *(_row(row.cells(), bold=row.recommended and len(page.rows) > 1) for row in page.rows),
+            *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
             "",
-            f"Scores are on {page.data}. Differences are paired sample by sample, with their 95 % interval.",
+            f"Scores are on {page['data']}. Differences are paired sample by sample, with their 95 % interval.",
             "",
         ]
-    lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page.notes), ""] if page.notes else []
-    if page.guard_summary:
-        lines += [escape(page.guard_summary), ""]
-    if page.command:
-        lines += ["To get this again:", "", _fenced(page.command, "sh"), ""]
-    if page.version:
-        lines += [f"Made by stockpot {escape(page.version)}.", ""]
-    return "\n".join(lines)
+    lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page["notes"]), ""] if page["notes"] else []
+    if page["guard_summary"]:
+        lines += [escape(page["guard_summary"]), ""]
+    if page["command"]:
+        lines += ["To get this again:", "", _fenced(page["command"], "sh"), ""]
+    return "\n".join([*lines, f"Made by stockpot {escape(page['version'])}.", ""])
 
 
 def _row(cells: tuple[str, ...], *, bold: bool) -> str:

@@ -27,9 +27,9 @@ class Line:
 
 def curves(run: Run) -> Picture | None:
     found = {
-        m.name: (_lines(m.curves("fit"), ends), _lines(m.curves("held_out"), ends), ends)
+        m.name: (_lines(m.result["curves"]["fit"], ends), _lines(m.result["curves"]["held_out"], ends), ends)
         for m in run.methods
-        for ends in [_block_ends([*m.curves("fit"), *m.curves("held_out")])]
+        for ends in [_block_ends([*m.result["curves"]["fit"], *m.result["curves"]["held_out"]])]
     }
     found = {name: panel for name, panel in found.items() if any(_finite(line) for part in panel[:2] for line in part)}
     if not found:
@@ -96,8 +96,8 @@ def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
     """Where each block begins on the common axis: steps count from one again in every block."""
     last: dict[int, float] = {}
     for part in parts:
-        block = int(part.get("block") or 0)
-        last[block] = max([last.get(block, 0.0), *map(float, part.get("x") or [])])
+        block = part["block"]
+        last[block] = max([last.get(block, 0.0), *part["x"]])
     ends = [0.0]
     for block in range(max(last, default=-1) + 1):
         ends.append(ends[-1] + last.get(block, 0.0))
@@ -106,11 +106,11 @@ def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _lines(parts: Sequence[Mapping[str, Any]], ends: list[float]) -> list[Line]:
     folds: dict[int, list[tuple[float, float]]] = {}
-    for part in sorted(parts, key=lambda p: int(p.get("block") or 0)):
-        start = ends[int(part.get("block") or 0)]
-        losses = [np.nan if loss is None else float(loss) for loss in part.get("loss") or []]
-        points = zip((start + float(x) for x in part.get("x") or []), losses, strict=False)
-        folds.setdefault(int(part.get("fold") or 0), []).extend(points)
+    for part in sorted(parts, key=lambda p: p["block"]):
+        start = ends[part["block"]]
+        losses = [np.nan if loss is None else float(loss) for loss in part["loss"]]
+        points = zip((start + float(x) for x in part["x"]), losses, strict=False)
+        folds.setdefault(part["fold"], []).extend(points)
     return [
         Line(np.array([x for x, _ in points]), np.array([y if np.isfinite(y) else np.nan for _, y in points]))
         for _, points in sorted(folds.items())
