@@ -197,7 +197,8 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
     from stockpot.run.record import read_run
 
     results, soup = _results(run)
-    scores = {one.name: one.result for one in read_run(run).methods}
+    records = {one.name: one.result for one in read_run(run).methods}
+    costs = ("seconds", "peak_host", "peak_device", "models_used")
     return {
         "run": str(run),
         "report": str(report),
@@ -207,12 +208,9 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
             {
                 "method": row.method,
                 "data": row.kind,
-                "score": scores[row.method].get(row.kind),
+                "score": records[row.method].get(row.kind),
                 "difference": row.difference,
-                "seconds": row.seconds,
-                "peak_host": row.peak_host,
-                "peak_device": row.peak_device,
-                "models_used": row.models_used,
+                **{key: records[row.method].get(key) for key in costs},
             }
             for row in summary_rows(run)
         ],

@@ -59,7 +59,7 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
-    """What `stockpot.cook.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
+    """What `stockpot.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
     from stockpot.run.directory import RecipeFacts
 
     section, run = recipe.method, recipe.path(recipe.output.dir)
@@ -71,30 +71,26 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
             found="the recipe's folder",
             fix="choose another directory, such as output.dir: runs/first",
         )
-    facts = RecipeFacts(
-        title=title,
-        kind=kind,
-        command=tuple(command),
-        digest=recipe.digest(),
-        resolved=recipe.resolved(),
-        code=code_digests(recipe),
-        max_shard=recipe.output.max_shard_size,
-    )
-    own = section.own(load)
-    wanted = {"methods": section.methods, "each": own} if kind != "cook" else {"method": section.name}
-    return {
-        **wanted,
+    shared = {
+        **{name: getattr(section, name) for name in ("preset", "include", "exclude", "donor")},
         "run": run,
         "overwrite": recipe.output.overwrite,
-        "preset": section.preset,
-        "include": section.include,
-        "exclude": section.exclude,
-        "donor": section.donor,
-        "recipe": facts,
+        "recipe": RecipeFacts(
+            title,
+            kind,
+            tuple(command),
+            recipe.digest(),
+            recipe.resolved(),
+            code_digests(recipe),
+            recipe.output.max_shard_size,
+        ),
         "seed": recipe.output.seed,
         **section.stated(load),
-        **(own.get(section.name, {}) if kind == "cook" else {}),
     }
+    own = section.own(load)
+    if kind == "cook":
+        return {**shared, "method": section.name, **own.get(section.name, {})}
+    return {**shared, "methods": section.methods, "each": own}
 
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
@@ -120,12 +116,12 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     return loaded
 
 
-def build_task(recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = False, report: bool = True) -> Task:
-    """Model, metric and data, ready to be cooked with; without `report`, its samples are not even read."""
+def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
+    """Model, metric and data, ready to be cooked with."""
     from stockpot.task import Task
 
-    loaded = build_model(recipe, pretrained)
-    data = build_data(recipe, loaded, ("fit", "report") if report else ("fit",), listen)
+    loaded = build_model(recipe)
+    data = build_data(recipe, loaded, ("fit", "report"), listen)
     return Task(
         loaded.model,
         data["fit"],
