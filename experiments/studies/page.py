@@ -10,7 +10,7 @@ from typing import Any
 from stockpot.errors import RunError, describe
 from stockpot.recipe.load import parse
 from stockpot.report import words
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies import figures, tables
 from studies.claims import claims
 from studies.loaded import ORDER, Results
