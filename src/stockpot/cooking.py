@@ -391,7 +391,7 @@ class _Job:
             return None
         path = files.check_inside(self.directory.path, record.folder / SOUP)
         if not path.exists():
-            result.soup.save(path, max_shard=self.max_shard, listen=self._tell)
+            result.soup.save(path, max_shard=self.max_shard, listen=self._tell, root=self.directory.path)
         return path
 
     def _growth_points(self, records: Mapping[Place, MethodRecord]) -> dict[str, list[dict[str, Any]]]:

@@ -352,8 +352,8 @@ class RunRecord:
     methods: tuple[MethodRecord, ...]  # in the order of the table
 
 
-def read_run(path: Path) -> RunRecord:
-    """A run, to be looked at; a file that is there and cannot be understood is an error."""
+def read_run(path: Path, *, tables: bool = False) -> RunRecord:
+    """A run, to be looked at; `tables`: sample by sample too. A file that cannot be understood is an error."""
     about = read_about(path)
     pool = read_json(path / POOL, path, POOL_SHAPE) or {}
     results = read_json(path / RESULTS, path, RESULTS_SHAPE) or {}
@@ -362,7 +362,7 @@ def read_run(path: Path) -> RunRecord:
         recipe = files.read_bytes(path / RECIPE, root=path).decode("utf-8", "replace") if there else ""
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
-    found = [read_method(path / METHODS / slug(name), path, name, tables=False) for name in names]
+    found = [read_method(path / METHODS / slug(name), path, name, tables=tables) for name in names]
     methods = [replace(one, result=cleaned(one.result)) for one in found if one is not None]
     _check_sizes(path, pool, methods)
     return RunRecord(path, cleaned(about), cleaned(pool), cleaned(results), cleaned(recipe), tuple(methods))
