@@ -20,7 +20,6 @@ from studies.running import Job, finished, making, run_all
 from studies.zoo import Zoo
 
 from stockpot.errors import StockpotError
-from stockpot.recipe.build import build_settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +88,7 @@ def _show(jobs: Sequence[Job]) -> None:
         assert run is not None
         recipe = zoo.recipe(run.stated)
         counts = [
-            planned_steps(method, vars(build_settings(recipe, method)), run.models(zoo), zoo.samples)
+            planned_steps(method, vars(recipe.method.settings(method)), run.models(zoo), zoo.samples)
             for method in recipe.method.methods
         ]
         known = sum(count or 0 for count in counts)

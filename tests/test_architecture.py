@@ -72,9 +72,7 @@ def test_every_module_is_in_a_part_that_the_documentation_lists_in_this_order() 
     known = {*PARTS, "__init__", "__main__", "_version"}
     assert {part_of(path) for path in modules()} <= known
     text = (ROOT / "docs" / "architecture.md").read_text()
-    listed = [
-        line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()[0] in PARTS
-    ]
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()[0] in PARTS]
     assert tuple(dict.fromkeys(listed)) == PARTS
 
 
@@ -89,13 +87,9 @@ def test_imports_go_down_only() -> None:
                 continue
             target = name.split(".")[1]
             if target in PARTS and PARTS.index(target) < PARTS.index(part):
-                wrong.append(
-                    f"{path.relative_to(PACKAGE)}:{node.lineno} imports {name}, which is above {part}"
-                )
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno} imports {name}, which is above {part}")
             if part != "cli" and target not in PARTS and target != "_version":
-                wrong.append(
-                    f"{path.relative_to(PACKAGE)}:{node.lineno} goes through the front door for {name}"
-                )
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno} goes through the front door for {name}")
     assert wrong == []
 
 
@@ -127,9 +121,7 @@ def test_other_peoples_libraries_are_imported_in_one_file_inside_functions() -> 
             place = path.relative_to(PACKAGE).as_posix()
             if library in FRAMEWORKS:
                 if part_of(path) != FRAMEWORKS[library]:
-                    wrong.append(
-                        f"{place}:{node.lineno} imports {library}, which is for {FRAMEWORKS[library]}"
-                    )
+                    wrong.append(f"{place}:{node.lineno} imports {library}, which is for {FRAMEWORKS[library]}")
                 continue
             homes.setdefault(library, set()).add(place)
             if node in top:
@@ -152,11 +144,7 @@ def test_nothing_below_the_command_line_prints_or_exits() -> None:
                 and node.func.id in ("print", "exit", "quit")
             ):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno} calls {node.func.id}")
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in (
-                "sys.exit",
-                "sys.stdout",
-                "sys.stderr",
-            ):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.exit", "sys.stdout", "sys.stderr"):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno} uses {ast.unparse(node)}")
     assert wrong == []
 

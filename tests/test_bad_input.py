@@ -8,16 +8,16 @@ and fix, and leaves nothing half-written.
 | mismatched pools | test_mismatched_pool | tests/pool/test_pool_open.py |
 | corrupt, truncated, empty file | test_broken_files | tests/pool/test_pool_bad_files.py |
 | pickle with code in it | test_pickle_with_code | tests/pool/test_pool_bad_files.py |
-| NaN or Inf in a checkpoint | test_weights_that_are_not_finite | tests/pool/test_pool_content.py |
-| unknown method | test_unknown_method | tests/soups/test_method_settings.py |
-| unknown preset | test_unknown_preset | tests/soups/test_method_settings.py |
+| NaN or Inf in a checkpoint | test_weights_that_are_not_finite | tests/pool/test_pool_facts.py |
+| unknown method | test_unknown_method | tests/soups/test_settings.py |
+| unknown preset | test_unknown_preset | tests/soups/test_settings.py |
 | unknown granularity | test_unknown_granularity | tests/layout/test_layout.py |
-| b < 1 | test_block_size_below_one | tests/soups/test_method_settings.py |
-| b > K | test_block_size_above_the_pool | tests/soups/test_method_settings.py |
+| b < 1 | test_block_size_below_one | tests/soups/test_settings.py |
+| b > K | test_block_size_above_the_pool | tests/soups/test_settings.py |
 | empty data | test_empty_data | tests/task/test_data.py |
 | labels out of range | test_labels_out_of_range | tests/task/test_checks.py |
 | model that lacks the pool's tensors, or has others | test_another_model | tests/task/test_checks.py |
-| non-finite loss | test_loss_that_is_not_finite | tests/soups/test_method_stopping.py |
+| non-finite loss | test_loss_that_is_not_finite | tests/soups/test_skipped_steps.py |
 | loss that ignores the model | test_loss_that_ignores_the_model | tests/task/test_checks.py |
 | too little data for the folds | test_too_little_data_for_the_folds | tests/task/test_order.py |
 | ingredients that changed | test_changed_ingredient | tests/soup/test_soup_save.py |
@@ -69,9 +69,7 @@ def refused(folder: Path, kind: type[StockpotError], *texts: str) -> Iterator[No
 
 def test_every_row_of_the_table_has_its_tests() -> None:
     rows = re.findall(r"^\| .+? \| (test_\w+) \| (tests/\S+) \|$", __doc__ or "", re.MULTILINE)
-    own = {
-        node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)
-    }
+    own = {node.name for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.FunctionDef)}
     assert len(rows) == 18
     assert {name for name, _ in rows} == own - {"refused", "test_every_row_of_the_table_has_its_tests"}
     assert [place for _, place in rows if not (Path(__file__).parents[1] / place).is_file()] == []
@@ -84,9 +82,7 @@ def test_no_files_match(tmp_path: Path) -> None:
 
 def test_one_ingredient_only(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(2)}, tmp_path / "only.safetensors")
-    with refused(
-        tmp_path, PoolError, "expected at least two ingredients, found only one", "only.safetensors"
-    ):
+    with refused(tmp_path, PoolError, "expected at least two ingredients, found only one", "only.safetensors"):
         Pool.open(tmp_path)
 
 
@@ -98,9 +94,7 @@ def test_mismatched_pool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["broken.safetensors", "broken.pt"])
-@pytest.mark.parametrize(
-    "content", [b"", b"not a model at all", b"cut"], ids=["empty", "corrupt", "truncated"]
-)
+@pytest.mark.parametrize("content", [b"", b"not a model at all", b"cut"], ids=["empty", "corrupt", "truncated"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     state = fine_tunes(mlp, 1)[0]
     save_file(state, tmp_path / "good.safetensors")
@@ -136,17 +130,13 @@ def test_weights_that_are_not_finite(tmp_path: Path) -> None:
 
 def test_unknown_method(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path)
-    with refused(
-        tmp_path, MethodError, "method 'gredy': expected one of best, crossfit,", "did you mean 'greedy'?"
-    ):
+    with refused(tmp_path, MethodError, "method 'gredy': expected one of best, crossfit,", "did you mean 'greedy'?"):
         cook(pool, task, "gredy")
 
 
 def test_unknown_preset(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path)
-    with refused(
-        tmp_path, MethodError, "preset 'author': expected one of authors, paper", "did you mean 'authors'?"
-    ):
+    with refused(tmp_path, MethodError, "preset 'author': expected one of authors, paper", "did you mean 'authors'?"):
         cook(pool, task, "mehl", preset="author")
 
 
@@ -170,9 +160,7 @@ def test_block_size_above_the_pool(tmp_path: Path) -> None:
     assert same(task.model.state_dict(), before)
 
 
-@pytest.mark.parametrize(
-    "data", [(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)), []], ids=["tensors", "list"]
-)
+@pytest.mark.parametrize("data", [(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)), []], ids=["tensors", "list"])
 def test_empty_data(tmp_path: Path, data: Any) -> None:
     with refused(tmp_path, DataError, "fit data"):
         Task(mlp(), data)
@@ -180,18 +168,14 @@ def test_empty_data(tmp_path: Path, data: Any) -> None:
 
 def test_labels_out_of_range(tmp_path: Path) -> None:
     x, y = samples()
-    with refused(
-        tmp_path, DataError, "labels of fit data: expected 0 to 2", "found 3 at index", "subtract 1"
-    ):
+    with refused(tmp_path, DataError, "labels of fit data: expected 0 to 2", "found 3 at index", "subtract 1"):
         Task(mlp(), (x, y + 1))
 
 
 def test_another_model(tmp_path: Path) -> None:
     pool, _ = zoo(tmp_path)
     small = nn.Sequential(nn.Linear(6, 3))
-    with refused(
-        tmp_path, TaskError, "model Sequential: expected the pool's 4 tensors", "the model lacks 2: 2.bias"
-    ):
+    with refused(tmp_path, TaskError, "model Sequential: expected the pool's 4 tensors", "the model lacks 2: 2.bias"):
         cook(pool, Task(small, samples()), "uniform")
     large = nn.Sequential(*mlp().children(), nn.Linear(3, 3))
     with refused(tmp_path, TaskError, "the model has 2 more: 3."):
@@ -209,11 +193,7 @@ def test_loss_that_is_not_finite(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1 if len(calls) < 3 else torch.inf)
 
     with refused(
-        tmp_path,
-        LearningError,
-        "learning at block 1 of 1, step 4",
-        "loss and gradient are finite",
-        "3 of 4 skipped",
+        tmp_path, LearningError, "learning at block 1 of 1, step 3", "loss and gradient are finite", "3 of 4 skipped"
     ):
         cook(pool, Task(mlp(), samples(), loss=loss), "mehl", steps=4, batch_size=8)
     with refused(tmp_path, TaskError, "loss at the start: expected a finite number, found inf"):

@@ -12,12 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stockpot.engine import Live
+from stockpot.events import Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soups.learn import Fold, Learner
 from stockpot.soups.problem import Problem, StateStore
-from stockpot.soups.registry import METHODS, settings_for
-from stockpot.soups.result import Result
+from stockpot.soups.registry import METHODS, preset_for, settings_for
+from stockpot.soups.result import Result, decided
 from stockpot.task import Task
 
 FEATURES, CLASSES = 6, 3
@@ -142,6 +143,21 @@ def learning(
     problem = Problem(pool, task)
     with problem.live(problem.layout(chosen.granularity)) as live:
         yield Learner(problem, live, METHODS[method], chosen, [Fold(0, task.fit)], store)
+
+
+def decide(
+    pool: Pool,
+    task: Task,
+    method: str,
+    *,
+    preset: str | None = None,
+    store: StateStore | None = None,
+    listen: Listener = ignore,
+    **settings: Any,
+) -> Result:
+    """What `cook` does up to the report data, with a place to keep the state of an unfinished method."""
+    chosen = settings_for(method, preset, **settings)
+    return decided(Problem(pool, task, listen=listen), method, chosen, preset_for(method, preset), store)
 
 
 def flat(live: Live, state: Mapping[str, Tensor]) -> Tensor:

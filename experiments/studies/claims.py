@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies.loaded import Point, Results, allowed_steps
 from studies.plans import DEFAULT, PAPER, RATES
 from studies.tables import interval, points

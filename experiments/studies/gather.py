@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from stockpot.report.record import Method, Run, read
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies import paired
 from studies.plans import DEFAULT, MAIN, PAPER, block_size, blocks_of
+from studies.records import Method, Run, read
 
 FORMAT = 1
 # Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
@@ -182,7 +182,7 @@ def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
     return [
         {
             "name": one["name"],
-            "fit": None if one.get("fit") is None else one["fit"]["mean"],
+            "fit": None if one.get("fit") is None else one["fit"]["value"],
             "seconds": took,
             "trial": one.get("trial"),
         }
@@ -205,7 +205,9 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _score(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if value is None else {key: value.get(key) for key in ("mean", "low", "high", "n", "loss")}
+    return (
+        None if value is None else {"mean": value["value"], **{key: value[key] for key in ("low", "high", "n", "loss")}}
+    )
 
 
 def _without_paths(word: str) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.errors import RunError, describe
-from stockpot.recipe.yaml_text import parse
+from stockpot.recipe.load import parse
 from stockpot.report import words
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies import figures, tables
 from studies.claims import claims
 from studies.loaded import ORDER, Results
@@ -180,7 +180,7 @@ def read_notes(path: Path) -> Mapping[str, Any]:
     """Section to zoo (or `all`) to a sentence; empty where nobody wrote any."""
     if not path.is_file():
         return {}
-    value = parse(path.read_text("utf-8"), path.name) or {}
+    value = parse(path.read_text("utf-8"), path.name)[0] or {}
     known = {section.slug for section in SECTIONS} | {"asked"}
     unknown = [key for key in value if key not in known or not isinstance(value[key], dict)]
     if unknown:

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.recipe.yaml_text import parse
-from stockpot.report.record import Method, Run
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies.plans import DEFAULT, EXACT
+from studies.records import Method, Run
 
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float, float]  # mean, low, high
@@ -195,6 +194,6 @@ def data(recipe: Mapping[str, Any]) -> str:
 
 
 def recipe(run: Run) -> Mapping[str, Any]:
-    value = parse(run.recipe, "recipe.yaml")
+    value = json.loads(run.recipe)
     assert isinstance(value, dict)
     return value

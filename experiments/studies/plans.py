@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.errors import RunError, describe
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 from studies.zoo import Zoo
 
 DEFAULT, PAPER = "crossfit", "mehl+"  # ours with no setting changed, and the paper's best
@@ -71,7 +71,7 @@ def seeds(zoo: Zoo) -> list[Planned]:
 def rates(zoo: Zoo) -> list[Planned]:
     """Sensitivity to the learning rate: ours with every seed, and the paper's beside it."""
     return [
-        Planned(f"rates-{_word(method)}-{rate}{_of_seed(seed)}", (method,), _values(seed, lr=rate))
+        Planned(f"rates-{_word(method)}-{rate}{_of_seed(seed)}", (method,), _values(seed, method, lr=rate))
         for method in (DEFAULT, PAPER)
         for seed in _seeds(method)
         for rate in RATES
@@ -118,13 +118,15 @@ def blocks(zoo: Zoo) -> list[Planned]:
     wanted = [b for b in (4, 9, 18, 36) if b < zoo.models]
     own = zoo.settings(PAPER).block_size
     own = min(18, zoo.models) if own == "auto" else own
-    return [Planned(f"blocks-{b}", (PAPER,), _values(0, block_size=b)) for b in wanted if b != own]
+    return [Planned(f"blocks-{b}", (PAPER,), _values(0, PAPER, block_size=b)) for b in wanted if b != own]
 
 
 def visits(zoo: Zoo) -> list[Planned]:
     """The paper's T; one pass over the models is in `main`."""
     own = blocks_of(vars(zoo.settings(PAPER)), zoo.models)
-    return [Planned(f"visits-{t}", (PAPER,), _values(0, blocks=t)) for t in sorted({1, 2, 4, 8, 2 * own}) if t != own]
+    return [
+        Planned(f"visits-{t}", (PAPER,), _values(0, PAPER, blocks=t)) for t in sorted({1, 2, 4, 8, 2 * own}) if t != own
+    ]
 
 
 def inner(zoo: Zoo) -> list[Planned]:
@@ -237,8 +239,10 @@ def planned_steps(method: str, settings: Mapping[str, Any], models: int, samples
     return int(settings["folds"] * blocks_of(settings, models) * steps_per_fold(settings, samples or 0))
 
 
-def _values(seed: int, **settings: object) -> tuple[tuple[str, object], ...]:
-    return (("output.seed", seed), *((f"method.{key}", value) for key, value in settings.items()))
+def _values(seed: int, method: str | None = None, **settings: object) -> tuple[tuple[str, object], ...]:
+    """Recipe keys for a seed and settings: of every method, or of one alone."""
+    section = "method" if method is None else f"method.each.{method}"
+    return (("output.seed", seed), *((f"{section}.{key}", value) for key, value in settings.items()))
 
 
 def _seeds(method: str) -> tuple[int, ...]:
@@ -254,7 +258,7 @@ def _steps_run(zoo: Zoo, study: str, method: str, count: int, seed: int = 0) -> 
     # A recipe that counts in epochs must be told not to.
     extra = {"epochs": None} if zoo.settings(method).steps is None else {}
     name = f"{study}-{_word(method)}-{count}{_of_seed(seed)}"
-    return Planned(name, (method,), _values(seed, steps=count, **extra))
+    return Planned(name, (method,), _values(seed, method, steps=count, **extra))
 
 
 def _own_steps(zoo: Zoo, method: str) -> int:
@@ -299,7 +303,7 @@ def _without_best(zoo: Zoo, count: int) -> list[str]:
                 fix=f"run {MAIN} first",
             )
         )
-    ranking = sorted(range(len(ingredients)), key=lambda k: (-ingredients[k]["fit"]["mean"], k))
+    ranking = sorted(range(len(ingredients)), key=lambda k: (-ingredients[k]["fit"]["value"], k))
     gone = set(ranking[:count])
     by_name = {Path(path).name: path for path in zoo.checkpoints}
     if missing := [one["path"] for one in ingredients if Path(one["path"]).name not in by_name]:

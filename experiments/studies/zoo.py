@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from stockpot.errors import PoolError, RunError, describe
 from stockpot.recipe import load_recipe
-from stockpot.recipe.build import build_settings
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
@@ -60,7 +59,8 @@ class Zoo:
         return load_recipe(self.recipe_file, [*self.common, *overrides])
 
     def settings(self, method: str, overrides: Sequence[str] = ()) -> Settings:
-        return build_settings(self.recipe(overrides), method)
+        recipe = self.recipe(overrides)
+        return recipe.method.settings(method, seed=recipe.output.seed)
 
     @property
     def samples(self) -> int | None:

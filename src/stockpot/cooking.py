@@ -313,7 +313,7 @@ class _Job:
                 folder = self.directory.method(choice)
                 comparison.soup = files.check_inside(comparison.path, folder / record.SOUP)
                 if not comparison.soup.exists():
-                    soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell)
+                    soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=comparison.path)
             self.directory.write(
                 record.RESULTS,
                 {

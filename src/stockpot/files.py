@@ -21,11 +21,10 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from stockpot import folders
-from stockpot.errors import LinkError, RunError, SoupError, WriteError, describe
+from stockpot.errors import LinkError, RunError, SoupError, WriteError
 from stockpot.folders import check_entries as check_entries  # part of this interface
 from stockpot.folders import check_inside as check_inside
 from stockpot.folders import opened, temporary_name
@@ -80,19 +79,11 @@ def file(path: Path, root: Path | None = None) -> Iterator[Path]:
     The place is in a directory of its own, so that whatever else the library puts there goes away with it. No other
     process may be writing the same path.
     """
-    with writing(path):
+    with _prepared(path, root) as place:
+        yield place / path.name
+        _finish(place / path.name, place)
         with opened(path.parent, root) as folder:
-            temporary = folder.make_temporary(path.name)
-        place = path.parent / temporary / path.name
-        try:
-            yield place
-            _finish(place, _readable(place.parent))
-            with opened(path.parent, root) as folder:
-                folder.rename(os.path.join(temporary, path.name), path.name)  # noqa: PTH118
-        finally:
-            with contextlib.suppress(OSError), opened(path.parent, root) as folder:
-                folder.remove(temporary)
-        with opened(path.parent, root) as folder:
+            folder.rename(f"{place.name}/{path.name}", path.name)
             folder.sync()
 
 
@@ -105,49 +96,43 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
     """
     path = path.absolute()
     make_directory(path.parent, root)
+    with opened(path.parent, root) as folder:
+        folder.sweep(path.name)
+        if folder.status(path.name) is not None and not overwrite:
+            fix = "choose another path, or pass overwrite=True"
+            raise SoupError.of(str(path), expected="a new directory", found="something that already exists", fix=fix)
+    with _prepared(path, root) as place:
+        yield place
+        for entry in (*place.rglob("*"), place):
+            _finish(entry, place)
+        with opened(path.parent, root) as folder:
+            folder.replace_directory(place.name, path.name)
+
+
+@contextlib.contextmanager
+def _prepared(path: Path, root: Path | None) -> Iterator[Path]:
+    """A new temporary directory beside `path`; whatever has its name in the end goes away."""
     with writing(path):
         with opened(path.parent, root) as folder:
-            folder.recover(path.name)
-            if folder.status(path.name) is not None and not overwrite:
-                raise SoupError(
-                    describe(
-                        str(path),
-                        expected="a new directory",
-                        found="something that already exists",
-                        fix="choose another path, or pass overwrite=True",
-                    )
-                )
-            temporary = folder.make_temporary(path.name)
-        place = path.parent / temporary
+            folder.sweep(path.name)
+            temporary = folder.make(temporary_name(path.name))
         try:
-            yield place
-            for entry in (*place.rglob("*"), place):
-                _finish(entry, _readable(place))
-            with opened(path.parent, root) as folder:
-                folder.replace_directory(temporary, path.name)
-        except BaseException:
+            yield path.parent / temporary
+        finally:
             with contextlib.suppress(OSError), opened(path.parent, root) as folder:
                 folder.remove(temporary)
-            raise
-        with opened(path.parent, root) as folder:
-            folder.sync()
 
 
 def make_directory(path: Path, root: Path | None = None) -> None:
     """Make it and what it lies in, each flushed into its parent: files flushed into it later are not lost with it."""
-    if root is not None and path != root:
-        make_directory(root)
-        for part in [path, *path.parents][len(folders.below(root, path)) - 1 :: -1]:
-            with writing(part), opened(part.parent, root) as folder:
-                folder.make(part.name)
-        return
-    if path.is_dir():
+    inside = root is not None and bool(folders.below(root, path))
+    if path.is_dir() and not inside:
         return
     if path.parent != path:
-        make_directory(path.parent)
-    with writing(path):
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        make_directory(path.parent, root if inside else None)
+    with writing(path), opened(path.parent, root if inside else None) as folder:
+        folder.make(path.name)
+        folder.sync()
 
 
 def open_for_append(path: Path, root: Path | None = None) -> TextIO:
@@ -166,7 +151,8 @@ def open_for_append(path: Path, root: Path | None = None) -> TextIO:
 def _cut_torn_line(handle: int, path: Path) -> None:
     size = end = os.fstat(handle).st_size
     if size > LINES_LIMIT:
-        raise _refused(path, f"a file of at most {LINES_LIMIT:,} bytes", f"{size:,} bytes", "remove it")
+        most = f"a file of at most {LINES_LIMIT:,} bytes"
+        raise WriteError.of(str(path), expected=most, found=f"{size:,} bytes", fix="remove it")
     while end:
         start = max(0, end - 2**20)
         os.lseek(handle, start, os.SEEK_SET)
@@ -185,47 +171,33 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        elsewhere = error.filename is not None and not _near(error.filename, path)
+        place = path if error.filename is None else Path(os.fsdecode(error.filename))
+        elsewhere = not place.absolute().is_relative_to(path.parent.absolute())
         if elsewhere or error.errno in (None, errno.EPIPE):
             raise
         raise _no_room(path, error.strerror or str(error), error.errno) from error
     except Exception as error:
         # safetensors has an error of its own; known by its name, so that this file needs no library.
         if type(error).__name__ == "SafetensorError" and "(os error " in str(error):
-            raise _no_room(path, str(error), None) from error
+            raise _no_room(path, str(error)) from error
         raise
 
 
-def _near(filename: str | bytes, path: Path) -> bool:
-    return Path(os.fsdecode(filename)).absolute().is_relative_to(path.parent.absolute())
-
-
-def _no_room(path: Path, found: str, number: int | None) -> WriteError:
-    denied = number in (errno.EACCES, errno.EPERM, errno.EROFS)
-    first = "make it writable" if denied else "free some space"
+def _no_room(path: Path, found: str, number: int | None = None) -> WriteError:
+    first = "make it writable" if number in (errno.EACCES, errno.EPERM, errno.EROFS) else "free some space"
     fix = f"{first} or choose another place; what was there before is unchanged"
-    return _refused(path, "room and permission to write", found, fix)
+    return WriteError.of(str(path), expected="room and permission to write", found=found, fix=fix)
 
 
-def _refused(path: Path, expected: str, found: str, fix: str) -> WriteError:
-    return WriteError(describe(str(path), expected=expected, found=found, fix=fix))
-
-
-def _readable(folder: Path) -> int:
-    # What a library makes may be private; files are to be as readable as any other of the user.
-    return folder.stat().st_mode & 0o666
-
-
-def _finish(path: Path, mode: int) -> None:
+def _finish(path: Path, folder: Path) -> None:
+    """What a library made in our temporary folder: flushed, and as readable as any other file of the user."""
     if path.is_symlink():
         raise LinkError(f"{path} is a symbolic link, which a library made instead of a file")
     if path.is_dir():
         sync_directory(path)
     else:
-        path.chmod(mode)
-        _flush(
-            path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR
-        )  # Windows flushes only what is writable
+        path.chmod(folder.stat().st_mode & 0o666)
+        _flush(path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR)  # Windows flushes only what is writable
 
 
 def sync_directory(path: Path) -> None:
@@ -298,13 +270,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- removing
 
 
-def sweep(path: Path, root: Path | None = None, names: Iterable[str] | None = None) -> None:
-    """Remove what killed processes left half-written in a directory: of everything, or of these names.
-
-    Nobody else may be writing them.
-    """
+def sweep(path: Path, root: Path | None = None) -> None:
+    """Remove what killed processes left half-written in a directory, which nobody else may be writing to."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(path, root) as folder:
-        folder.sweep(None if names is None else set(names))
+        folder.sweep()
 
 
 def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
@@ -313,10 +282,6 @@ def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
         for name in names:
             place.remove(name)
         place.sync()
-
-
-def remove_tree(path: Path, root: Path | None = None) -> None:
-    clear(path.parent, [path.name], root)
 
 
 # ---- asking a directory
@@ -338,13 +303,11 @@ class Lock:
         """Ours alone, or an error that says whose it is."""
         holder = self._take()
         if holder is not None:
-            raise RunError(
-                describe(
-                    str(self._path.parent),
-                    expected="a directory that no other process works in",
-                    found=f"one in use by process {holder}" if holder else "one in use by another process",
-                    fix="wait until that one has finished, or choose another directory",
-                )
+            raise RunError.of(
+                str(self._path.parent),
+                expected="a directory that no other process works in",
+                found=f"one in use by process {holder}" if holder else "one in use by another process",
+                fix="wait until that one has finished, or choose another directory",
             )
 
     def try_acquire(self) -> bool:
@@ -354,15 +317,6 @@ class Lock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def _take(self) -> str | None:
         """None when the lock is ours now; otherwise the process that holds it, as far as it is known."""
@@ -400,11 +354,10 @@ def _lock(handle: int) -> bool:
 def _require_own(handle: int, path: Path) -> None:
     """A file that is changed in place must be a regular one, and without a second name outside of the directory."""
     status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise _refused(path, "a regular file", "something else", "remove it, or choose another directory")
-    if status.st_nlink > 1:
+    found = "something else" if not stat.S_ISREG(status.st_mode) else "one with a second name elsewhere (a hard link)"
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         fix = "put a copy in its place, or choose another directory"
-        raise _refused(path, "a file of its own", "one with a second name elsewhere (a hard link)", fix)
+        raise WriteError.of(str(path), expected="a regular file of its own", found=found, fix=fix)
 
 
 def require_space(path: Path, nbytes: int, what: str) -> None:
@@ -417,12 +370,9 @@ def require_space(path: Path, nbytes: int, what: str) -> None:
     except OSError:
         return  # cannot be known; the writes themselves will say
     if free < nbytes + MARGIN:
-        raise _refused(
-            path,
-            f"{_size(nbytes + MARGIN)} of free space for {what}",
-            _size(free),
-            "free some space or choose another place; nothing was changed",
-        )
+        expected = f"{_size(nbytes + MARGIN)} of free space for {what}"
+        fix = "free some space or choose another place; nothing was changed"
+        raise WriteError.of(str(path), expected=expected, found=_size(free), fix=fix)
 
 
 def _size(nbytes: int) -> str:

@@ -59,22 +59,15 @@ class Folder:
             self.refuse_link(name)  # the system's words for it (ELOOP, ENOTDIR) would mislead
             raise
 
-    def make(self, name: str) -> None:
+    def make(self, name: str) -> str:
+        """A directory of this name, if there is none yet."""
         try:
             os.mkdir(self._at(name), dir_fd=self._handle)
         except FileExistsError:
             if not self._is_directory(name):
                 self.refuse_link(name)
                 raise
-        else:
-            self.sync()
-
-    def make_temporary(self, name: str) -> str:
-        """A new directory in which `name` is prepared; what earlier processes left of such ones goes away."""
-        self.sweep({name})
-        temporary = temporary_name(name)
-        os.mkdir(self._at(temporary), dir_fd=self._handle)
-        return temporary
+        return name
 
     def rename(self, name: str, target: str) -> None:
         os.replace(self._at(name), self._at(target), src_dir_fd=self._handle, dst_dir_fd=self._handle)
@@ -100,53 +93,43 @@ class Folder:
                     inner.remove(entry)
             os.rmdir(name, dir_fd=self._handle)
 
-    def sweep(self, only: set[str] | None = None) -> None:
+    def sweep(self, only: str | None = None) -> None:
+        """Remove what killed processes left half-written: of this name, or of all.
+
+        Between the two renames of `replace_directory` they left the old content under another name: it is put back.
+        """
         for entry in self.names():
             found = _TEMPORARY.fullmatch(entry)
-            if found is None or (only is not None and found["name"] not in only):
+            if found is None or only not in (None, found["name"]):
                 continue
-            if found["kind"] == "replaced":
-                self.recover(found["name"])
+            if found["kind"] == "replaced" and self._is_directory(entry) and self.status(found["name"]) is None:
+                self.rename(entry, found["name"])
             with contextlib.suppress(OSError):
                 self.remove(entry)
 
-    def recover(self, name: str) -> None:
-        """A process killed between the two renames of `replace_directory` left the old content under another name."""
-        if self.status(name) is None:
-            for entry in self.names():
-                found = _TEMPORARY.fullmatch(entry)
-                aside = found is not None and found["kind"] == "replaced" and found["name"] == name
-                if aside and self._is_directory(entry):
-                    self.rename(entry, name)
-                    return
-
     def replace_directory(self, new: str, name: str) -> None:
-        """Give `name` to the directory `new`; what had it before goes away.
+        """Give `name` to the directory `new`; what had it before goes away, or has the name `new` then.
 
         A directory cannot be renamed over a full one. Where the system can exchange two names, there is content under
         the name at any time; elsewhere the old one steps aside first, is put back if the second rename fails, and
         removed only after the new one stands.
         """
-        aside = None
-        if self._is_directory(name):
-            if _exchange(self._handle, self._at(new), self._at(name)):
-                aside = new
-            else:
-                aside = temporary_name(name, "replaced")
-                self.rename(name, aside)
-        elif self.status(name) is not None:
+        aside = temporary_name(name, "replaced")
+        if not self._is_directory(name):
             self.remove(name)
-        if aside != new:
-            try:
-                self.rename(new, name)
-            except BaseException:
-                if aside is not None:
-                    self.rename(aside, name)
-                raise
+        elif _exchange(self._handle, new, name):
+            return self.sync()  # the caller's temporary name has the old one now
+        else:
+            self.rename(name, aside)
+        try:
+            self.rename(new, name)
+        except BaseException:
+            if self._is_directory(aside):
+                self.rename(aside, name)
+            raise
         self.sync()
-        if aside is not None:
-            with contextlib.suppress(OSError):
-                self.remove(aside)
+        self.remove(aside)
+        return None
 
     def close(self) -> None:
         if self._handle is not None:
@@ -192,8 +175,8 @@ def _exchange(folder: int | None, first: str, second: str) -> bool:
         rename = ctypes.CDLL(None).renameat2  # Linux
     except (OSError, AttributeError, TypeError):
         return False
-    exchange = 2  # RENAME_EXCHANGE
-    return folder is not None and bool(rename(folder, os.fsencode(first), folder, os.fsencode(second), exchange) == 0)
+    names = folder, os.fsencode(first), folder, os.fsencode(second)
+    return folder is not None and bool(rename(*names, 2) == 0)  # 2: RENAME_EXCHANGE
 
 
 def check_inside(root: Path, path: Path) -> Path:

@@ -42,9 +42,7 @@ class Stop:
     def _take(self) -> None:
         for number in known():
             current = signal.getsignal(number)
-            if (
-                current is not signal.SIG_IGN and current is not None
-            ):  # None: not set by Python, not ours to touch
+            if current is not signal.SIG_IGN and current is not None:  # None: not set by Python, not ours to touch
                 self._before[number] = current
                 signal.signal(number, self._note)
 
@@ -63,9 +61,7 @@ class Stop:
 def held() -> Iterator[Stop]:
     """Signals to stop wait until the work has saved, or at the latest until the block ends."""
     stop = Stop()
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # others may not set handlers, and get no signals
+    if threading.current_thread() is threading.main_thread():  # others may not set handlers, and get no signals
         stop._take()
     try:
         yield stop

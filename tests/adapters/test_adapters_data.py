@@ -28,9 +28,7 @@ PIL = pytest.importorskip("PIL.Image")
     report=st.floats(0.1, 0.5),
     seed=st.integers(0, 2**31),
 )
-def test_splits_are_disjoint_repeatable_and_stratified(
-    counts: list[int], fit: float, report: float, seed: int
-) -> None:
+def test_splits_are_disjoint_repeatable_and_stratified(counts: list[int], fit: float, report: float, seed: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
     size = len(labels)
     if size * min(fit, report) < 2:
@@ -51,9 +49,7 @@ def test_more_fitting_data_never_changes_the_report() -> None:
     small = cut(100, labels, {"fit": Share(None, 0.2), "report": Share(None, 0.3)}, 1, "x")
     large = cut(100, labels, {"fit": Share(None, 0.6), "report": Share(None, 0.3)}, 1, "x")
     np.testing.assert_array_equal(small["report"], large["report"])
-    assert not np.array_equal(
-        small["report"], cut(100, labels, {"report": Share(None, 0.3)}, 2, "x")["report"]
-    )
+    assert not np.array_equal(small["report"], cut(100, labels, {"report": Share(None, 0.3)}, 2, "x")["report"])
 
 
 def test_halves_of_an_odd_number_make_the_whole() -> None:
@@ -141,9 +137,7 @@ def test_pixels_without_a_known_range_are_refused(dtype: type, said: str, tmp_pa
 def test_an_image_has_a_limit_as_it_is_stored_and_as_it_is_resized(tmp_path: Path) -> None:
     PIL.new("L", (1, 8000)).save(tmp_path / "thin.png")  # 85 bytes that became 2.3 GB
     wanted = ImageInput(size=(224, 224), resize=224, channels=3)
-    with pytest.raises(
-        DataError, match="its shorter side resized to 224: expected at most 67,108,864 pixels"
-    ):
+    with pytest.raises(DataError, match="its shorter side resized to 224: expected at most 67,108,864 pixels"):
         decode([tmp_path / "thin.png"], wanted)
     PIL.new("L", (50, 50)).save(tmp_path / "small.png")
     with pytest.raises(DataError, match=r"expected at most 100 pixels, found 50 x 50.\n.*data.limits.pixels"):
@@ -155,9 +149,9 @@ def test_normalising_is_a_hook_that_changes_no_names() -> None:
     names = list(model.state_dict())
     ImageInput(mean=(0.5, 0.25, 0.0), std=(0.5, 1.0, 2.0)).attach(model)
     images = torch.randint(0, 256, (2, 3, 2, 2), dtype=torch.uint8)
-    scaled = (images / 255 - torch.tensor([0.5, 0.25, 0.0]).view(1, 3, 1, 1)) / torch.tensor(
-        [0.5, 1.0, 2.0]
-    ).view(1, 3, 1, 1)
+    scaled = (images / 255 - torch.tensor([0.5, 0.25, 0.0]).view(1, 3, 1, 1)) / torch.tensor([0.5, 1.0, 2.0]).view(
+        1, 3, 1, 1
+    )
     torch.testing.assert_close(model(images), model(scaled.double()), rtol=1e-6, atol=1e-6)
     assert list(model.state_dict()) == names
 

@@ -59,13 +59,7 @@ def test_jsonl_numbers_become_arrays_and_texts_stay(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "a.parquet"
-    content = {
-        "t": ["a", "b"],
-        "x": [[1.0, 2.0], [3.0, 4.0]],
-        "y": [1, 0],
-        "n": [1, None],
-        "r": [[1], [1, 2]],
-    }
+    content = {"t": ["a", "b"], "x": [[1.0, 2.0], [3.0, 4.0]], "y": [1, 0], "n": [1, None], "r": [[1], [1, 2]]}
     pixels = pa.array([[[1, 2], [3, 4]]] * 2, pa.list_(pa.list_(pa.uint8())))
     pq.write_table(pa.table({**content, "p": pixels}), file)
     table = read_table(file, None)
@@ -108,9 +102,7 @@ def test_parts_of_a_folder_of_tables(tmp_path: Path) -> None:
 def test_rows_and_unfolded_bytes_have_limits_that_can_be_raised(tmp_path: Path) -> None:
     for name, text in (("a.csv", "x\n1\n2\n3\n"), ("a.jsonl", '{"x": 1}\n' * 3)):
         (tmp_path / name).write_text(text)
-        assert "expected at most 2 rows, found 3" in refusal(
-            read_table, tmp_path / name, None, Limits(rows=2)
-        )
+        assert "expected at most 2 rows, found 3" in refusal(read_table, tmp_path / name, None, Limits(rows=2))
         assert len(read_table(tmp_path / name, None, Limits(rows=3))) == 3
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(20_000))
     small = Limits(bytes=1000)
@@ -186,10 +178,7 @@ def write_dataset(folder: Path, columns: Any) -> None:
     names = []
     for number, start in enumerate(range(0, len(table), 2)):
         names.append(f"data-{number:05d}.arrow")
-        with (
-            pa.OSFile(str(folder / names[-1]), "wb") as sink,
-            pa.ipc.new_stream(sink, table.schema) as writer,
-        ):
+        with pa.OSFile(str(folder / names[-1]), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table.slice(start, 2))
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": n} for n in names]}))
 
@@ -228,9 +217,7 @@ def test_arrays_from_npz_npy_and_safetensors_agree(tmp_path: Path) -> None:
 
 
 def test_parts_of_arrays(tmp_path: Path) -> None:
-    np.savez(
-        tmp_path / "all.npz", x_train=np.zeros(3), y_train=np.zeros(3), test_x=np.ones(2), test_y=np.ones(2)
-    )
+    np.savez(tmp_path / "all.npz", x_train=np.zeros(3), y_train=np.zeros(3), test_x=np.ones(2), test_y=np.ones(2))
     assert set(read_arrays(tmp_path / "all.npz", "train").columns) == {"x", "y"}
     np.testing.assert_array_equal(read_arrays(tmp_path / "all.npz", "test").columns["x"], [1, 1])
     assert "found arrays x_train" in refusal(read_arrays, tmp_path / "all.npz", "val")
@@ -266,12 +253,8 @@ def test_bad_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=np.zeros(3), epoch=np.float64(3))
     assert "expected plain arrays" in refusal(read_arrays, tmp_path / "a.npz", None)
     assert "expected plain arrays" in refusal(read_arrays, tmp_path / "a.safetensors", None)
-    assert "expected columns of one length, found x: 3, y: 2" in refusal(
-        read_arrays, tmp_path / "b.npz", None
-    )
-    assert "epoch: expected an array with one entry per sample" in refusal(
-        read_arrays, tmp_path / "c.npz", None
-    )
+    assert "expected columns of one length, found x: 3, y: 2" in refusal(read_arrays, tmp_path / "b.npz", None)
+    assert "epoch: expected an array with one entry per sample" in refusal(read_arrays, tmp_path / "c.npz", None)
 
 
 # Image folders -----------------------------------------------------------------------------------------

@@ -76,15 +76,17 @@ def test_one_missing_cell_does_not_renumber_the_classes(odd: Any) -> None:
 
 
 def test_one_odd_cell_is_named_whichever_kind_it_is() -> None:
-    assert "row 2 (from 0): expected a number like most labels, found label 'x'" in refusal(
-        ["0", "1", "x", "1"]
-    )
-    assert "row 1 (from 0): expected a name like most labels, found label '0.0'" in refusal(
-        ["cat", "0.0", "dog"]
-    )
+    assert "row 2 (from 0): expected a number like most labels, found label 'x'" in refusal(["0", "1", "x", "1"])
+    assert "row 1 (from 0): expected a name like most labels, found label '0.0'" in refusal(["cat", "0.0", "dog"])
     assert "list the labels in data.classes" in refusal(["7", "8", "9+"])
     assert classes_of(["7", "8", "9+"], classes=("7", "8", "9+")) == [0, 1, 2]
     assert classes_of(["NA", "EU"], classes=("NA", "EU")) == [0, 1]
+
+
+def test_a_class_may_be_called_none_and_no_class_twice() -> None:
+    assert classes_of(["None", "a"], classes=("a", "None")) == [1, 0]
+    assert "found label 'b'" in refusal(["None", "b"], classes=("a", "None"))
+    assert "data.classes: expected every class once, found a, b, a" in refusal(["a"], classes=("a", "b", "a"))
 
 
 def test_the_models_own_names_leave_no_room_for_others() -> None:
@@ -101,9 +103,7 @@ def test_names_alone_must_be_as_many_as_the_head_has() -> None:
     """One typing error, or one class that is not in the data, would move all classes behind it."""
     assert classes_of(["cat", "dog"], head=2) == [0, 1]
     text = refusal(["cat", "dog", "dgo", "cat", "dog"], head=2)
-    assert (
-        "labels: expected the names of all 2 classes of the model, found 3, the rarest of them 'dgo'" in text
-    )
+    assert "labels: expected the names of all 2 classes of the model, found 3, the rarest of them 'dgo'" in text
     assert "found 1, the rarest of them 'dog'" in refusal(["dog"], head=2)
     assert classes_of(["dog"], head=2, classes=("cat", "dog")) == [1]
     assert classes_of(["1"], head=5) == [1]
@@ -127,8 +127,8 @@ def test_numbers_are_targets_where_the_recipe_says_so() -> None:
     for column in (["0.5", "2"], np.array([0.5, 2]), [0.5, 2], np.array([[0.5], [2]])):
         found = encode({"fit": column}, target="number")["fit"]
         assert (found.dtype, found.tolist()) == (np.float32, [0.5, 2.0])
-    assert "row 1 (from 0): expected a number, found nothing" in refusal([0.5, None], target="number")
-    assert "row 1 (from 0): expected a number, found 'x'" in refusal(["1", "x"], target="number")
+    assert "row 1 (from 0): expected numbers, found nothing" in refusal([0.5, None], target="number")
+    assert "row 1 (from 0): expected numbers, found 'x'" in refusal(["1", "x"], target="number")
     assert "row 0 (from 0): expected a number, found nan" in refusal(np.array([np.nan]), target="number")
 
 

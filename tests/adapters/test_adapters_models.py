@@ -47,9 +47,7 @@ def test_a_recipe_with_a_missing_library_says_so(monkeypatch: pytest.MonkeyPatch
     assert "pip install 'stockpot[" in refusal(load_model, kind, source, folder=Path(), classes=3)
 
 
-def test_a_library_that_is_there_but_broken_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_is_there_but_broken_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "timm.py").write_text("import a_library_that_is_not_there")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "timm", raising=False)
@@ -66,12 +64,7 @@ def test_every_extra_is_one_of_the_package() -> None:
 
 
 def test_timm_data_configurations() -> None:
-    config = {
-        "input_size": (3, 224, 224),
-        "crop_pct": 0.875,
-        "crop_mode": "center",
-        "interpolation": "bicubic",
-    }
+    config = {"input_size": (3, 224, 224), "crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"}
     config |= {"mean": (0.1, 0.2, 0.3), "std": (1.0, 1.0, 1.0)}
     assert timm_image(config) == ImageInput((224, 224), 256, (0.1, 0.2, 0.3), (1.0, 1.0, 1.0), "bicubic", 3)
     assert timm_image({**config, "crop_mode": "squash"}).resize is None
@@ -116,9 +109,7 @@ def test_image_processor_configurations(content: dict[str, Any], expected: Image
 
 def test_a_recipe_overrides_parts_of_the_input() -> None:
     own = ImageInput((224, 224), 256, (0.1,), (0.2,), "bicubic", 3)
-    assert own.override({"mean": (0.5,), "size": None}) == ImageInput(
-        (224, 224), 256, (0.5,), (0.2,), "bicubic", 3
-    )
+    assert own.override({"mean": (0.5,), "size": None}) == ImageInput((224, 224), 256, (0.5,), (0.2,), "bicubic", 3)
     # Another size must not keep the resize that belonged to the old one.
     assert own.override({"size": (32, 32)}) == ImageInput((32, 32), None, (0.1,), (0.2,), "bicubic", 3)
 
@@ -160,9 +151,7 @@ def test_class_names_of_a_pool_are_those_of_its_checkpoints(tmp_path: Path) -> N
 
 def clip(classes: int | None = 4, seed: int = 0, **options: Any) -> nn.Module:
     given = {**stand_in_open_clip.TINY, **options}
-    loaded = load_model(
-        "open_clip", "ViT-B-32-quickgelu", folder=Path(), classes=classes, options=given, seed=seed
-    )
+    loaded = load_model("open_clip", "ViT-B-32-quickgelu", folder=Path(), classes=classes, options=given, seed=seed)
     assert loaded.image is not None
     assert (loaded.image.size, loaded.image.resize) == ((32, 32), 32)
     return loaded.model

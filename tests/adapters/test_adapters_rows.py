@@ -86,25 +86,16 @@ def test_other_splits_share_what_a_list_leaves() -> None:
     halves = {"fit": Share(rows=Path("x")), "report": Share(None, 0.5), "train": Share(None, 0.5)}
     rows = cut(10, labels, halves, 0, "x", listed)
     assert sorted(np.concatenate(list(rows.values())).tolist()) == list(range(10))
-    with pytest.raises(
-        DataError, match=r"different samples in data.fit and data.report, found 1 listed for both"
-    ):
+    with pytest.raises(DataError, match=r"different samples in data.fit and data.report, found 1 listed for both"):
         cut(10, labels, shares, 0, "x", {"fit": np.array([1, 2]), "report": np.array([2, 3])})
 
 
 def test_a_recipe_takes_a_list_beside_the_whole_rest_of_a_part() -> None:
     content: dict[str, Any] = {"pool": {"path": "p"}, "model": {"open_clip": "ViT-B-32", "classes": 3}}
-    content["data"] = {
-        "images": "i",
-        "train": "train",
-        "fit": {"of": "train", "rows": "held.npy"},
-        "report": "val",
-    }
+    content["data"] = {"images": "i", "train": "train", "fit": {"of": "train", "rows": "held.npy"}, "report": "val"}
     assert make_recipe(content, ".").data.fit is not None
     content["data"]["fit"] = {"of": "train", "rows": "held.npy", "fraction": 0.5}
-    with pytest.raises(
-        RecipeError, match="expected one of fraction, count and rows, found fraction and rows"
-    ):
+    with pytest.raises(RecipeError, match="expected one of fraction, count and rows, found fraction and rows"):
         make_recipe(content, ".")
 
 
@@ -156,13 +147,9 @@ def test_a_cache_is_not_used_for_other_images(change: str, tmp_path: Path) -> No
 def test_a_cache_takes_arrays_and_encoded_images(tmp_path: Path) -> None:
     files, cache = pictures(tmp_path, 2), tmp_path / "cache"
     encoded = [{"bytes": (tmp_path / file).read_bytes(), "path": None} for file in files]
-    assert torch.equal(
-        decode(encoded, SMALL, memory_limit=0, cache=cache), decode(files, SMALL, folder=tmp_path)
-    )
+    assert torch.equal(decode(encoded, SMALL, memory_limit=0, cache=cache), decode(files, SMALL, folder=tmp_path))
     arrays = np.stack([np.moveaxis(np.asarray(PIL.open(tmp_path / file)), 2, 0) for file in files])
-    assert torch.equal(
-        decode(arrays, SMALL, memory_limit=0, cache=cache), decode(arrays, SMALL, folder=tmp_path)
-    )
+    assert torch.equal(decode(arrays, SMALL, memory_limit=0, cache=cache), decode(arrays, SMALL, folder=tmp_path))
 
 
 def test_a_failed_decoding_leaves_no_file_and_stops_soon(tmp_path: Path) -> None:

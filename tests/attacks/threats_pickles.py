@@ -77,8 +77,8 @@ def _loadable(call: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
 for _name, _call, _words in (
     ("pickle: REDUCE calls os.system", _reduce, "asks for posix.system"),
     ("pickle: BUILD plants a __setstate__", _build, "asks for types.SimpleNamespace"),
-    ("pickle: STACK_GLOBAL of protocol 4", _stack_global, "asks for posix.system"),
-    ("pickle: INST of protocol 0", _inst, "the instruction INST"),
+    ("pickle: STACK_GLOBAL of protocol 4", _stack_global, "the instruction SHORT_BINUNICODE"),
+    ("pickle: INST of protocol 0", _inst, "the instruction STRING"),
     ("pickle: OBJ of protocol 1", _obj, "asks for subprocess.Popen"),
     ("pickle: eval", _evaluated, "asks for builtins.eval"),
     ("pickle: a function found by getattr", _by_getattr, "asks for builtins.getattr"),
@@ -322,3 +322,9 @@ def future_protocol(folder: Path) -> Path:
 def circular_table(folder: Path) -> Path:
     inside = b"}q\x00(" + text(b"w") + tensor() + text(b"again") + b"h\x00u"
     return archive(folder / "m.pt", b"\x80\x02" + inside + b".")
+
+
+@threat("time: a text that takes for ever to encode", "encodes bytes in another way", PICKLES)
+def slow_codec(folder: Path) -> Path:
+    long = text("".join(chr(0x4E00 + k % 20_000) for k in range(200_000)).encode())
+    return archive(folder / "m.pt", _in_a_table(b"c_codecs\nencode\n" + long + text(b"punycode") + b"\x86R"))

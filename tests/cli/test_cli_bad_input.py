@@ -20,10 +20,7 @@ CASES = {
         POOL + TOY + DATA + "method: {bloc_size: 3}",
         ["method.bloc_size: unknown key; did you mean block_size?"],
     ),
-    "wrong type": (
-        POOL + TOY + DATA + "method: {lr: fast}",
-        ["method.lr: expected a number, found 'fast'"],
-    ),
+    "wrong type": (POOL + TOY + DATA + "method: {lr: fast}", ["method.lr: expected a number, found 'fast'"]),
     "two problems at once": (
         POOL + TOY + DATA + "method: {lr: fast}\noutput: {sed: 1}",
         ["2 problems", "method.lr", "output.sed: unknown key; did you mean seed?"],
@@ -42,12 +39,9 @@ CASES = {
     "another model": (POOL + "model: {python: 'toy:other'}\n" + DATA, ["expected", "Fix:"]),
     "impossible device": (
         POOL + TOY.replace("}", ", device: cuda}") + DATA,
-        ["model.device 'cuda'", "use auto or cpu"],
+        ["device: expected a device of this machine", "found cuda ("],
     ),
-    "output in the recipe's folder": (
-        POOL + TOY + DATA + "output: {dir: .}",
-        ["expected a directory of its own"],
-    ),
+    "output in the recipe's folder": (POOL + TOY + DATA + "output: {dir: .}", ["expected a directory of its own"]),
     "output over foreign files": (
         POOL + TOY + DATA + "output: {dir: pool}",
         ["found other files", "choose another directory with --out"],
@@ -108,13 +102,9 @@ def test_another_run_in_the_way(folder: Path, stockpot: Stockpot) -> None:
 
 
 @pytest.mark.parametrize("given", [("--overwrite",), ("--set", "output.overwrite=true")])
-def test_a_folder_that_was_never_a_run_is_not_cleared(
-    folder: Path, stockpot: Stockpot, given: tuple[str, ...]
-) -> None:
+def test_a_folder_that_was_never_a_run_is_not_cleared(folder: Path, stockpot: Stockpot, given: tuple[str, ...]) -> None:
     """By the flag as little as by the recipe."""
-    mine = [
-        folder / "mine" / name for name in ("methods/notes.txt", "recipe.yaml", "growth/x", "tensorboard/y")
-    ]
+    mine = [folder / "mine" / name for name in ("methods/notes.txt", "recipe.yaml", "growth/x", "tensorboard/y")]
     for file in mine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")

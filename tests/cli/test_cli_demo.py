@@ -72,9 +72,7 @@ def content(folder: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("flag", [(), ("--overwrite",)])
-@pytest.mark.parametrize(
-    "name", ["pool/mine.safetensors", "run/report.md", "recipe.yaml", "pretrained.safetensors"]
-)
+@pytest.mark.parametrize("name", ["pool/mine.safetensors", "run/report.md", "recipe.yaml", "pretrained.safetensors"])
 def test_what_no_demo_made_is_neither_run_nor_removed(
     tmp_path: Path, stockpot: Stockpot, name: str, flag: tuple[str, ...]
 ) -> None:
@@ -96,9 +94,7 @@ def test_a_recipe_in_a_demos_folder_is_not_run_as_the_demo(tmp_path: Path, stock
     folder = tmp_path / "work"
     folder.mkdir()
     (folder / MARKER).write_bytes(MARKED)
-    (folder / "recipe.yaml").write_text(
-        "model: {python: 'evil:model'}\ndata: {python: 'evil:data'}\nfinetune: {}\n"
-    )
+    (folder / "recipe.yaml").write_text("model: {python: 'evil:model'}\ndata: {python: 'evil:data'}\nfinetune: {}\n")
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     before = content(folder)
     answer = stockpot("demo", "--out", folder)

@@ -27,11 +27,7 @@ def test_example(tmp_path: Path, stockpot: Stockpot, name: str) -> None:
     assert prepared.returncode == 0, prepared.stderr
     assert "python prepare.py" in readme
     recipe = folder / "recipe.yaml"
-    given = (
-        "method.steps=5",
-        "method.each={crossfit: {steps: 5}}",
-        "method.methods=[best, uniform, crossfit]",
-    )
+    given = ("method.steps=5", "method.each={crossfit: {steps: 5}}", "method.methods=[best, uniform, crossfit]")
     short = [part for one in given for part in ("--set", one)]
     for command, *options in (
         ("finetune", recipe, "--trials", 3, "--set", "finetune.epochs=1"),

@@ -11,18 +11,7 @@ import stockpot as library
 from cli.conftest import Stockpot
 from stockpot.cli.app import app
 
-COMMANDS = (
-    "demo",
-    "inspect",
-    "cook",
-    "compare",
-    "finetune",
-    "evaluate",
-    "rebuild",
-    "report",
-    "schema",
-    "doctor",
-)
+COMMANDS = ("demo", "inspect", "cook", "compare", "finetune", "evaluate", "rebuild", "report", "schema", "doctor")
 
 
 def test_help_answers_without_loading_anything_heavy() -> None:
@@ -39,10 +28,7 @@ def test_help_answers_without_loading_anything_heavy() -> None:
 
 
 def test_every_command_is_there_once() -> None:
-    assert (
-        tuple(command.callback.__name__ for command in app.registered_commands if command.callback)
-        == COMMANDS
-    )
+    assert tuple(command.callback.__name__ for command in app.registered_commands if command.callback) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -57,9 +43,7 @@ def test_version(stockpot: Stockpot) -> None:
     assert stockpot("--version").out == f"stockpot {library.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [("brew",), ("compare",), ("compare", "a.yaml", "--nope"), ("evaluate", "x")]
-)
+@pytest.mark.parametrize("arguments", [("brew",), ("compare",), ("compare", "a.yaml", "--nope"), ("evaluate", "x")])
 def test_wrong_usage_is_exit_code_2(stockpot: Stockpot, arguments: tuple[str, ...]) -> None:
     answer = stockpot(*arguments)
     assert answer.code == 2

@@ -35,10 +35,7 @@ def test_inspect_says_that_the_pool_fits_the_model(folder: Path, stockpot: Stock
     ("change", "hint"),
     [
         (lambda name: f"model.{name}", "pool.rename: {'model.': ''}"),
-        (
-            lambda name: f"net.{name.replace('0.', '5.')}",
-            "pool.rename: {'net.': ''}); 2 would still not fit.",
-        ),
+        (lambda name: f"net.{name.replace('0.', '5.')}", "pool.rename: {'net.': ''}); 2 would still not fit."),
         (lambda name: name.replace(".", "_"), "Fix: build the model exactly as it was fine-tuned"),
     ],
     ids=["a prefix", "a prefix and more", "other names"],
@@ -69,10 +66,7 @@ def test_inspect_shows_shapes_that_differ(folder: Path, stockpot: Stockpot) -> N
     (folder / "toy.py").write_text(toy.replace("nn.Linear(8, 3)", "nn.Linear(8, 5)"))
     answer = stockpot("inspect", folder / "recipe.yaml")
     assert answer.code == 1
-    assert (
-        "2 with other shapes: 2.bias: model (5,), pool (3,); 2.weight: model (5, 8), pool (3, 8)"
-        in answer.out
-    )
+    assert "2 with other shapes: 2.bias: model (5,), pool (3,); 2.weight: model (5, 8), pool (3, 8)" in answer.out
     assert "build the model with the sizes it was fine-tuned with" in answer.out
 
 
@@ -132,16 +126,11 @@ def test_a_recipe_called_recipe_is_titled_by_its_folder(tmp_path: Path) -> None:
 def test_evaluating_what_is_not_there_says_what_could_be(folder: Path, stockpot: Stockpot) -> None:
     answer = stockpot("evaluate", folder / "nope", folder / "recipe.yaml")
     assert answer.code == 1
-    assert (
-        "nope: expected a saved soup, a run directory or a checkpoint, found nothing at this path"
-        in answer.err
-    )
+    assert "nope: expected a saved soup, a run directory or a checkpoint, found nothing at this path" in answer.err
     assert "RUN/methods/NAME/soup" in answer.err
 
 
-def test_cook_and_compare_do_not_share_a_directory(
-    shared: Path, compared: Answer, stockpot: Stockpot
-) -> None:
+def test_cook_and_compare_do_not_share_a_directory(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
     assert compared.code == 0
     answer = stockpot("cook", shared / "recipe.yaml")
     assert answer.code == 1

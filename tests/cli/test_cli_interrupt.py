@@ -20,14 +20,7 @@ from safetensors import safe_open
 from cli.conftest import Stockpot
 from stockpot.engine.loader import Loader
 
-SLOW = [
-    "--set",
-    "method.steps=2000",
-    "--set",
-    "method.methods=[best, hl]",
-    "--set",
-    "method.batch_size=16",
-]
+SLOW = ["--set", "method.steps=2000", "--set", "method.methods=[best, hl]", "--set", "method.batch_size=16"]
 
 
 def started(
@@ -108,9 +101,7 @@ def test_the_terminal_gets_its_cursor_back(folder: Path) -> None:
     "error",
     [
         MemoryError(),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried"
-        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
 def test_no_memory_on_the_host_is_said_in_our_words_and_costs_nothing(

@@ -10,19 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PLANTED = (
-    "yaml",
-    "typing",
-    "pydantic",
-    "typer",
-    "rich",
-    "random",
-    "difflib",
-    "json",
-    "torch",
-    "numpy",
-    "resource",
-)
+PLANTED = ("yaml", "typing", "pydantic", "typer", "rich", "random", "difflib", "json", "torch", "numpy", "resource")
 
 
 @pytest.mark.parametrize("command", ["module", "script"])

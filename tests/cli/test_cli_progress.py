@@ -80,15 +80,7 @@ def test_plain_lines_come_every_few_seconds(
 
 
 def test_a_terminal_gets_a_live_bar_and_colours(shared: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "stockpot",
-        "cook",
-        str(shared / "recipe.yaml"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = [sys.executable, "-m", "stockpot", "cook", str(shared / "recipe.yaml"), "--out", str(tmp_path / "run")]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}

@@ -73,9 +73,7 @@ def test_finetune_inspect_compare_evaluate_rebuild(tmp_path: Path, stockpot: Sto
     assert len(json.loads(again.out)) == 3
     more = stockpot("finetune", recipe, "--trials", "4")
     assert more.code == 0, more.err
-    assert {
-        n: (tmp_path / "pool" / n).read_bytes() for n in checkpoints
-    } == checkpoints  # added to, not made again
+    assert {n: (tmp_path / "pool" / n).read_bytes() for n in checkpoints} == checkpoints  # added to, not made again
     refused = stockpot("finetune", recipe, "--set", "finetune.batch_size=16")
     assert refused.code == 1
     assert "batch_size" in refused.err

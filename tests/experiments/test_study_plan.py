@@ -14,7 +14,7 @@ from studies.zoo import Zoo
 from study_zoo import make
 
 from stockpot.errors import RunError
-from stockpot.soups.settings import LEARNED
+from stockpot.soups.registry import LEARNED
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 

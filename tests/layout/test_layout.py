@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import LayoutError
-from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout
-from stockpot.layout import by_block, by_module
+from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout, by_block, by_module
 from stockpot.pool import Pool
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, write
 
@@ -120,9 +119,7 @@ def test_unknown_granularity(pool: Pool) -> None:
 
 
 def test_a_function_must_return_names(pool: Pool) -> None:
-    with pytest.raises(
-        LayoutError, match=r"granularity function for '0\.bias': expected the name of a group, found 7"
-    ):
+    with pytest.raises(LayoutError, match=r"granularity function for '0\.bias': expected the name of a group, found 7"):
         Layout.of(pool, lambda name: 7)  # type: ignore[arg-type,return-value]
 
 
@@ -139,14 +136,19 @@ def test_no_such_donor(pool: Pool, donor: int | str) -> None:
     assert "names are: model_0, model_1, model_2" in str(caught.value)
 
 
-def test_nothing_to_mix(pool: Pool, tmp_path: Path) -> None:
-    state = fine_tunes(mlp, 1)[0]
-    twins = write(tmp_path / "twins", [state, state])
-    with pytest.raises(
-        LayoutError, match=r"at least one tensor to mix, found none of 4 \(4 frozen\)"
-    ) as caught:
-        layout_of(twins)
-    assert "all identical" in str(caught.value)
+def test_identical_ingredients_are_mixed_all_the_same(tmp_path: Path) -> None:
+    state = fine_tunes(normed, 1)[0]
+    twins = write(tmp_path / "twins", [{**state, "phase": torch.tensor([1j])}] * 2)
+    layout = layout_of(twins)
+    assert set(layout.group_of) == {"0.bias", "0.weight", "1.bias", "1.weight", "4.bias", "4.weight"}
+    assert layout.kept["phase"] == FROZEN
+    assert set(layout_of(twins, exclude="4.*").group_of) == {"0.bias", "0.weight", "1.bias", "1.weight"}
+
+
+def test_nothing_to_mix(pool: Pool) -> None:
+    with pytest.raises(LayoutError, match=r"at least one tensor to mix, found none of 4 \(4 excluded\)") as caught:
+        layout_of(pool, exclude="*")
+    assert "widen include or exclude" in str(caught.value)
 
 
 def test_complex_tensors_are_refused_unless_they_are_kept(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import pickle
 import struct
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pool_files import bits, state, write, write_index, write_shards
 
 from stockpot.errors import CheckpointError
 from stockpot.pool import open_checkpoint
+from stockpot.pool.safetensors_files import HeaderError, read_header
 
 
 def refusal(path: Path) -> str:
@@ -47,9 +52,7 @@ def test_absent_files_directories_and_fifos(tmp_path: Path) -> None:
     assert "found nothing at this path" in refusal(tmp_path / "no.pt")
     assert "found none of these files in it" in refusal(tmp_path)
     os.mkfifo(tmp_path / "pipe.pt")
-    assert "something that is not a regular file" in refusal(tmp_path / "pipe.pt"), (
-        "and did not wait for a writer"
-    )
+    assert "something that is not a regular file" in refusal(tmp_path / "pipe.pt"), "and did not wait for a writer"
 
 
 class Bomb:
@@ -102,16 +105,14 @@ def test_the_refused_class_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        (pickle.dumps({"w": 1}, protocol=4), "(Unsupported operand 149)"),
+        (pickle.dumps({"w": 1}, protocol=4), "(it uses the instruction FRAME, which torch.save does not write)"),
         (b"\x80\x02Q.", "takes from an empty stack)"),
         (b"\x80", "cannot read as weights"),
         (b"\x80\x02cposix\nsystem\n(Vtouch marker\ntR.", "asks for posix.system"),
         (b"\x80\x02}U\x01wc__builtin__\neval\n(V1\ntRs.", "eval, which is not plain tensor data"),
     ],
 )
-def test_odd_pickles_never_lead_to_advice_to_load_them_unsafely(
-    tmp_path: Path, payload: bytes, words: str
-) -> None:
+def test_odd_pickles_never_lead_to_advice_to_load_them_unsafely(tmp_path: Path, payload: bytes, words: str) -> None:
     path = tmp_path / "m.pt"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in (("data.pkl", payload), ("version", b"3\n"), ("byteorder", b"little")):
@@ -130,16 +131,42 @@ def test_torchscript_is_a_program(tmp_path: Path) -> None:
     assert "found a TorchScript program; opening it would run code" in refusal(path)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_real_torchscript_file_is_not_called_damaged(tmp_path: Path) -> None:
+    """Its code is in compressed records."""
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "m.pt")
+    text = refusal(tmp_path / "m.pt")
+    assert "found a TorchScript program" in text
+    assert "damaged" not in text
+    assert "save only its state_dict" in text
+
+
+@pytest.mark.parametrize("extra", [argparse.Namespace(lr=0.1), np.float64(0.9), Path("x")], ids=["a", "n", "p"])
+def test_harmless_extras_are_refused_with_the_way_to_save_again(tmp_path: Path, extra: Any) -> None:
+    torch.save({"state_dict": state(), "extra": extra}, tmp_path / "m.pt")
+    text = refusal(tmp_path / "m.pt")
+    assert "which is not plain tensor data" in text
+    assert "save only its state_dict" in text
+
+
+def test_a_codec_that_takes_for_ever_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    long = "".join(chr(0x4E00 + k % 20000) for k in range(200_000)).encode()
+    call = b"c_codecs\nencode\n" + b"X" + struct.pack("<I", len(long)) + long + b"X\x08\x00\x00\x00punycode\x86R"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (("data.pkl", b"\x80\x02" + call + b"."), ("version", b"3\n"), ("byteorder", b"little")):
+            archive.writestr(f"m/{name}", content)
+    start = time.monotonic()
+    assert "encodes bytes in another way than pickles are written" in refusal(path)
+    assert time.monotonic() - start < 5
+
+
 def test_legacy_files_get_the_way_to_save_them_again(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
     torch.save(state(), path, _use_new_zipfile_serialization=False)
     text = refusal(path)
-    assert (
-        "the zip format that torch.save has written since 1.6, found a pickle outside the zip format" in text
-    )
-    assert (
-        "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)" in text
-    )
+    assert "the zip format that torch.save has written since 1.6, found a pickle outside the zip format" in text
+    assert "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)" in text
 
 
 @pytest.mark.parametrize(
@@ -151,9 +178,7 @@ def test_legacy_files_get_the_way_to_save_them_again(tmp_path: Path) -> None:
         (b"\x00" * 50, ".pt", "found bytes of no known checkpoint format"),
     ],
 )
-def test_other_things_under_a_checkpoints_name(
-    tmp_path: Path, content: bytes, suffix: str, words: str
-) -> None:
+def test_other_things_under_a_checkpoints_name(tmp_path: Path, content: bytes, suffix: str, words: str) -> None:
     path = tmp_path / f"m{suffix}"
     path.write_bytes(content)
     assert words in refusal(path)
@@ -165,9 +190,7 @@ def test_swapped_endings_are_recognised(tmp_path: Path) -> None:
         tensors.rename(tmp_path / "a.pt")
     )
     pickled = write(tmp_path / "b.pt", state())
-    assert "found a zip archive, as torch.save writes it." in refusal(
-        pickled.rename(tmp_path / "b.safetensors")
-    )
+    assert "found a zip archive, as torch.save writes it." in refusal(pickled.rename(tmp_path / "b.safetensors"))
 
 
 def repacked(path: Path, compression: int) -> None:
@@ -178,9 +201,7 @@ def repacked(path: Path, compression: int) -> None:
             archive.writestr(name, content)
 
 
-def test_compressed_archives_are_refused_since_mapping_would_read_the_compressed_bytes(
-    tmp_path: Path,
-) -> None:
+def test_compressed_archives_are_refused_since_mapping_would_read_the_compressed_bytes(tmp_path: Path) -> None:
     path = write(tmp_path / "m.pt", {"w": torch.zeros(10_000)})
     repacked(path, zipfile.ZIP_DEFLATED)
     assert "is compressed" in refusal(path)
@@ -191,9 +212,7 @@ def test_compressed_archives_are_refused_since_mapping_would_read_the_compressed
     damaged = bytearray(path.read_bytes())
     damaged[start + 28] += 1  # the length of the local header's extra field, zero in such archives
     path.write_bytes(damaged)
-    assert "record 'm/data/0' does not fill its place in the file" in refusal(path), (
-        "but not when it is damaged"
-    )
+    assert "record 'm/data/0' does not fill its place in the file" in refusal(path), "but not when it is damaged"
 
 
 def test_an_archive_whose_records_shift_is_refused(tmp_path: Path) -> None:
@@ -201,11 +220,7 @@ def test_an_archive_whose_records_shift_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.pt", {f"w{k}": torch.arange(20.0 + k) for k in range(8)})
     content = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
-        starts = {
-            record.filename: record.header_offset
-            for record in archive.infolist()
-            if "/data/" in record.filename
-        }
+        starts = {record.filename: record.header_offset for record in archive.infolist() if "/data/" in record.filename}
     name, start = next((name, start) for name, start in starts.items() if 32 < content[start + 28] < 192)
     for shift in (1, -1, 2, -2, 4, -4, 8, -8, 16, -16):
         damaged = bytearray(content)
@@ -341,3 +356,70 @@ def test_paths_that_are_no_text_still_give_a_printable_message(tmp_path: Path) -
     text = refusal(path)
     assert "m\\xff\\n.safetensors: expected" in text
     text.encode("utf-8")
+
+
+# A safetensors header must be able to be true, to the byte.
+
+
+def written(folder: Path, header: Any, data: int = 16, spaces: int = 0) -> tuple[Path, int]:
+    text = (json.dumps(header) if not isinstance(header, str) else header).encode() + b" " * spaces
+    path = folder / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data))
+    return path, 8 + len(text) + data
+
+
+def entry(start: int, stop: int, *shape: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        ({"w": entry(0, 16, 4)}, 16),
+        ({"b": entry(8, 16, 2), "a": entry(0, 8, 2)}, 16),
+        ({"__metadata__": {"format": "pt"}, "w": entry(0, 16, 4)}, 16),
+        ({"empty": entry(0, 0, 0, 3), "w": entry(0, 16, 4), "last": entry(16, 16, 0)}, 16),
+        ({"scalar": entry(0, 4)}, 4),
+        ({}, 0),
+        ({"w": entry(0, 0, 0, 2**62)}, 0),
+    ],
+)
+def test_headers_that_can_be_true(tmp_path: Path, header: Any, data: int) -> None:
+    for spaces in (0, 5):
+        read_header(*written(tmp_path, header, data, spaces))
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        ({"w": entry(0, 16, 4)}, 17, "bytes where the header speaks of"),
+        ({"w": entry(0, 16, 4)}, 15, "bytes where the header speaks of"),
+        ({"a": entry(1, 16, 4)}, 16, "starts at byte 1, not at 0"),
+        ({"a": entry(0, 8, 2), "b": entry(7, 16, 2)}, 16, "starts at byte 7, not at 8"),
+        ({"w": entry(9, 8, 2)}, 16, "cannot have"),
+        ({"w": entry(0, 0, 0, 2**62, 2)}, 0, "cannot have"),
+        ({"w": entry(0, 2**62 + 1, 2)}, 0, "no type, shape and place"),
+        ({"w": entry(0, 0, 2**62 + 1)}, 0, "no type, shape and place"),
+        ({"w": {**entry(0, 16, 4), "data_offsets": [0]}}, 16, "no type, shape and place"),
+        ({"w": {**entry(0, 16, 4), "data_offsets": [0, 8, 16]}}, 16, "no type, shape and place"),
+        ({"w": {**entry(0, 16, 4), "data_offsets": None}}, 16, "no type, shape and place"),
+        ({"w": {**entry(0, 16, 4), "dtype": 1}}, 16, "no type, shape and place"),
+        ({"w": {**entry(0, 16, 4), "shape": "4"}}, 16, "no type, shape and place"),
+        ({"w": None}, 16, "no type, shape and place"),
+        ({"w": entry(0, 16, 4), "__metadata": {}}, 16, "no type, shape and place"),
+        ([], 16, "no table of tensors"),
+        ("{", 16, "no valid JSON"),
+    ],
+)
+def test_headers_that_cannot(tmp_path: Path, header: Any, data: int, words: str) -> None:
+    with pytest.raises(HeaderError, match=words):
+        read_header(*written(tmp_path, header, data))
+
+
+def test_a_header_may_fill_the_file_and_no_more(tmp_path: Path) -> None:
+    path, size = written(tmp_path, {}, 0)
+    read_header(path, size)
+    for length in (size - 7, 2**63, 100_000_001):
+        path.write_bytes(struct.pack("<Q", length) + b"{}")
+        with pytest.raises(HeaderError, match=f"a header of {length:,} bytes in a file of {size}"):
+            read_header(path, size)

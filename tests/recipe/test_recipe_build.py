@@ -67,11 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NET)
     rng = np.random.RandomState(0)
     np.savez(tmp_path / "numbers.npz", x=rng.randn(40, 4), y=np.arange(40) % 3)
-    np.savez(
-        tmp_path / "pictures.npz",
-        x=rng.randint(0, 256, (20, 10, 12, 3)).astype(np.uint8),
-        y=np.arange(20) % 2,
-    )
+    np.savez(tmp_path / "pictures.npz", x=rng.randint(0, 256, (20, 10, 12, 3)).astype(np.uint8), y=np.arange(20) % 2)
     words = ["good", "bad", "fine", "poor", "film", "book"]
     rows = [f"{words[i % 6]} {words[i % 5]},{'pos' if i % 2 else 'neg'}" for i in range(20)]
     (tmp_path / "reviews.csv").write_text("review,mood\n" + "\n".join(rows) + "\n")
@@ -106,16 +102,12 @@ def test_the_pool_is_found_beside_the_recipe(home: Path) -> None:
 
 
 def test_checkpoints_with_nan_are_refused_dropped_or_ignored(home: Path) -> None:
-    save_file(
-        {"1.weight": torch.full((3, 4), float("nan")), "1.bias": torch.zeros(3)}, home / "model_1.safetensors"
-    )
+    save_file({"1.weight": torch.full((3, 4), float("nan")), "1.bias": torch.zeros(3)}, home / "model_1.safetensors")
     with pytest.raises(PoolError, match="not finite"):
         build_pool(made(home))
     assert build_pool(made(home, "pool.nonfinite=drop")).names == ("model_0", "model_2")
     assert len(build_pool(made(home, "pool.nonfinite=ignore"))) == 3
-    save_file(
-        {"1.weight": torch.full((3, 4), float("inf")), "1.bias": torch.zeros(3)}, home / "model_0.safetensors"
-    )
+    save_file({"1.weight": torch.full((3, 4), float("inf")), "1.bias": torch.zeros(3)}, home / "model_0.safetensors")
     with pytest.raises(PoolError, match="at least two checkpoints without NaN or infinity, found 1 of 3"):
         build_pool(made(home, "pool.nonfinite=drop"))
 
@@ -138,9 +130,7 @@ def test_a_search_that_was_not_made_is_asked_for(home: Path, exists: bool, found
     assert f"found {found}" in str(caught.value)
 
 
-def test_a_pool_folder_that_cannot_be_read_is_the_pools_own_error(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_folder_that_cannot_be_read_is_the_pools_own_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "made").mkdir()
 
     def denied(self: Path) -> Iterator[Path]:
@@ -154,12 +144,7 @@ def test_a_pool_folder_that_cannot_be_read_is_the_pools_own_error(
 
 
 def test_cook_and_compare_are_called_as_the_recipe_says(home: Path) -> None:
-    method = {
-        "name": "hl+",
-        "lr": 0.5,
-        "exclude": "head.*",
-        "each": {"hl+": {"steps": 7}, "mehl": {"steps": 8}},
-    }
+    method = {"name": "hl+", "lr": 0.5, "exclude": "head.*", "each": {"hl+": {"steps": 7}, "mehl": {"steps": 8}}}
     recipe = made(home, method=method, output={"seed": 9, "dir": "there"})
     cook = cook_arguments(recipe, "cook", "a title", ["stockpot", "cook"])
     assert (cook["method"], cook["lr"], cook["steps"], cook["seed"]) == ("hl+", 0.5, 7, 9)
@@ -300,19 +285,12 @@ def test_random_starting_weights_follow_the_seed(home: Path) -> None:
 
 def test_starting_weights_come_from_a_file_only_when_asked(home: Path) -> None:
     recipe = made(home, model={"python": "net:build", "weights": "model_2.safetensors"})
-    assert torch.equal(
-        build_model(recipe, pretrained=True).model.state_dict()["1.weight"], torch.full((3, 4), 2.0)
-    )
+    assert torch.equal(build_model(recipe, pretrained=True).model.state_dict()["1.weight"], torch.full((3, 4), 2.0))
     assert not torch.equal(build_model(recipe).model.state_dict()["1.weight"], torch.full((3, 4), 2.0))
 
 
 def test_uint8_pictures_reach_the_model_scaled(home: Path) -> None:
-    data = {
-        "arrays": "pictures.npz",
-        "image": "x",
-        "label": "y",
-        "preprocessing": {"size": [2, 2], "channels": 1},
-    }
+    data = {"arrays": "pictures.npz", "image": "x", "label": "y", "preprocessing": {"size": [2, 2], "channels": 1}}
     task = build_task(made(home, data=data))
     images, _ = task.fit.batch(torch.arange(5))
     assert images.dtype == torch.uint8
@@ -357,9 +335,7 @@ def text_model(home: Path, **config: Any) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {
-        w: i for i, w in enumerate(["[PAD]", "[UNK]", "good", "bad", "fine", "poor", "film", "book"])
-    }
+    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "good", "bad", "fine", "poor", "film", "book"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     make: Any = PreTrainedTokenizerFast
@@ -408,22 +384,16 @@ def test_a_model_folder_gives_its_weights_only_when_asked(home: Path) -> None:
     other: Any = build_model(made(home, "output.seed=5", model={"transformers": "text"}, data=TEXT)).model
     other.save_pretrained(folder)
     name = "classifier.weight"
-    assert torch.equal(
-        build_model(recipe, pretrained=True).model.state_dict()[name], other.state_dict()[name]
-    )
+    assert torch.equal(build_model(recipe, pretrained=True).model.state_dict()[name], other.state_dict()[name])
     assert not torch.equal(build_model(recipe).model.state_dict()[name], other.state_dict()[name])
 
 
-def test_loading_weights_is_silent_and_a_new_head_is_fine(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_loading_weights_is_silent_and_a_new_head_is_fine(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = text_model(home)
     old: Any = build_model(made(home, model={"transformers": "text"}, data=TEXT)).model
     old.save_pretrained(folder)
     capfd.readouterr()
-    new = build_model(
-        made(home, model={"transformers": "text", "classes": 5}, data=TEXT), pretrained=True
-    ).model
+    new = build_model(made(home, model={"transformers": "text", "classes": 5}, data=TEXT), pretrained=True).model
     assert tuple(capfd.readouterr()) == ("", "")
     state = new.state_dict()
     assert state["classifier.weight"].shape == (5, 16)
@@ -441,9 +411,7 @@ def test_weights_of_another_model_are_refused(home: Path) -> None:
 def test_a_language_model_needs_no_labels(home: Path) -> None:
     text_model(home, model_type="gpt2", architectures=["GPT2LMHeadModel"], n_embd=16, n_layer=1, n_head=2)
     model = {"transformers": "text", "auto_class": "AutoModelForCausalLM", "options": {"vocab_size": 12}}
-    task = build_task(
-        made(home, model=model, data={"table": "reviews.csv", "text": "review", "metric": "loss"})
-    )
+    task = build_task(made(home, model=model, data={"table": "reviews.csv", "text": "review", "metric": "loss"}))
     batch = task.fit.batch(torch.arange(3))
     assert torch.equal(batch["labels"], batch["input_ids"])
     assert task.score().value < 0
@@ -459,18 +427,9 @@ def test_a_language_model_needs_no_labels(home: Path) -> None:
         ({"arrays": "numbers.npz", "features": "z"}, "found columns x, y"),
         ({"arrays": "numbers.npz", "features": "x", "label": "cls"}, "data.label: cls: expected a column of"),
         ({"arrays": "gone.npz"}, "gone.npz: expected a .npz or .safetensors file"),
-        (
-            {"table": "reviews.csv", "label": "mood", "features": "review"},
-            "expected numbers, found 'bad bad'",
-        ),
-        (
-            {"table": "reviews.csv", "label": "mood", "text": "review"},
-            "expected a transformers model with a tokenizer",
-        ),
-        (
-            {"arrays": "numbers.npz", "features": "x", "label": "y", "fit": 60},
-            "expected at most its 40 samples",
-        ),
+        ({"table": "reviews.csv", "label": "mood", "features": "review"}, "expected numbers, found 'bad bad'"),
+        ({"table": "reviews.csv", "label": "mood", "text": "review"}, "expected a transformers model with a tokenizer"),
+        ({"arrays": "numbers.npz", "features": "x", "label": "y", "fit": 60}, "expected at most its 40 samples"),
         ({"arrays": "numbers.npz", "fit": {"of": "val", "fraction": 0.5}}, "part 'val' of"),
         ({"python": "net:nothing"}, "expected a function nothing in"),
     ],
@@ -496,15 +455,9 @@ def test_labels_that_do_not_fit_the_head(home: Path) -> None:
     [
         ({"transformers": "gone"}, "expected a local model folder with a config.json"),
         ({"transformers": VIT}, "add auto_class"),
-        (
-            {"transformers": VIT, "auto_class": "AutoModelForImages"},
-            "expected a class of the installed transformers",
-        ),
+        ({"transformers": VIT, "auto_class": "AutoModelForImages"}, "expected a class of the installed transformers"),
         ({"transformers": {"model_type": "vitt"}, "auto_class": "AutoModel"}, "model type 'vitt'"),
-        (
-            {"python": "net:build", "device": "cuda:77"},
-            "model.device 'cuda:77': expected a device of this machine",
-        ),
+        ({"python": "net:build", "device": "cuda:77"}, "device: expected a device of this machine"),
         ({"python": "net:build", "options": {"depth": 3}}, "unexpected keyword argument 'depth'"),
     ],
 )

@@ -60,38 +60,23 @@ def refusal(*overrides: str, **sections: Any) -> str:
             {"method": {"directions": "fp16"}},
             "method.directions: expected one of auto, fp64, fp32, bf16, int8, found 'fp16'; did you mean 'fp64'?",
         ),
-        (
-            {"method": {"each": {"mehl+": {"stepps": 3}}}},
-            "method.each.mehl+.stepps: unknown key; did you mean steps?",
-        ),
-        (
-            {"method": {"each": {"mehl+": {"steps": 0}}}},
-            "method.each.mehl+.steps: expected a value >= 1, found 0",
-        ),
+        ({"method": {"each": {"mehl+": {"stepps": 3}}}}, "method.each.mehl+.stepps: unknown key; did you mean steps?"),
+        ({"method": {"each": {"mehl+": {"steps": 0}}}}, "method.each.mehl+.steps: expected a value >= 1, found 0"),
         ({"method": {"each": {"mehl-": {}}}}, "expected one of best, uniform"),
         (
             {"method": {"granularity": "tensr"}},
             "method.granularity: expected one of model, block, module, tensor or {python: module:function}, "
             "found 'tensr'; did you mean 'tensor'?",
         ),
-        (
-            {"method": {"block_size": "half"}},
-            "method.block_size: expected a whole number or one of auto, fit, found",
-        ),
-        (
-            {"method": {"block_size": 0}},
-            "method.block_size: expected a value >= 1 or one of auto, fit, found 0",
-        ),
+        ({"method": {"block_size": "half"}}, "method.block_size: expected a whole number or one of auto, fit, found"),
+        ({"method": {"block_size": 0}}, "method.block_size: expected a value >= 1 or one of auto, fit, found 0"),
         (
             {"method": {"granularity": ["tensor"]}},
             "method.granularity: expected one of model, block, module, tensor or {python: module:function}, found",
         ),
         ({"method": {"temperature": True}}, "method.temperature: unknown key; did you mean beta?"),
         ({"method": {"greedy_ties": True}}, "method.greedy_ties: unknown key; did you mean ties?"),
-        (
-            {"data": {"idx": "x"}},
-            "data.idx: unknown key; data.idx is no longer read; convert it to .npz first",
-        ),
+        ({"data": {"idx": "x"}}, "data.idx: unknown key; data.idx is no longer read; convert it to .npz first"),
         ({"data": {"cifar": "x"}}, "then write data.arrays"),
         ({"model": {"clip": "x"}}, "use model.open_clip"),
         ({"finetune": {"parallel": 2}}, "start the same command several times"),
@@ -102,10 +87,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"pool": {"path": 3}}, "pool.path: expected a name or a list of names, found 3"),
         ({"pool": {}}, "pool.path: required, unless there is a finetune section"),
         ({"pool": 3}, "pool: expected a mapping, found 3"),
-        (
-            {"model": {}},
-            "model: expected exactly one of transformers, timm, torchvision, open_clip, python",
-        ),
+        ({"model": {}}, "model: expected exactly one of transformers, timm, torchvision, open_clip, python"),
         ({"model": {"timm": "a", "open_clip": "b"}}, "found timm and open_clip"),
         ({"model": {"python": "net.build"}}, "model.python: expected module:function, found 'net.build'"),
         ({"model": {"transformers": {"layers": 2}}}, "a mapping with model_type"),
@@ -143,22 +125,13 @@ def refusal(*overrides: str, **sections: Any) -> str:
             "data.target: expected one of class, number, multi, found 'numbers'; did you mean 'number'?",
         ),
         ({"data": {"images": "x", "target": "number"}}, "data.target: expected class"),
-        (
-            {"data": {"arrays": "x", "limits": {"rows": 0}}},
-            "data.limits.rows: expected a value >= 1, found 0",
-        ),
+        ({"data": {"arrays": "x", "limits": {"rows": 0}}}, "data.limits.rows: expected a value >= 1, found 0"),
         ({"finetune": {}}, "data.train: required by finetune"),
-        (
-            {"finetune": {"lr": {"min": 0, "max": 1, "scale": "log"}}},
-            "finetune.lr: expected min > 0 for a log range",
-        ),
+        ({"finetune": {"lr": {"min": 0, "max": 1, "scale": "log"}}}, "finetune.lr: expected min > 0 for a log range"),
         ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
-        ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs.1: expected a number, found 'x'"),
-        ({"finetune": {"lr": -1}}, "finetune.lr: expected 0 or more, found -1"),
-        (
-            {"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}},
-            "finetune.listed.1.lrr: unknown key; did you mean lr?",
-        ),
+        ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs.1: expected a number of at least 0, found 'x'"),
+        ({"finetune": {"lr": -1}}, "finetune.lr: expected a number of at least 0, found -1"),
+        ({"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}}, "finetune.listed.1.lrr: unknown key; did you mean lr?"),
     ],
 )
 def test_each_problem_is_named_with_its_path(sections: dict[str, Any], line: str) -> None:
@@ -257,9 +230,7 @@ def test_json_parses_back_unchanged(value: object) -> None:
 
 
 def test_overrides_are_yaml_and_win() -> None:
-    recipe = made(
-        "method.lr=1e-3", "output.dir=elsewhere", "method.block_size=null", "method.methods=[hl, best]"
-    )
+    recipe = made("method.lr=1e-3", "output.dir=elsewhere", "method.block_size=null", "method.methods=[hl, best]")
     assert recipe.method.stated()["lr"] == 0.001
     assert recipe.output.dir == "elsewhere"
     assert recipe.method.settings("mehl").block_size is None
@@ -318,10 +289,10 @@ def test_every_setting_of_the_methods_can_be_given() -> None:
 
 
 def test_a_comparison_keeps_the_methods_apart() -> None:
-    given = {"preset": "authors", "folds": 8, "block_size": 4, "granularity": "block", "lr": 0.03, "steps": 7}
+    given = {"preset": "authors", "block_size": 4, "granularity": "block", "lr": 0.03, "steps": 7}
     method = made(method={**given, "name": "mehl+"}).method
     one = method.settings()
-    assert (one.folds, one.granularity, one.block_size, one.lr) == (8, "block", 4, 0.03)
+    assert (one.granularity, one.block_size, one.lr) == ("block", 4, 0.03)
     hl, learned, mehl, crossfit = (method.settings(name) for name in ("hl", "learned", "mehl", "crossfit"))
     assert (hl.granularity, hl.block_size, hl.weight_decay) == ("model", None, 0.0)
     assert (learned.block_size, learned.beta) == (None, True)
@@ -360,11 +331,7 @@ def test_epochs_replace_steps() -> None:
 
 
 def test_trials_depend_on_seed_and_number_alone() -> None:
-    spaces = {
-        "lr": {"min": 1e-5, "max": 1e-3, "scale": "log"},
-        "epochs": [2, 4],
-        "seed": {"min": 0, "max": 9},
-    }
+    spaces = {"lr": {"min": 1e-5, "max": 1e-3, "scale": "log"}, "epochs": [2, 4], "seed": {"min": 0, "max": 9}}
     data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25, "report": 0.25}
     one = made(finetune=spaces, data=data).finetune
     two = made(finetune={**spaces, "augmentation": 0.7}, data=data).finetune
@@ -384,9 +351,7 @@ def test_trials_depend_on_seed_and_number_alone() -> None:
 
 def test_listed_trials_are_taken_as_they_are() -> None:
     data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
-    finetune = made(
-        finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data
-    ).finetune
+    finetune = made(finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data).finetune
     assert finetune is not None
     assert finetune.trials == 3
     assert [finetune.trial(i, 0)["lr"] for i in range(3)] == [0.1, 0.2, 0.3]

@@ -43,13 +43,9 @@ def test_a_tensor_of_a_soup_is_the_weighted_sum(
     parts = [random(generator, shape, dtype) for _ in range(K)]
     w = torch.randn(K, generator=generator, dtype=torch.float64)
     w = w + (1 - w.sum()) / K if extrapolate else torch.softmax(w, dim=0)
-    wanted = sum(
-        (float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double()
-    )
+    wanted = sum((float(c) * part.double() for c, part in zip(w, parts, strict=True)), torch.zeros(shape).double())
     found = mix_tensor(parts, w.tolist())
-    scale = float(w.abs().sum()) * max(
-        [float(part.abs().max()) for part in parts if part.numel()], default=0.0
-    )
+    scale = float(w.abs().sum()) * max([float(part.abs().max()) for part in parts if part.numel()], default=0.0)
     assert found.shape == torch.Size(shape)
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     tolerance = ROUNDING[torch.float64 if dtype == torch.float64 else torch.float32]
@@ -86,9 +82,7 @@ def test_a_tensor_longer_than_a_chunk() -> None:
 
 @given(st.permutations(range(4)), st.integers(0, 2**31))
 @settings(max_examples=20)
-def test_permuting_ingredients_and_their_weights_changes_nothing_but_rounding(
-    order: list[int], seed: int
-) -> None:
+def test_permuting_ingredients_and_their_weights_changes_nothing_but_rounding(order: list[int], seed: int) -> None:
     W = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     W += (1 - W.sum(dim=0)) / 4
     with tempfile.TemporaryDirectory() as folder:
@@ -152,9 +146,7 @@ def test_tied_tensors_stay_equal_to_the_last_bit(tmp_path: Path) -> None:
     W = torch.softmax(torch.randn(3, len(layout), generator=torch.Generator().manual_seed(1)), dim=0)
     state = Soup(pool, layout, W).state_dict()
     assert torch.equal(state["inner.weight"], state["outer.weight"])
-    assert (
-        state["inner.weight"].data_ptr() != state["outer.weight"].data_ptr()
-    )  # safetensors wants them apart
+    assert state["inner.weight"].data_ptr() != state["outer.weight"].data_ptr()  # safetensors wants them apart
 
 
 def test_statistics_are_averaged_without_extrapolating_or_given(tmp_path: Path) -> None:
@@ -238,10 +230,7 @@ def test_load_into_gives_the_model_the_soup(tmp_path: Path) -> None:
 def test_load_into_another_model_says_what_differs_and_touches_nothing(tmp_path: Path) -> None:
     soup = Soup.uniform(write(tmp_path, fine_tunes(mlp, 3)))
     for model, found in (
-        (
-            torch.nn.Sequential(torch.nn.Linear(6, 8)),
-            "0 without a value [], 2 unknown ['2.bias', '2.weight'], 0 of",
-        ),
+        (torch.nn.Sequential(torch.nn.Linear(6, 8)), "0 without a value [], 2 unknown ['2.bias', '2.weight'], 0 of"),
         (
             torch.nn.Sequential(*mlp().children(), torch.nn.Linear(3, 3)),
             "2 without a value ['3.weight', '3.bias'], 0 unknown",
@@ -317,9 +306,7 @@ def test_tensors_after_a_tied_pair_are_their_own(tmp_path: Path) -> None:
     assert layout.tied == (("a", "b"),)
     state = Soup(pool, layout, weights.uniform(3, len(layout))).state_dict()
     for name in "abcd":
-        assert torch.allclose(state[name], torch.stack([s[name] for s in states]).mean(dim=0), atol=1e-6), (
-            name
-        )
+        assert torch.allclose(state[name], torch.stack([s[name] for s in states]).mean(dim=0), atol=1e-6), name
 
 
 def test_a_soup_its_type_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
@@ -329,13 +316,11 @@ def test_a_soup_its_type_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
         soup.state_dict()
 
 
-def test_a_name_that_no_safetensors_file_can_have_is_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
+def test_a_name_that_no_safetensors_file_can_have_is_refused_before_cooking(tmp_path: Path) -> None:
     for k in range(2):
         torch.save({"w": torch.ones(2) * k, "__metadata__": torch.ones(2) * k}, tmp_path / f"{k}.pt")
-    with pytest.raises((SoupError, PoolError), match="__metadata__"):
-        Soup.uniform(Pool.open(tmp_path))
+    with pytest.raises(PoolError, match="__metadata__"):
+        Pool.open(tmp_path)
 
 
 @pytest.mark.parametrize("max_shard", ["5GB", 90])

@@ -44,9 +44,7 @@ def test_rebuilding_gives_the_same_bytes(
     tmp_path: Path, build: Any, max_shard: int | str, dtype: torch.dtype | None
 ) -> None:
     pool = write(tmp_path / "pool", fine_tunes(build, 3))
-    statistics = (
-        {"1.running_mean": torch.rand(8), "1.running_var": torch.rand(8)} if build is normed else None
-    )
+    statistics = {"1.running_mean": torch.rand(8), "1.running_var": torch.rand(8)} if build is normed else None
     saved = some_soup(pool, statistics=statistics).save(tmp_path / "soup", dtype=dtype, max_shard=max_shard)
     again = rebuild(saved, tmp_path / "again")
     assert contents(saved) == contents(again)
@@ -125,10 +123,7 @@ def test_changed_ingredients_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DigestError) as caught:
         rebuild(saved, tmp_path / "again")
     text = str(caught.value)
-    assert (
-        "1 of 3 ingredients: expected the content the soup was made of, found other content or no file"
-        in text
-    )
+    assert "1 of 3 ingredients: expected the content the soup was made of, found other content or no file" in text
     assert f"model_1 ({changed.resolve()}): sha256 {digest[:16]}..." in text
     assert "Fix: restore the original checkpoints, or say where they are now: --pool, or ingredients=" in text
     assert all(line.strip(" .") for line in text.splitlines())
@@ -183,13 +178,7 @@ def test_config_and_tokenizer_come_along_code_and_weights_do_not(tmp_path: Path)
             (folder / name).write_text(f"{k}")
     pool = Pool.open(str(tmp_path / "run_*"))
     saved = Soup.uniform(pool, Layout.of(pool, "model", donor=1)).save(tmp_path / "soup")
-    assert contents(saved).keys() == {
-        "config.json",
-        "tokenizer.json",
-        "vocab.txt",
-        "model.safetensors",
-        "soup.json",
-    }
+    assert contents(saved).keys() == {"config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "soup.json"}
     assert (saved / "config.json").read_text() == "1"
 
 
@@ -291,10 +280,7 @@ def test_records_that_cannot_be_used(tmp_path: Path) -> None:
     refused(lambda f: spoil(f, lambda v: v.pop("W")), "expected a complete soup record, found KeyError: 'W'")
     refused(lambda f: spoil(f, lambda v: v["W"][0].pop()), "complete soup record, found ValueError")
     refused(lambda f: (f / "statistics.safetensors").unlink(), r"statistics\.safetensors: .* found nothing")
-    refused(
-        lambda f: (f / "statistics.safetensors").write_bytes(b"no"),
-        "expected a whole safetensors file, found",
-    )
+    refused(lambda f: (f / "statistics.safetensors").write_bytes(b"no"), "expected a whole safetensors file, found")
 
 
 def test_a_pool_renamed_by_a_function_cannot_be_reopened_from_a_record(tmp_path: Path) -> None:
@@ -356,9 +342,7 @@ def test_what_leads_out_of_a_soup_or_never_ends_is_not_read(tmp_path: Path, name
     elif kind == "directory":
         (saved / name).mkdir()
     else:
-        target = {"link": tmp_path / "elsewhere", "dangling": tmp_path / "none", "device": Path("/dev/zero")}[
-            kind
-        ]
+        target = {"link": tmp_path / "elsewhere", "dangling": tmp_path / "none", "device": Path("/dev/zero")}[kind]
         (saved / name).symlink_to(target)
     with pytest.raises(SoupError, match=r"symbolic link|regular file|a directory|Is a directory"):
         rebuild(saved, tmp_path / "again")

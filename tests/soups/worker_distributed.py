@@ -14,8 +14,10 @@ from zoo import MARK, marked_loss, mlp, samples
 
 RUNS = {
     "mehl+": {"method": "mehl+", "block_size": 2},
-    "learned": {"method": "learned", "temperature": True},
-    "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2, "guard": False},
+    "learned": {"method": "learned"},
+    "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2},
+    "as the authors do it": {"method": "mehl+", "block_size": 2, "preset": "authors"},
+    "low-memory mode": {"method": "mehl", "low_memory": True},
     "accumulated": {"method": "mehl", "accumulate": 3},
     "one sample per batch": {"method": "mehl", "batch_size": 1},  # a worker without any
     "bad numbers": {"method": "mehl", "steps": 80, "batch_size": 4},  # in the share of one worker
@@ -36,7 +38,7 @@ def run(pool: Pool, name: str) -> dict[str, object]:
         "W": result.soup.W.tolist(),
         "losses": losses,
         "skipped": skipped,
-        "temperature": result.soup.temperature,
+        "beta": result.soup.about.get("beta"),
     }
 
 

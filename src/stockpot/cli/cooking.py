@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from stockpot.report import Row
 
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's."),
+    Path | None, typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's.")
 ]
 Overwrite = Annotated[
     bool,
-    typer.Option(
-        "--overwrite", help="Remove the run that is in that directory, with its results, and start anew."
-    ),
+    typer.Option("--overwrite", help="Remove the run that is in that directory, with its results, and start anew."),
 ]
 Growth = Annotated[
     bool,
@@ -113,9 +110,7 @@ def run_recipe(
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
-    writing = (
-        scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
-    )
+    writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
         function = cooking.cook if kind == "cook" else cooking.compare
@@ -189,9 +184,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.method,
         "-" if score is None else row.metric.value(score.value),
         "-" if score is None else f"{short(score.low)}–{short(score.high)}",
-        "-"
-        if change is None
-        else f"{short(change[0], '+')} ({short(change[1], '+')} to {short(change[2], '+')})",
+        "-" if change is None else f"{short(change[0], '+')} ({short(change[1], '+')} to {short(change[2], '+')})",
         words.seconds(row.seconds),
         words.size(row.peak),
         str(row.models_used),
@@ -204,7 +197,8 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
     from stockpot.run.record import read_run
 
     results, soup = _results(run)
-    scores = {one.name: one.result for one in read_run(run).methods}
+    records = {one.name: one.result for one in read_run(run).methods}
+    costs = ("seconds", "peak_host", "peak_device", "models_used")
     return {
         "run": str(run),
         "report": str(report),
@@ -214,12 +208,9 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
             {
                 "method": row.method,
                 "data": row.kind,
-                "score": scores[row.method].get(row.kind),
+                "score": records[row.method].get(row.kind),
                 "difference": row.difference,
-                "seconds": row.seconds,
-                "peak_host": row.peak_host,
-                "peak_device": row.peak_device,
-                "models_used": row.models_used,
+                **{key: records[row.method].get(key) for key in costs},
             }
             for row in summary_rows(run)
         ],

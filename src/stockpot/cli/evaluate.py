@@ -92,7 +92,7 @@ def evaluate(
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot import files
-    from stockpot.errors import RunError, describe
+    from stockpot.errors import RunError
     from stockpot.pool import open_checkpoint
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN, SOUP
@@ -103,13 +103,8 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         if path.name == SOUP and (path.parent / RECORD).is_file():
             run = shlex.quote(shown(path.parent.parent.parent))
             fix = f"this soup was not written; `stockpot rebuild {run} --method {path.parent.name}` writes it"
-        raise RunError(
-            describe(
-                str(path),
-                expected="a saved soup, a run directory or a checkpoint",
-                found="nothing at this path",
-                fix=fix,
-            )
+        raise RunError.of(
+            str(path), expected="a saved soup, a run directory or a checkpoint", found="nothing at this path", fix=fix
         )
     if (path / RUN).is_file():
         return open_checkpoint(recommended_soup(path))

@@ -62,18 +62,13 @@ def _guarded(function: F, resumable: bool) -> F:
             word = "interrupted" if number == signal.SIGINT else "terminated"
             _tell(f"\n{word}{again}")
             raise typer.Exit(SHELL + number) from None
-        except StockpotError as error:
-            _tell(f"error: {error}")
-            if resumable and isinstance(error, WriteError):
-                _tell(f"  What was done is kept{again}")
-            raise typer.Exit(1) from None
         except BrokenPipeError:
             # The reader of our output has gone; nothing may be written to it again, not even on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:
-            _tell(_crash(error))
-            if resumable and _no_memory(error):
+            _tell(f"error: {error}" if isinstance(error, StockpotError) else _crash(error))
+            if resumable and (isinstance(error, WriteError) or _no_memory(error)):
                 _tell(f"  What was done is kept{again}")
             raise typer.Exit(1) from None
 
@@ -118,28 +113,18 @@ def _no_memory(error: Exception) -> bool:
 
 
 def _crash(error: Exception) -> str:
+    """What failed, and where the whole story is."""
+    said = str(error).strip().partition("\n")[0]
     if _no_memory(error):
-        command = sys.argv[1] if len(sys.argv) > 1 else ""
-        less = _LESS.get(command, "load fewer models at a time with --set method.block_size=2")
-        first = f"error: out of memory; {less}"
-    elif isinstance(error, OSError):
-        first = f"error: {error}"
+        less = "load fewer models at a time with --set method.block_size=2"
+        first = f"out of memory; {_LESS.get(sys.argv[1] if len(sys.argv) > 1 else '', less)}"
     else:
-        first = f"error: unexpected {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-    details = _details(error)
-    return (
-        f"{first}\n{details}"
-        "  If this looks like our mistake, please report it with that file and the output of `stockpot doctor`."
-    )
-
-
-def _details(error: Exception) -> str:
+        first = str(error) if isinstance(error, OSError) else f"unexpected {type(error).__name__}: {said}"
     text = "".join(traceback.format_exception(error))
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8"
-        ) as file:
+    with contextlib.suppress(OSError):  # no room there either
+        temporary = tempfile.NamedTemporaryFile
+        with temporary("w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8") as file:
             file.write(text)
-    except OSError:  # no room there either
-        return text
-    return f"  Details were written to {file.name}.\n"
+        text = f"  Details were written to {file.name}.\n"
+    ask = "If this looks like our mistake, please report it with that file and the output of `stockpot doctor`."
+    return f"error: {first}\n{text}  {ask}"

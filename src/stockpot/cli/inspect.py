@@ -25,20 +25,12 @@ if TYPE_CHECKING:
 
 Sources = Annotated[
     list[str],
-    typer.Argument(
-        metavar="POOL...", help="Checkpoints, folders, patterns; or one recipe.", show_default=False
-    ),
+    typer.Argument(metavar="POOL...", help="Checkpoints, folders, patterns; or one recipe.", show_default=False),
 ]
-Key = Annotated[
-    str | None, typer.Option("--key", metavar="NAME", help="Where the weights are in nested files.")
-]
-Rename = Annotated[
-    list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")
-]
+Key = Annotated[str | None, typer.Option("--key", metavar="NAME", help="Where the weights are in nested files.")]
+Rename = Annotated[list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")]
 Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different floating-point types.")]
-Budget = Annotated[
-    str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")
-]
+Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")]
 
 
 @guarded
@@ -104,13 +96,8 @@ def _bytes(budget: str) -> int:
         raise RunError(f"--budget: {error}.\n  Fix: say the unit, as in 24GB.") from error
     if found < 2**20:  # nobody means less
         size = f"{found} byte{'s' * (found != 1)}"
-        raise RunError(
-            describe(
-                f"--budget {budget}",
-                expected="memory of a machine",
-                found=size,
-                fix="say the unit, as in 24GB",
-            )
+        raise RunError.of(
+            f"--budget {budget}", expected="memory of a machine", found=size, fix="say the unit, as in 24GB"
         )
     return found
 
@@ -136,9 +123,7 @@ def survey(
     facts = pool.facts(listen)
     found = describe_pool(pool, facts)
     lengths = zip(found.pop("to_mean"), found.pop("norms"), strict=True)
-    for entry, checkpoint, (distance, norm) in zip(
-        found["ingredients"], pool.checkpoints, lengths, strict=True
-    ):
+    for entry, checkpoint, (distance, norm) in zip(found["ingredients"], pool.checkpoints, lengths, strict=True):
         del entry["fit"]
         entry.update(key=checkpoint.key, to_mean=distance, norm=norm)
     outlier = found["outlier"]

@@ -16,7 +16,7 @@ from stockpot.cli.cooking import run_recipe, show, summary
 from stockpot.cli.failures import resumable
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.errors import RunError, describe
+from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.report import words
 
@@ -112,9 +112,7 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
 
 
 @resumable
-def demo(
-    out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False
-) -> None:
+def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False) -> None:
     """Make real soups on this machine in about a minute.
 
     Pre-trains a small vision transformer on scikit-learn's handwritten digits, fine-tunes it twelve times with
@@ -168,18 +166,14 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
         ours = False
     theirs = [] if ours else [name for name in MADE if (out / name).exists() or (out / name).is_symlink()]
     if theirs:
-        raise RunError(
-            describe(
-                f"demo directory {out}",
-                expected="a new directory, or one of an earlier demo",
-                found=f"{', '.join(theirs)} that no demo made",
-                fix="choose another directory with --out; nothing was changed",
-            )
+        raise RunError.of(
+            f"demo directory {out}",
+            expected="a new directory, or one of an earlier demo",
+            found=f"{', '.join(theirs)} that no demo made",
+            fix="choose another directory with --out; nothing was changed",
         )
     for name in MADE:
-        files.check_inside(
-            out, out / name
-        )  # also what is opened by others: a pool and a run may be links elsewhere
+        files.check_inside(out, out / name)  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
         clear_demo(out)
     files.make_directory(out)
@@ -191,14 +185,12 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
         files.write_bytes(path, text, root=out)
         return path
     if found != text:
-        raise RunError(
-            describe(
-                str(path),
-                expected=f"the recipe of the demo with seed {seed}",
-                found="another one",
-                fix=f"run that one with `stockpot compare {shlex.quote(str(path))}`, choose another --out,"
-                " or make the demo anew with --overwrite",
-            )
+        raise RunError.of(
+            str(path),
+            expected=f"the recipe of the demo with seed {seed}",
+            found="another one",
+            fix=f"run that one with `stockpot compare {shlex.quote(str(path))}`, choose another --out,"
+            " or make the demo anew with --overwrite",
         )
     return path
 

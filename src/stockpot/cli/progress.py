@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from stockpot.cli.terminal import harmless
 from stockpot.events import Event, Listener
 from stockpot.report import words
 
-_NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints", "finite": "checking for NaN"}
+_NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints"}
+_STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
-FIRST, SLOWEST = (5.0, 60.0)  # seconds until a plain line about work in progress; doubled each time, up to the other
+FIRST, SLOWEST = 5.0, 60.0  # seconds until a plain line about work in progress; doubled each time, up to the other
 REFRESH = 0.1  # seconds between redraws
 
 
@@ -27,27 +28,79 @@ class Activity:
     """`text`, `done` and `total` describe the present; `hear` returns a line when something is finished."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.done = 0
-        self.total = 0
-        self._steps: Mapping[str, int] = {}
-        self._folds: Mapping[str, int] = {}
-        self._blocks: Mapping[str, int] = {}
-        self._name = ""
-        self._taken = 0
-        self._method = ""
-        self._models = ""
-        self._trials = 0
+        self.text, self.done, self.total = "", 0, 0
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
+        self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
+        self._name, self._method, self._models = (
+            "",
+            "",
+            "",
+        )  # the method, as it is called here, and with how many models
+        self._taken = self._trials = 0
 
     def hear(self, event: Event) -> str | None:
-        handle: Callable[[Mapping[str, Any]], str | None] | None = getattr(self, f"_on_{event.kind}", None)
-        return handle(event.data) if handle is not None else None
+        data = event.data
+        match event.kind:
+            case "progress":
+                what = _NAMES.get(data["what"], data["what"])
+                self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
+            case "phase":
+                return str(data["text"])
+            case "classes":
+                return _classes(data["names"])
+            case "dropped":
+                return f"left out, because their weights are not finite: {', '.join(data['names'])}"
+            case "start":
+                self._plan = {**self._plan, **data}
+            case "growth":
+                self._models = f" with {data['models']} models"
+            case "reused":
+                return f"{data['method']}: finished earlier, not repeated"
+            case "method":
+                self._name, self._method, self._taken = data["method"], data["method"] + self._models, 0
+                self._set(self._method)
+            case "step":
+                self._taken += 1
+                self._step(data)
+            case "skipped":
+                self._taken += 1
+            case "memory" | "setback":
+                return f"{self._method}: {data['text']}"
+            case "cooked":
+                name, self._method = self._method, ""
+                return f"{name}: cooked in {words.seconds(data['seconds'])}"
+            case "failed":
+                self._method = ""
+                return f"{data['method']}: failed: {data['error']}"
+            case "report":
+                self._set(f"scoring {data['method']} on the report data")
+            case "finetune":
+                self._trials = data["trials"]
+                return f"{data['done']} of {data['trials']} trials finished earlier" if data["done"] else None
+            case "waiting":
+                self._set(f"waiting for other processes: {', '.join(data['trials'])}")
+            case "probe":
+                self._set(_STAGES["probe"])
+            case "epoch":
+                name = _STAGES.get(data["trial"], f"{data['trial']} of {self._trials}")
+                self._set(f"{name}: loss {data['loss']:.4f}", data["epoch"], data["epochs"])
+            case "trial_done":
+                return _trial(data)
+        return None
 
     def _set(self, text: str, done: int = 0, total: int = 0) -> None:
         if total != self.total or done < self.done:
             self._since = time.monotonic(), done
         self.text, self.done, self.total = text, done, total
+
+    def _step(self, data: Mapping[str, Any]) -> None:
+        where = "".join(
+            f"{word} {data[word] + 1}, "
+            for word in ("block", "fold")
+            if self._plan[f"{word}s"].get(self._name, 1) > 1 or data[word] > 0
+        )
+        total = self._plan["methods"].get(self._method, 0)
+        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
 
     def state(self) -> str:
         """How far the present work is, and how long it will take at the pace so far."""
@@ -60,98 +113,22 @@ class Activity:
         left = (time.monotonic() - began) * (self.total - self.done) / (self.done - first)
         return f" ({share}, {words.seconds(left)} left)"
 
-    # What any long work tells.
 
-    def _on_progress(self, data: Mapping[str, Any]) -> None:
-        what = _NAMES.get(data["what"], data["what"])
-        self._set(f"{self._method}: {what}" if self._method else what, data["done"], data["total"])
+def _classes(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
+    more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
+    return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
 
-    def _on_classes(self, data: Mapping[str, Any]) -> str:
-        names = data["names"]
-        shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
-        more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
-        return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
 
-    # Cooking.
-
-    def _on_start(self, data: Mapping[str, Any]) -> None:
-        self._steps = data["methods"]
-        self._folds, self._blocks = data.get("folds", {}), data.get("blocks", {})
-
-    def _on_reused(self, data: Mapping[str, Any]) -> str:
-        return f"{data['method']}: finished earlier, not repeated"
-
-    def _on_method(self, data: Mapping[str, Any]) -> None:
-        self._name = data["method"]
-        self._method = self._name + self._models
-        self._set(self._method)
-        self._taken = 0
-
-    def _on_growth(self, data: Mapping[str, Any]) -> None:
-        self._models = f" with {data['models']} models"
-
-    def _on_step(self, data: Mapping[str, Any]) -> None:
-        self._taken += 1
-        total = self._steps.get(self._method, 0)
-        where = "".join(
-            f"{word} {data[word] + 1}, "
-            for word, count in (("block", self._blocks), ("fold", self._folds))
-            if count.get(self._name, 1) > 1 or data[word] > 0
-        )
-        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
-
-    def _on_skipped(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
-        self._taken += 1
-
-    def _on_cooked(self, data: Mapping[str, Any]) -> str:
-        name, self._method = self._method, ""
-        return f"{name}: cooked in {words.seconds(data['seconds'])}"
-
-    def _on_failed(self, data: Mapping[str, Any]) -> str:
-        self._method = ""
-        return f"{data['method']}: failed: {data['error']}"
-
-    def _on_report(self, data: Mapping[str, Any]) -> None:
-        self._set(f"scoring {data['method']} on the report data")
-
-    def _on_dropped(self, data: Mapping[str, Any]) -> str:
-        return f"left out, because their weights are not finite: {', '.join(data['names'])}"
-
-    def _on_memory(self, data: Mapping[str, Any]) -> str:
-        return f"{self._method}: {data['text']}"
-
-    _on_setback = _on_memory
-
-    def _on_phase(self, data: Mapping[str, Any]) -> str:
-        return str(data["text"])
-
-    # Fine-tuning.
-
-    def _on_finetune(self, data: Mapping[str, Any]) -> str | None:
-        self._trials = data["trials"]
-        return f"{data['done']} of {data['trials']} trials finished earlier" if data["done"] else None
-
-    def _on_probe(self, data: Mapping[str, Any]) -> None:  # noqa: ARG002  (a handler like the others)
-        self._set("training the head alone")
-
-    def _on_waiting(self, data: Mapping[str, Any]) -> None:
-        self._set(f"waiting for other processes: {', '.join(data['trials'])}")
-
-    def _on_epoch(self, data: Mapping[str, Any]) -> None:
-        special = {"probe": "training the head alone", "pretraining": "pre-training"}
-        name = special.get(data["trial"], f"{data['trial']} of {self._trials}")
-        self._set(f"{name}: loss {data['loss']:.4f}", data["epoch"], data["epochs"])
-
-    def _on_trial_done(self, data: Mapping[str, Any]) -> str:
-        if data["failure"] is not None:
-            return f"{data['trial']}: failed: {data['failure']}"
-        found = data["score"]
-        score = ""
-        if found is not None:
-            ends = [found.get(end) for end in ("low", "high")]
-            between = "" if None in ends else f" ({ends[0]:.4f} to {ends[1]:.4f})"
-            score = f" score {found['value']:.4f}{between},"
-        return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"
+def _trial(data: Mapping[str, Any]) -> str:
+    if data["failure"] is not None:
+        return f"{data['trial']}: failed: {data['failure']}"
+    found, score = data["score"], ""
+    if found is not None:
+        ends = [found.get(end) for end in ("low", "high")]
+        between = "" if None in ends else f" ({ends[0]:.4f} to {ends[1]:.4f})"
+        score = f" score {found['value']:.4f}{between},"
+    return f"{data['trial']}:{score} {words.seconds(data['seconds'])}"
 
 
 @contextmanager

@@ -35,8 +35,7 @@ def read_recipe(path: Path, overrides: Sequence[str], out: Path | None = None) -
 def harmless(text: str) -> str:
     """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
     return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
 
 
@@ -65,9 +64,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(
-        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         drawn.add_column(heading, justify="right" if number else "left", overflow="fold")
     for number, row in enumerate(rows):

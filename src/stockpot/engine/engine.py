@@ -121,7 +121,7 @@ class Engine:
             fixed_block=fixed_block,
             dtypes=dtypes,
             accumulate=o.accumulate,
-            max_accumulate=max(o.accumulate, 1, min(o.batch_size, len(data)) // 8),
+            max_accumulate=max(o.accumulate, min(o.batch_size, len(data)) // 8 if live.task.loss_adds_up else 1),
             low_memory=o.low_memory,
             budget=limit,
         )
@@ -253,20 +253,31 @@ class Engine:
         return sums[0] / sums[1], slope * unscale, of_beta[0] * unscale if of_beta else None
 
     def loss_on(self, data: Data, beta: float | None) -> float:
-        """The mean loss of the model as it is, on all samples of the data, in pieces of equal size."""
+        """The mean loss of the model as it is, on all samples of the data, in pieces of equal size.
+
+        A loss that does not add up, such as a contrastive one, is taken at the size of the batches that are learned
+        with; samples that fill no batch are left out.
+        """
         live = self.live
         factor = None if beta is None else torch.tensor(beta, dtype=live.dtype, device=live.device)
         # In double precision, which Apple's devices do not have.
         sums = torch.zeros(2, dtype=torch.float64, device=live.device if self._cuda else "cpu")
         with torch.no_grad():
-            # A last batch of two samples would spoil batch statistics.
-            for piece in torch.arange(len(data)).tensor_split(-(-len(data) // live.task.batch_size)):
+            for piece in self._pieces(len(data)):
                 mine = distributed.share(piece)
                 if len(mine):
                     loss = live.task.loss(live.task.to_device(data.batch(mine)), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
         distributed.add_up([sums])
         return float(sums[0] / sums[1])
+
+    def _pieces(self, n: int) -> tuple[Tensor, ...]:
+        rows = torch.arange(n)
+        if self.live.task.loss_adds_up:
+            # A last batch of two samples would spoil batch statistics.
+            return rows.tensor_split(-(-n // self.live.task.batch_size))
+        size = min(self.options.batch_size, n)
+        return rows[: n - n % size].tensor_split(n // size)
 
     # The way steps are taken --------------------------------------------------------------------------
 

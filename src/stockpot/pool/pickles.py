@@ -19,37 +19,26 @@ from typing import Any
 
 import torch
 
-_STORAGES: dict[str, int] = {  # size of one element in bytes
-    **dict.fromkeys(("torch.DoubleStorage", "torch.LongStorage", "torch.ComplexFloatStorage"), 8),
-    **dict.fromkeys(("torch.FloatStorage", "torch.IntStorage", "torch.QInt32Storage"), 4),
-    **dict.fromkeys(("torch.HalfStorage", "torch.BFloat16Storage", "torch.ShortStorage"), 2),
-    **dict.fromkeys(("torch.CharStorage", "torch.ByteStorage", "torch.BoolStorage"), 1),
-    **dict.fromkeys(("torch.QInt8Storage", "torch.QUInt8Storage", "torch.storage.UntypedStorage"), 1),
-    "torch.ComplexDoubleStorage": 16,
+_STORAGES = {  # size of one element in bytes
+    f"torch.{kind}Storage": size
+    for size, kinds in {
+        1: "Char Byte Bool QInt8 QUInt8 storage.Untyped",
+        2: "Half BFloat16 Short",
+        4: "Float Int QInt32",
+        8: "Double Long ComplexFloat",
+        16: "ComplexDouble",
+    }.items()
+    for kind in kinds.split()
 }
 _BY_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls its first argument
 _ENCODE = "_codecs.encode"  # how protocol 2 writes bytes
+# Sparse, quantised and meta tensors cannot be mixed, but are loaded so that the error can name them.
+_REBUILT = "tensor tensor_v2 tensor_v3 parameter parameter_with_state sparse_tensor qtensor meta_tensor_no_storage"
 _CALLED = {
-    _ENCODE,
-    "collections.OrderedDict",
-    "collections.Counter",
-    "builtins.set",
-    "__builtin__.set",
-    "builtins.complex",
-    "__builtin__.complex",
-    "torch.Size",
-    "torch.device",
-    "torch.serialization._get_layout",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    # What follows cannot be mixed, but is loaded so that the error can name the tensor.
-    "torch._utils._rebuild_sparse_tensor",
-    "torch._utils._rebuild_qtensor",
-    "torch._utils._rebuild_meta_tensor_no_storage",
-    _BY_TYPE,
+    *(f"torch._utils._rebuild_{kind}" for kind in _REBUILT.split()),
+    *(f"{module}.{kind}" for module in ("builtins", "__builtin__") for kind in ("set", "complex")),
+    *("collections.OrderedDict", "collections.Counter", "torch.Size", "torch.device"),
+    *("torch.serialization._get_layout", _BY_TYPE, _ENCODE),
 }
 _BUILT = {"collections.OrderedDict"}  # a state dict carries its version in an attribute
 _KNOWN = {
@@ -63,11 +52,11 @@ _KNOWN = {
 _MOST_HASHING = 10_000_000  # steps; well under a second
 _DEEPEST = 100  # tuples in tuples; hashing recurses without a limit of its own
 _LONGEST_NUMBER = 9  # bytes; longer ones can all be made to hash alike
-_NEWEST = 5
+_NEWEST = 5  # protocol
+# Instructions of torch.save's protocol 2; torch itself reads no others.
 _VALUES = {
-    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
-    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET",
+    "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE",
+    "SHORT_BINSTRING", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT",
 }  # fmt: skip
 
 
@@ -153,71 +142,46 @@ class _Machine:
             if isinstance(argument, int) and argument.bit_length() > 8 * _LONGEST_NUMBER:
                 raise PickleError(f"it holds a number of {argument.bit_length()} bits")
             stack.append(_Thing(value=argument))
-        elif opcode in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self._memo[int(argument)])
-        elif opcode in ("BINPUT", "LONG_BINPUT", "PUT"):
-            if int(argument) > self._size:
+        elif opcode in ("BINGET", "LONG_BINGET"):
+            stack.append(self._memo[argument])
+        elif opcode in ("BINPUT", "LONG_BINPUT"):
+            if argument > self._size:
                 raise PickleError(f"it numbers its values up to {argument}, more than it can have")
-            self._memo[int(argument)] = stack[-1]
-        elif opcode == "MEMOIZE":
-            self._memo[len(self._memo)] = stack[-1]
+            self._memo[argument] = stack[-1]
         elif opcode == "MARK":
             self._below.append(stack)
             self._stack = []
-        elif opcode in ("TUPLE", "LIST"):
-            self._push(_Thing(self._since_mark()))
-        elif opcode in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            self._push(_Thing(self._last(int(opcode[-1]))))
-        elif opcode == "DICT":
-            self._set(_Thing(), self._since_mark())
-        elif opcode == "SETITEM":
-            pair = self._last(2)
-            self._set(self._last(1)[0], pair)
-        elif opcode == "SETITEMS":
-            pairs = self._since_mark()
-            self._set(self._last(1)[0], pairs)
-        elif opcode == "APPEND":
-            things = self._last(1)
+        elif opcode in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            things = self._since_mark() if opcode == "TUPLE" else self._last(int(opcode[-1]))
+            self._stack.append(_Thing(things))
+        elif opcode in ("APPEND", "APPENDS"):
+            things = self._since_mark() if opcode == "APPENDS" else self._last(1)
             self._stack[-1].grow(things)
-        elif opcode == "APPENDS":
-            things = self._since_mark()
+        elif opcode in ("SETITEM", "SETITEMS"):
+            things = self._since_mark() if opcode == "SETITEMS" else self._last(2)
+            self._hash(things[::2])
             self._stack[-1].grow(things)
-        elif opcode == "ADDITEMS":
-            self._hash(self._since_mark())
-        elif opcode == "FROZENSET":
-            things = self._since_mark()
-            self._hash(things)
-            self._push(_Thing(things))
         elif opcode == "GLOBAL":
-            self._look_up(argument.replace(" ", ".", 1))
-        elif opcode == "STACK_GLOBAL":
-            module, name = self._last(2)
-            self._look_up(f"{module.value}.{name.value}")
+            name = argument.replace(" ", ".", 1)
+            if name not in _KNOWN:
+                raise CodeError(name)
+            stack.append(_Thing(name=name))
         elif opcode in ("REDUCE", "NEWOBJ"):
-            self._call(*self._last(2))
+            stack.append(self._called(*self._last(2)))
         elif opcode == "BUILD":
             built, state = self._last(2)
             if built.made_by not in _BUILT:
                 raise PickleError(f"it changes the inside of {built.made_by or 'a plain value'}")
             built.grow([state])
-            self._push(built)
+            stack.append(built)
         elif opcode == "BINPERSID":
             (place,) = self._last(1)
             self.outside.append(tuple(item.name or item.value for item in place.items))
-            self._push(_Thing([place]))
-        elif opcode == "DUP":
-            stack.append(stack[-1])
-        elif opcode == "POP_MARK" or (opcode == "POP" and not stack):
-            self._since_mark()  # a mark with nothing above it is dropped like a value
-        elif opcode == "POP":
-            del stack[-1]
+            stack.append(_Thing([place]))
         elif opcode == "PROTO" and argument > _NEWEST:
             raise PickleError(f"it is of protocol {argument}, which does not exist")
-        elif opcode not in ("PROTO", "FRAME", "STOP"):
-            raise PickleError(f"it uses the instruction {opcode}, which plain data does not need")
-
-    def _push(self, thing: _Thing) -> None:
-        self._stack.append(thing)
+        elif opcode not in ("PROTO", "STOP"):
+            raise PickleError(f"it uses the instruction {opcode}, which torch.save does not write")
 
     def _since_mark(self) -> list[_Thing]:
         things, self._stack = self._stack, self._below.pop()
@@ -230,36 +194,22 @@ class _Machine:
         del self._stack[-count:]
         return things
 
-    def _set(self, table: _Thing, pairs: list[_Thing]) -> None:
-        self._hash(pairs[::2])
-        table.grow(pairs)
-        self._push(table)
-
     def _hash(self, things: list[_Thing]) -> None:
         self._hashed += sum(thing.weight for thing in things)
         if self._hashed > _MOST_HASHING:
             raise PickleError("its keys would take too long to hash")
 
-    def _look_up(self, name: str) -> None:
-        if name not in _KNOWN:
-            raise CodeError(name)
-        self._push(_Thing(name=name))
-
-    def _call(self, function: _Thing, arguments: _Thing) -> None:
-        self._check_called(function)
-        if function.name == _BY_TYPE:
-            self._check_called(arguments.items[0] if arguments.items else None)
+    def _called(self, function: _Thing, arguments: _Thing) -> _Thing:
+        # One of the functions calls its first argument.
+        for called in (function, *((arguments.items or [arguments])[:1] if function.name == _BY_TYPE else ())):
+            if called.name is None:
+                raise PickleError("it calls something that is not a name")
+            if called.name not in _CALLED:
+                raise CodeError(called.name)
         if function.name == _ENCODE and [item.value for item in arguments.items[1:]] != ["latin1"]:
             # Other codecs, such as punycode and idna, take time quadratic in the length of the text.
             raise PickleError("it encodes bytes in another way than pickles are written")
         self._hash([arguments])  # a set hashes what it is made of
         made = _Thing([arguments])
         made.made_by = function.name
-        self._push(made)
-
-    @staticmethod
-    def _check_called(function: _Thing | None) -> None:
-        if function is None or function.name is None:
-            raise PickleError("it calls something that is not a name")
-        if function.name not in _CALLED:
-            raise CodeError(function.name)
+        return made

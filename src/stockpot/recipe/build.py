@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stockpot.errors import DataError, RecipeError, RunError, TaskError, describe
+from stockpot.errors import DataError, RecipeError, RunError, TaskError
 from stockpot.events import Listener, ignore
 from stockpot.recipe.schema import Recipe
 from stockpot.recipe.values import PythonCode
@@ -36,13 +36,11 @@ def pool_paths(recipe: Recipe) -> list[str]:
     except OSError:  # opening the pool says why
         empty = False
     if empty:
-        raise RecipeError(
-            describe(
-                f"finetune.dir {folder}",
-                expected="the checkpoints of this recipe's search",
-                found="an empty folder" if folder.is_dir() else "no such folder",
-                fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
-            )
+        raise RecipeError.of(
+            f"finetune.dir {folder}",
+            expected="the checkpoints of this recipe's search",
+            found="an empty folder" if folder.is_dir() else "no such folder",
+            fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
         )
     return [str(folder)]
 
@@ -53,58 +51,46 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
 
     section = recipe.pool
     pool = Pool.open(
-        *pool_paths(recipe),
-        key=section.key,
-        rename=section.rename,
-        mixed_dtypes=section.mixed_dtypes,
-        listen=listen,
+        *pool_paths(recipe), key=section.key, rename=section.rename, mixed_dtypes=section.mixed_dtypes, listen=listen
     )
     if section.nonfinite == "refuse":
         pool.verify_finite(listen)
     return pool.drop_nonfinite(listen) if section.nonfinite == "drop" else pool
 
 
-def cook_arguments(
-    recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What `stockpot.cook.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
+def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
+    """What `stockpot.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
     from stockpot.run.directory import RecipeFacts
 
     section, run = recipe.method, recipe.path(recipe.output.dir)
     load = functools.partial(_code, recipe)
     if run.resolve() == recipe.folder.resolve():
-        raise RunError(
-            describe(
-                f"output.dir {recipe.output.dir!r}",
-                expected="a directory of its own",
-                found="the recipe's folder",
-                fix="choose another directory, such as output.dir: runs/first",
-            )
+        raise RunError.of(
+            f"output.dir {recipe.output.dir!r}",
+            expected="a directory of its own",
+            found="the recipe's folder",
+            fix="choose another directory, such as output.dir: runs/first",
         )
-    facts = RecipeFacts(
-        title=title,
-        kind=kind,
-        command=tuple(command),
-        digest=recipe.digest(),
-        resolved=recipe.resolved(),
-        code=code_digests(recipe),
-        max_shard=recipe.output.max_shard_size,
-    )
-    own = section.own(load)
-    wanted = {"methods": section.methods, "each": own} if kind != "cook" else {"method": section.name}
-    return {
-        **wanted,
+    shared = {
+        **{name: getattr(section, name) for name in ("preset", "include", "exclude", "donor")},
         "run": run,
         "overwrite": recipe.output.overwrite,
-        "preset": section.preset,
-        "include": section.include,
-        "exclude": section.exclude,
-        "donor": section.donor,
-        "recipe": facts,
+        "recipe": RecipeFacts(
+            title,
+            kind,
+            tuple(command),
+            recipe.digest(),
+            recipe.resolved(),
+            code_digests(recipe),
+            recipe.output.max_shard_size,
+        ),
         "seed": recipe.output.seed,
         **section.stated(load),
-        **(own.get(section.name, {}) if kind == "cook" else {}),
     }
+    own = section.own(load)
+    if kind == "cook":
+        return {**shared, "method": section.name, **own.get(section.name, {})}
+    return {**shared, "methods": section.methods, "each": own}
 
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
@@ -130,14 +116,12 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     return loaded
 
 
-def build_task(
-    recipe: Recipe, listen: Listener = ignore, *, pretrained: bool = False, report: bool = True
-) -> Task:
-    """Model, metric and data, ready to be cooked with; without `report`, its samples are not even read."""
+def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
+    """Model, metric and data, ready to be cooked with."""
     from stockpot.task import Task
 
-    loaded = build_model(recipe, pretrained)
-    data = build_data(recipe, loaded, ("fit", "report") if report else ("fit",), listen)
+    loaded = build_model(recipe)
+    data = build_data(recipe, loaded, ("fit", "report"), listen)
     return Task(
         loaded.model,
         data["fit"],
@@ -153,14 +137,17 @@ def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
     """How the model is run and scored, as keyword arguments that `Task` and `finetune` share."""
     import torch
 
-    section = recipe.data
+    section, device = recipe.data, recipe.model.device
+    if device == "auto":
+        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        device = next(name for name, there in found.items() if there)
     loss = None if section.loss is None else _code(recipe, section.loss)
     if loss is None and section.target != "class" and not loaded.keywords:
         loss = functools.partial(target_loss, section.target)
     return {
         "loss": loss,
         "metric": section.metric if isinstance(section.metric, str) else _code(recipe, section.metric),
-        "device": _device(recipe.model.device),
+        "device": device,
         "autocast": None if recipe.model.autocast == "none" else getattr(torch, recipe.model.autocast),
         "batch_size": section.batch_size,
     }
@@ -174,13 +161,11 @@ def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
 
     found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
     if found.numel() != labels.numel():
-        raise TaskError(
-            describe(
-                f"model and data.target: {target}",
-                expected=f"one output for each number of the labels, {tuple(labels.shape)}",
-                found=f"outputs {tuple(found.shape)}",
-                fix="give the model a head of that size, or write another data.target or a data.loss of your own",
-            )
+        raise TaskError.of(
+            f"model and data.target: {target}",
+            expected=f"one output for each number of the labels, {tuple(labels.shape)}",
+            found=f"outputs {tuple(found.shape)}",
+            fix="give the model a head of that size, or write another data.target or a data.loss of your own",
         )
     found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
     if target == "multi":
@@ -204,13 +189,11 @@ def build_data(
         made = {name: call_code(section.python, recipe.folder, name, **section.options) for name in wanted}
         missing = [name for name in wanted if made[name] is None and name != "report"]
         if missing:
-            raise DataError(
-                describe(
-                    f"python: {section.python}",
-                    expected=f"data for {missing[0]!r}",
-                    found="None",
-                    fix="return tensors, a Dataset or a DataLoader for it",
-                )
+            raise DataError.of(
+                f"python: {section.python}",
+                expected=f"data for {missing[0]!r}",
+                found="None",
+                fix="return tensors, a Dataset or a DataLoader for it",
             )
         return made
     with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
@@ -243,9 +226,7 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
 
     section, seed = recipe.finetune, recipe.output.seed
     if section is None:
-        raise RecipeError(
-            "finetune: required by `stockpot finetune`, but not there; an empty section will do"
-        )
+        raise RecipeError("finetune: required by `stockpot finetune`, but not there; an empty section will do")
     loaded = build_model(recipe, pretrained=True)
     data = build_data(recipe, loaded, ("train", "fit"), listen)
     limit = _memory_limit(recipe)
@@ -293,14 +274,8 @@ def code_digests(recipe: Recipe) -> dict[str, str]:
     """Of the files beside the recipe whose functions it names."""
     from stockpot.adapters.code import code_digest
 
-    groups = [
-        getattr(section, "granularity", None) for section in (recipe.method, *recipe.method.each.values())
-    ]
-    named = [
-        code.python
-        for code in (recipe.data.loss, recipe.data.metric, *groups)
-        if isinstance(code, PythonCode)
-    ]
+    groups = [getattr(section, "granularity", None) for section in (recipe.method, *recipe.method.each.values())]
+    named = [code.python for code in (recipe.data.loss, recipe.data.metric, *groups) if isinstance(code, PythonCode)]
     references = [one for one in (recipe.model.python, recipe.data.python, *named) if one is not None]
     found = (code_digest(one, recipe.folder) for one in references)
     return dict(one for one in found if one is not None)
@@ -310,24 +285,3 @@ def _code(recipe: Recipe, reference: PythonCode) -> Any:
     from stockpot.adapters.code import load_code
 
     return load_code(reference.python, recipe.folder)
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name != "auto":
-        try:
-            torch.empty(0, device=name)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise TaskError(
-                describe(
-                    f"model.device {name!r}",
-                    expected="a device of this machine",
-                    found=str(error).splitlines()[0],
-                    fix="use auto or cpu",
-                )
-            ) from error
-        return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -97,18 +97,14 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             wrong = "is not a word; put it in quotes" if not isinstance(key, str) else "appears twice"
             if not isinstance(key, str) or key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} {wrong}", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} {wrong}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 
 _REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in (*_REPLACED, "tag:yaml.org,2002:timestamp")
-    ]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_REPLACED, "tag:yaml.org,2002:timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _tag, _pattern, _first in (

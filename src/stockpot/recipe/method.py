@@ -77,25 +77,22 @@ class _Stated(Section):
 class _Method(_Stated):
     """How mixing weights are found. A setting that is not given comes from the method and the preset."""
 
-    name: MethodName = Field(DEFAULT, description="The method `cook` uses.")
+    name: MethodName = DEFAULT
+    """The method `cook` uses."""
     preset: PresetName | None = Field(
-        None, description="; ".join(f"`{name}`: {about}" for name, about in PRESETS.items()) + "."
+        default=None, description="; ".join(f"`{name}`: {about}" for name, about in PRESETS.items()) + "."
     )
-    methods: tuple[MethodName, ...] = Field(
-        tuple(METHODS), min_length=1, description="The methods `compare` runs. Default: all."
-    )
-    each: dict[MethodName, MethodSettings] = Field(
-        default_factory=dict,
-        description="Settings of single methods, such as `{mehl+: {steps: 500}}`; they win over those beside it. "
-        "In a comparison `crossfit` takes its steps, rates, blocks and folds from here alone.",
-    )
-    include: Names | None = Field(None, description="Patterns of tensor names to mix. Default: all.")
-    exclude: Names | None = Field(
-        None, description="Patterns of tensor names not to mix; they are copied from the donor."
-    )
-    donor: Donor = Field(
-        0, description="Ingredient that gives what is not mixed: its name, or its number counted from 0."
-    )
+    methods: tuple[MethodName, ...] = Field(default=tuple(METHODS), min_length=1)
+    """The methods `compare` runs. Default: all."""
+    each: dict[MethodName, MethodSettings] = Field(default_factory=dict)
+    """Settings of single methods, such as `{mehl+: {steps: 500}}`; they win over those beside it. In a comparison
+    `crossfit` takes its steps, rates, blocks and folds from here alone."""
+    include: Names | None = None
+    """Patterns of tensor names to mix. Default: all."""
+    exclude: Names | None = None
+    """Patterns of tensor names not to mix; they are copied from the donor."""
+    donor: Donor = 0
+    """Ingredient that gives what is not mixed: its name, or its number counted from 0."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

@@ -43,10 +43,7 @@ _GONE = {
     ("data", "idx"): _CONVERTED,
     ("data", "cifar"): _CONVERTED,
     ("model", "clip"): "is no longer built here; use model.open_clip with the OpenCLIP name of the model",
-    (
-        "finetune",
-        "parallel",
-    ): "is gone; start the same command several times, and each takes trials that are free",
+    ("finetune", "parallel"): "is gone; start the same command several times, and each takes trials that are free",
 }
 
 
@@ -67,13 +64,7 @@ def _path(loc: tuple[int | str, ...], content: Any, missing: bool) -> Path:
     """The path as written in the recipe: what is no key of the content is pydantic's own name of a choice."""
     path: list[str] = []
     for number, step in enumerate(loc):
-        here = (
-            content
-            if isinstance(content, dict)
-            else dict(enumerate(content))
-            if isinstance(content, list)
-            else {}
-        )
+        here = content if isinstance(content, dict) else dict(enumerate(content)) if isinstance(content, list) else {}
         if step not in here and not (missing and number == len(loc) - 1):
             continue
         content = here.get(step)

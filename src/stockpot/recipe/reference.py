@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from stockpot.recipe.method import MethodSettings
 from stockpot.recipe.problems import model_in
-from stockpot.recipe.schema import Recipe
+from stockpot.recipe.schema import ListedTrial, Recipe
 from stockpot.recipe.values import PythonCode, Space, Split
 
 EXAMPLE = """\
@@ -63,7 +63,7 @@ def recipe_reference() -> str:
             parts.append(_table(f"`{name}`", section))
             for inner, inner_field in section.model_fields.items():
                 below = model_in(inner_field.annotation)
-                if below is not None and below not in (Split, Space, PythonCode, MethodSettings):
+                if below is not None and below not in (Split, Space, PythonCode, MethodSettings, ListedTrial):
                     parts.append(_table(f"`{name}.{inner}`", below))
     parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split))
     parts.append(_table("A search space: `finetune.lr` and others", Space))
@@ -74,7 +74,7 @@ def _table(title: str, section: type[BaseModel]) -> str:
     said = " ".join((section.__doc__ or "").split())
     rows = [f"## {title}", "", said, "", "| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
-        about = (field.description or "").replace("|", "\\|")
+        about = " ".join((field.description or "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {_words(field.annotation)} | {_default(field)} | {about} |")
     return "\n".join(rows) + "\n"
 

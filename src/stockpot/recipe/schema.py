@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
 
 from stockpot.recipe.method import Method
@@ -47,82 +45,56 @@ def _kind_of(section: Section, kinds: tuple[str, ...]) -> str:
     return given[0]
 
 
-def _empty(section: type[Section]) -> Any:
-    return functools.partial(section.model_validate, {})
-
-
 class PoolSection(Section):
     """The fine-tuned checkpoints that are mixed."""
 
-    path: Names | None = Field(
-        None,
-        description="Checkpoint files, folders of checkpoints or glob patterns, one or a list. "
-        "Default: where `finetune` writes its checkpoints.",
-    )
-    key: str | None = Field(
-        None,
-        description="Where the weights are inside a nested file, as a dotted path (`state_dict`, `ema`). "
-        "Default: found by itself.",
-    )
-    rename: dict[str, str] | None = Field(
-        None, description="Prefixes of tensor names to replace, old to new: `{model.: ''}`."
-    )
-    mixed_dtypes: bool = Field(False, description="Allow checkpoints of different floating-point types.")
-    nonfinite: Literal["refuse", "drop", "ignore"] = Field(
-        "refuse",
-        description="What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), "
-        "leave them out (`drop`), or do not look (`ignore`).",
-    )
+    path: Names | None = None
+    """Checkpoint files, folders of checkpoints or glob patterns, one or a list. Default: where `finetune` writes its
+    checkpoints."""
+    key: str | None = None
+    """Where the weights are inside a nested file, as a dotted path (`state_dict`, `ema`). Default: found by itself."""
+    rename: dict[str, str] | None = None
+    """Prefixes of tensor names to replace, old to new: `{model.: ''}`."""
+    mixed_dtypes: bool = False
+    """Allow checkpoints of different floating-point types."""
+    nonfinite: Literal["refuse", "drop", "ignore"] = "refuse"
+    """What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), leave them out (`drop`), or
+    do not look (`ignore`)."""
 
 
 class Model(Section):
     """The model the checkpoints belong to: exactly one of the kinds, and how it runs."""
 
-    transformers: FolderOrConfig = Field(
-        None,
-        description="Hugging Face transformers: a local model folder, a `config.json`, or the configuration "
-        "itself as a mapping with `model_type`. Nothing is downloaded. Needs `stockpot[transformers]`.",
-    )
-    timm: str | None = Field(None, description="A model name of timm. Needs `stockpot[vision]`.")
-    torchvision: str | None = Field(
-        None, description="A model name of torchvision. Needs `stockpot[vision]`."
-    )
-    open_clip: str | None = Field(
-        None,
-        description="An OpenCLIP model name: its image encoder with a linear head. Needs `stockpot[clip]`.",
-    )
-    python: Code | None = Field(
-        None,
-        description="`module:function` that returns the `nn.Module`; looked for beside the recipe first.",
-    )
-    auto_class: str | None = Field(
-        None,
-        description="For `transformers`: the AutoModel class, such as `AutoModelForSequenceClassification`. "
-        "Default: taken from the configuration's `architectures`.",
-    )
-    tokenizer: str | None = Field(
-        None, description="For `transformers`: folder of the tokenizer. Default: the model folder."
-    )
-    classes: int | None = Field(None, ge=1, description="Size of the head. Default: the model's own.")
-    weights: str | None = Field(
-        None,
-        description="A local checkpoint `finetune` starts from. `transformers` folders hold their own; "
-        "cooking takes all weights from the pool.",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments for the model's constructor or python function."
-    )
-    device: str = Field(
-        "auto", description="`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."
-    )
-    autocast: Literal["none", "bfloat16", "float16"] = Field(
-        "none", description="Compute type of mixed precision. Weights stay as they are."
-    )
-    statistics: Literal["recalibrate", "average", "copy"] = Field(
-        "recalibrate",
-        description="What happens to BatchNorm statistics of a soup: measured again on the fitting data, "
-        "averaged like weights, or copied from the donor.",
-    )
+    transformers: FolderOrConfig = None
+    """Hugging Face transformers: a local model folder, a `config.json`, or the configuration itself as a mapping with
+    `model_type`. Nothing is downloaded. Needs `stockpot[transformers]`."""
+    timm: str | None = None
+    """A model name of timm. Needs `stockpot[vision]`."""
+    torchvision: str | None = None
+    """A model name of torchvision. Needs `stockpot[vision]`."""
+    open_clip: str | None = None
+    """An OpenCLIP model name: its image encoder with a linear head. Needs `stockpot[clip]`."""
+    python: Code | None = None
+    """`module:function` that returns the `nn.Module`; looked for beside the recipe first."""
+    auto_class: str | None = None
+    """For `transformers`: the AutoModel class, such as `AutoModelForSequenceClassification`. Default: taken from the
+    configuration's `architectures`."""
+    tokenizer: str | None = None
+    """For `transformers`: folder of the tokenizer. Default: the model folder."""
+    classes: int | None = Field(default=None, ge=1)
+    """Size of the head. Default: the model's own."""
+    weights: str | None = None
+    """A local checkpoint `finetune` starts from. `transformers` folders hold their own; cooking takes all weights from
+    the pool."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments for the model's constructor or python function."""
+    device: str = "auto"
+    """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    """Compute type of mixed precision. Weights stay as they are."""
+    statistics: Literal["recalibrate", "average", "copy"] = "recalibrate"
+    """What happens to BatchNorm statistics of a soup: measured again on the fitting data, averaged like weights, or
+    copied from the donor."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -140,15 +112,20 @@ class Model(Section):
 class Preprocessing(Section):
     """What is given here replaces what the model says about its own input."""
 
-    size: Pixels | None = Field(None, description="Height and width the model sees.")
-    resize: int | None = Field(
-        None, ge=1, description="Shorter side before the centre crop. Default: squeezed straight to `size`."
-    )
-    mean: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
-    std: tuple[float, ...] | None = Field(None, description="Per channel, for pixels scaled to [0, 1].")
-    interpolation: Interpolation | None = Field(None, description="How images are resized.")
-    channels: Literal[1, 3] | None = Field(None, description="1 for grey, 3 for colour.")
-    max_length: int | None = Field(None, ge=1, description="Tokens a text is cut to.")
+    size: Pixels | None = None
+    """Height and width the model sees."""
+    resize: int | None = Field(default=None, ge=1)
+    """Shorter side before the centre crop. Default: squeezed straight to `size`."""
+    mean: tuple[float, ...] | None = None
+    """Per channel, for pixels scaled to [0, 1]."""
+    std: tuple[float, ...] | None = None
+    """Per channel, for pixels scaled to [0, 1]."""
+    interpolation: Interpolation | None = None
+    """How images are resized."""
+    channels: Literal[1, 3] | None = None
+    """1 for grey, 3 for colour."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Tokens a text is cut to."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
@@ -160,101 +137,75 @@ class Preprocessing(Section):
 class Limits(Section):
     """Guards against files that unfold to far more than they look like. Raise one that real data meets."""
 
-    rows: int = Field(10_000_000, ge=1, description="Samples in one file.")
-    pixels: int = Field(2**26, ge=1, description="Pixels of one image.")
-    bytes: Bytes = Field(2**26, description="What a compressed file may unfold to beyond 100 times its size.")
+    rows: int = Field(default=10_000_000, ge=1)
+    """Samples in one file."""
+    pixels: int = Field(default=2**26, ge=1)
+    """Pixels of one image."""
+    bytes: Bytes = 2**26
+    """What a compressed file may unfold to beyond 100 times its size."""
 
 
 class Data(Section):
     """The samples coefficients are learned on (`fit`) and results are reported on (`report`)."""
 
-    images: str | None = Field(
-        None, description="Folder with one sub-folder of images per class. Needs `stockpot[images]`."
-    )
-    table: str | None = Field(
-        None,
-        description="CSV, TSV, JSONL or Parquet file, or the folder such files are in. "
-        "Parquet needs `stockpot[tables]`.",
-    )
-    dataset: str | None = Field(
-        None,
-        description="Hugging Face dataset on disk (`save_to_disk`); parts are its splits. "
-        "Needs `stockpot[tables]`.",
-    )
-    arrays: str | None = Field(
-        None,
-        description="`.npz` or `.safetensors` file, a folder of `.npy` files, or the folder such files are in. "
-        "Arrays without a named part: `x` (or the only other array) and `y`, `label`, `labels` or `target`. "
-        "A part named `test` is a file `test.npz`, or the arrays `x_test` and `y_test` (also `test_x`, `test_y`); "
-        "so are `x_train`, `y_train` of a part named `train`.",
-    )
-    python: Code | None = Field(
-        None,
-        description="`module:function`, called with `train`, `fit` or `report`; returns tensors, a Dataset, a "
-        "DataLoader, or None where there is no such split.",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments for the python function."
-    )
-    text: Names | None = Field(None, description="Column with text; two columns for pairs of texts.")
-    image: str | None = Field(None, description="Column with images or paths of images.")
-    features: Names | None = Field(None, description="Column or columns with numbers.")
-    tokens: str | None = Field(
-        None,
-        description="Column with token ids, all of one length; `attention_mask` is taken along if there is one.",
-    )
-    label: str | None = Field(
-        None, description="Column with what is predicted. Default: `label`, `labels`, `y` or `target`."
-    )
-    target: Literal["class", "number", "multi"] = Field(
-        "class",
-        description="What a label is. `class`: the name or the whole number of one class. `number`: a measurement, "
-        "for regression. `multi`: 0 or 1 for each of several classes. Nothing is guessed: other labels are refused.",
-    )
-    classes: tuple[str, ...] | None = Field(
-        None,
-        description="Names of the classes in the order of the head. Default: the model's own names, "
-        "or all names in the data, sorted.",
-    )
-    train: ShortSplit | None = Field(None, description="Samples that `finetune` trains on.")
-    fit: ShortSplit | None = Field(
-        None,
-        description="Samples the method may look at. A fraction (0.5), a number of samples, a named part "
-        "(a file, sub-folder or split), or a mapping. Default: half.",
-    )
-    report: ShortSplit | None = Field(
-        None,
-        description="Samples touched once, at the end. Never overlaps `fit`. "
-        "Default: the other half; none if only `fit` is given.",
-    )
-    split_seed: int = Field(0, ge=0, description="Which samples fall into which fraction.")
-    limits: Limits = Field(
-        default_factory=_empty(Limits), description="What a file may hold before it is refused."
-    )
-    preprocessing: Preprocessing = Field(
-        default_factory=_empty(Preprocessing),
-        description="Replaces parts of what the model says about its own input.",
-    )
-    batch_size: int = Field(256, ge=1, description="Batch for evaluation.")
-    memory_limit: Bytes = Field(
-        8 * 2**30, description="Decoded data that may be kept in memory, such as `8GiB`."
-    )
-    cache: str | None = Field(
-        None,
-        description="Folder for decoded images: they are kept there in files, mapped instead of held in memory "
-        "(so that `memory_limit` does not count them), and found again by later commands. Default: none.",
-    )
-    metric: MetricName | PythonCode = Field(
-        "accuracy",
-        description="What is reported and compared: one of these words, or `{python: module:function}`. "
-        "Higher is better; `loss` and `perplexity` are negated. Default for other targets than `class`: `r2` "
-        "for `number`, `micro_f1` for `multi`.",
-    )
-    loss: PythonCode | None = Field(
-        None,
-        description="`{python: module:function}` called with model and batch. Default: the model's own loss, or "
-        "by `target` cross-entropy, the squared error or binary cross-entropy.",
-    )
+    images: str | None = None
+    """Folder with one sub-folder of images per class. Needs `stockpot[images]`."""
+    table: str | None = None
+    """CSV, TSV, JSONL or Parquet file, or the folder such files are in. Parquet needs `stockpot[tables]`."""
+    dataset: str | None = None
+    """Hugging Face dataset on disk (`save_to_disk`); parts are its splits. Needs `stockpot[tables]`."""
+    arrays: str | None = None
+    """`.npz` or `.safetensors` file, a folder of `.npy` files, or the folder such files are in. Arrays without a named
+    part: `x` (or the only other array) and `y`, `label`, `labels` or `target`. A part named `test` is a file
+    `test.npz`, or the arrays `x_test` and `y_test` (also `test_x`, `test_y`); so are `x_train`, `y_train` of a part
+    named `train`."""
+    python: Code | None = None
+    """`module:function`, called with `train`, `fit` or `report`; returns tensors, a Dataset, a DataLoader, or None
+    where there is no such split."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments for the python function."""
+    text: Names | None = None
+    """Column with text; two columns for pairs of texts."""
+    image: str | None = None
+    """Column with images or paths of images."""
+    features: Names | None = None
+    """Column or columns with numbers."""
+    tokens: str | None = None
+    """Column with token ids, all of one length; `attention_mask` is taken along if there is one."""
+    label: str | None = None
+    """Column with what is predicted. Default: `label`, `labels`, `y` or `target`."""
+    target: Literal["class", "number", "multi"] = "class"
+    """What a label is. `class`: the name or the whole number of one class. `number`: a measurement, for regression.
+    `multi`: 0 or 1 for each of several classes. Nothing is guessed: other labels are refused."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes in the order of the head. Default: the model's own names, or all names in the data,
+    sorted."""
+    train: ShortSplit | None = None
+    """Samples that `finetune` trains on."""
+    fit: ShortSplit | None = None
+    """Samples the method may look at. A fraction (0.5), a number of samples, a named part (a file, sub-folder or
+    split), or a mapping. Default: half."""
+    report: ShortSplit | None = None
+    """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given."""
+    split_seed: int = Field(default=0, ge=0)
+    """Which samples fall into which fraction."""
+    limits: Limits = Limits()
+    """What a file may hold before it is refused."""
+    preprocessing: Preprocessing = Preprocessing()
+    """Replaces parts of what the model says about its own input."""
+    batch_size: int = Field(default=256, ge=1)
+    """Batch for evaluation."""
+    memory_limit: Bytes = 8 * 2**30
+    """Decoded data that may be kept in memory, such as `8GiB`."""
+    cache: str | None = None
+    """Folder for decoded images: they are kept there in files, mapped instead of held in memory (so that `memory_limit`
+    does not count them), and found again by later commands. Default: none."""
+    metric: MetricName | PythonCode = "accuracy"
+    """What is reported and compared: one of these words, or `{python: module:function}`. Higher is better; `loss` and
+    `perplexity` are negated. Default for other targets than `class`: `r2` for `number`, `micro_f1` for `multi`."""
+    loss: PythonCode | None = None
+    """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
+    cross-entropy, the squared error or binary cross-entropy."""
 
     @model_validator(mode="before")
     @classmethod
@@ -279,9 +230,7 @@ class Data(Section):
             raise ValueError("fit: required when train or report is given")
         inputs = [name for name in ("text", "image", "features", "tokens") if getattr(self, name) is not None]
         if len(inputs) > 1:
-            raise ValueError(
-                f"expected at most one of text, image, features, tokens, found {' and '.join(inputs)}"
-            )
+            raise ValueError(f"expected at most one of text, image, features, tokens, found {' and '.join(inputs)}")
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
         if self.target != "class" and self.images is not None:
@@ -310,56 +259,62 @@ def _check_disjoint(splits: dict[str, Split]) -> None:
             )
         total = sum(s.fraction or 0.0 for s in sharing.values())
         if total > 1 + 1e-9:
-            raise ValueError(
-                f"the fractions of {' and '.join(sharing)} add up to {total:g}, more than {where} has"
-            )
+            raise ValueError(f"the fractions of {' and '.join(sharing)} add up to {total:g}, more than {where} has")
 
 
 SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "seed")
 
 
-def _space(value: Any, about: str) -> Any:
-    return Field(default_factory=lambda: Space.model_validate(value), description=about)
+if TYPE_CHECKING:
+    ListedTrial = Section
+else:
+    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SEARCHED}
+    ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
 
 
 class Finetune(Section):
     """Makes the pool: the head is trained alone first, then every trial trains all weights its own way."""
 
-    dir: str = Field("pool", description="Folder the checkpoints are written to.")
-    trials: int = Field(12, ge=2, description="Number of checkpoints.")
-    probe: bool = Field(True, description="Train the head alone first; every trial starts from that.")
-    probe_epochs: float = Field(10, gt=0, description="Epochs of that.")
-    probe_lr: float = Field(1e-3, gt=0, description="Learning rate of that.")
-    head: str | None = Field(
-        None, description="Name prefix of the head's tensors. Default: the model's last linear layer."
-    )
-    lr: ShortSpace = _space({"min": 1e-5, "max": 3e-4, "scale": "log"}, "Learning rate.")
-    weight_decay: ShortSpace = _space({"min": 1e-4, "max": 0.5, "scale": "log"}, "Weight decay.")
-    epochs: ShortSpace = _space({"min": 4, "max": 16}, "Epochs; a fraction of one is allowed.")
-    label_smoothing: ShortSpace = _space({"choices": (0.0, 0.05, 0.1, 0.2)}, "Label smoothing.")
-    augmentation: ShortSpace = _space(
-        {"choices": (0.0, 0.25, 0.5, 1.0)}, "Strength of image augmentation; 0: none."
-    )
-    flip: bool = Field(
-        False, description="Augmentation may mirror images left to right; wrong for digits and text."
-    )
-    mixup: float = Field(
-        0.0,
-        ge=0,
-        description="Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. "
-        "Not for token ids or a loss of your own.",
-    )
-    seed: ShortSpace = _space({"min": 0, "max": 2**31 - 1}, "Seed of data order, dropout and augmentation.")
-    listed: tuple[dict[str, Number], ...] | None = Field(
-        None,
-        min_length=2,
-        description="Settings of every trial, one mapping each, instead of a random search. "
-        "What a mapping leaves out is drawn as above; `trials` is the length of the list.",
-    )
-    batch_size: int = Field(128, ge=1, description="Samples per step.")
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="Which optimiser trains.")
-    warmup: float = Field(0.1, ge=0, lt=1, description="Share of the steps with linear warm-up.")
-    clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient. null: no limit.")
+    dir: str = "pool"
+    """Folder the checkpoints are written to."""
+    trials: int = Field(default=12, ge=2)
+    """Number of checkpoints."""
+    probe: bool = True
+    """Train the head alone first; every trial starts from that."""
+    probe_epochs: float = Field(default=10, gt=0)
+    """Epochs of that."""
+    probe_lr: float = Field(default=1e-3, gt=0)
+    """Learning rate of that."""
+    head: str | None = None
+    """Name prefix of the head's tensors. Default: the model's last linear layer."""
+    lr: ShortSpace = Space(min=1e-5, max=3e-4, scale="log")
+    """Learning rate."""
+    weight_decay: ShortSpace = Space(min=1e-4, max=0.5, scale="log")
+    """Weight decay."""
+    epochs: ShortSpace = Space(min=4, max=16)
+    """Epochs; a fraction of one is allowed."""
+    label_smoothing: ShortSpace = Space(choices=(0.0, 0.05, 0.1, 0.2))
+    """Label smoothing."""
+    augmentation: ShortSpace = Space(choices=(0.0, 0.25, 0.5, 1.0))
+    """Strength of image augmentation; 0: none."""
+    flip: bool = False
+    """Augmentation may mirror images left to right; wrong for digits and text."""
+    mixup: float = Field(default=0.0, ge=0)
+    """Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. Not for token ids or a loss of your
+    own."""
+    seed: ShortSpace = Space(min=0, max=2**31 - 1)
+    """Seed of data order, dropout and augmentation."""
+    listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
+    """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn as
+    above; `trials` is the length of the list."""
+    batch_size: int = Field(default=128, ge=1)
+    """Samples per step."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Which optimiser trains."""
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps with linear warm-up."""
+    clip: float | None = Field(default=1.0, gt=0)
+    """Largest norm of the gradient. null: no limit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -368,54 +323,45 @@ class Finetune(Section):
             return {**given, "trials": len(given["listed"])}
         return given
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for index, settings in enumerate(self.listed or ()):
-            for name, value in settings.items():
-                if name not in SEARCHED:
-                    close = difflib.get_close_matches(name, SEARCHED, n=1)
-                    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(SEARCHED)}"
-                    raise ValueError(f"listed.{index}.{name}: unknown key; {hint}")
-                if value < 0:
-                    raise ValueError(f"listed.{index}.{name}: expected 0 or more, found {value}")
-        return self
-
     def trial(self, index: int, seed: int) -> dict[str, int | float]:
         """The hyperparameters of one trial: a pure function of the recipe, the trial's number and the seed."""
-        drawn = {
-            name: getattr(self, name).draw(f"{seed}/{index}/{name}", name == "seed") for name in SEARCHED
-        }
-        return {**drawn, **(self.listed[index] if self.listed is not None else {})}
+        drawn = {name: getattr(self, name).draw(f"{seed}/{index}/{name}", name == "seed") for name in SEARCHED}
+        listed = {} if self.listed is None else self.listed[index].model_dump(exclude_none=True)
+        return {**drawn, **listed}
 
 
 class Output(Section):
     """Where results go, and the seed everything random starts from."""
 
-    dir: str = Field("run", description="The run directory.")
-    seed: int = Field(0, ge=0, description="Seed of everything random except the split of the data.")
-    max_shard_size: Bytes = Field(
-        5 * 10**9, description="Soups above this size are written in several files."
-    )
-    tensorboard: bool = Field(
-        False, description="Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."
-    )
-    overwrite: bool = Field(
-        False, description="Replace another run in that directory, as `--overwrite` does."
-    )
+    dir: str = "run"
+    """The run directory."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random except the split of the data."""
+    max_shard_size: Bytes = 5 * 10**9
+    """Soups above this size are written in several files."""
+    tensorboard: bool = False
+    """Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."""
+    overwrite: bool = False
+    """Replace another run in that directory, as `--overwrite` does."""
 
 
 class Recipe(Section):
     """From checkpoints and data to a soup. Paths are relative to the recipe file."""
 
-    base: str | None = Field(
-        None, description="Folder that relative paths start from. Default: the recipe's own folder."
-    )
-    pool: PoolSection = Field(default_factory=_empty(PoolSection), description="The checkpoints.")
-    model: Model = Field(description="The model they belong to.")
-    data: Data = Field(description="Samples to learn on and to report on.")
-    method: Method = Field(default_factory=_empty(Method), description="How mixing weights are found.")
-    finetune: Finetune | None = Field(None, description="How the pool is made, if it is not there yet.")
-    output: Output = Field(default_factory=_empty(Output), description="Where results go.")
+    base: str | None = None
+    """Folder that relative paths start from. Default: the recipe's own folder."""
+    pool: PoolSection = PoolSection()
+    """The checkpoints."""
+    model: Model
+    """The model they belong to."""
+    data: Data
+    """Samples to learn on and to report on."""
+    method: Method = Method()
+    """How mixing weights are found."""
+    finetune: Finetune | None = None
+    """How the pool is made, if it is not there yet."""
+    output: Output = Output()
+    """Where results go."""
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
     @model_validator(mode="after")
@@ -423,9 +369,7 @@ class Recipe(Section):
         if self.finetune is None and self.pool.path is None:
             raise ValueError("pool.path: required, unless there is a finetune section that makes the pool")
         if self.finetune is not None and self.data.train is None and self.data.python is None:
-            raise ValueError(
-                "data.train: required by finetune: a fraction, a number of samples or a named part"
-            )
+            raise ValueError("data.train: required by finetune: a fraction, a number of samples or a named part")
         return self
 
     @property

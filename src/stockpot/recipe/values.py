@@ -12,9 +12,9 @@ from typing_extensions import Self
 
 
 class Section(BaseModel):
-    """Unknown keys are refused; a validated section does not change."""
+    """Unknown keys are refused; a validated section does not change. What stands below a field describes it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
 
 
 def _any_of(*schemas: Any) -> WithJsonSchema:
@@ -46,9 +46,7 @@ def _code(value: object) -> object:
     raise ValueError(f"expected module:function, found {value!r}")
 
 
-Code = Annotated[
-    str, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})
-]
+Code = Annotated[str, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
 
 
 class PythonCode(Section):
@@ -99,27 +97,26 @@ Pixels = Annotated[tuple[int, int], BeforeValidator(_pixels), _any_of(_COUNT, _P
 
 
 def _number(value: Any) -> int | float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return value
-    raise ValueError(f"expected a number, found {value!r}")
+    raise ValueError(f"expected a number of at least 0, found {value!r}")
 
 
-Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type": "number"})]
+Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type": "number", "minimum": 0})]
 
 
 class Split(Section):
     """Written short: `0.5` (a fraction), `2000` (samples), `val` (a named part); or in full as a mapping."""
 
-    of: str | None = Field(
-        None, description="The named part: a file or sub-folder of the source, or one of its splits."
-    )
-    fraction: float | None = Field(None, gt=0, le=1, description="Share of the part, stratified by class.")
-    count: int | None = Field(None, ge=1, description="Number of samples, stratified by class.")
-    rows: str | None = Field(
-        None,
-        description="File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file "
-        "with a number or an image path per line. Other splits of the same part share what is left.",
-    )
+    of: str | None = None
+    """The named part: a file or sub-folder of the source, or one of its splits."""
+    fraction: float | None = Field(default=None, gt=0, le=1)
+    """Share of the part, stratified by class."""
+    count: int | None = Field(default=None, ge=1)
+    """Number of samples, stratified by class."""
+    rows: str | None = None
+    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number or an
+    image path per line. Other splits of the same part share what is left."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:
@@ -147,10 +144,14 @@ ShortSplit = Annotated[
 class Space(Section):
     """Written short: `0.1` (fixed), `[0, 0.1]` (choices); or `{min, max, scale}` for a range."""
 
-    choices: tuple[Number, ...] | None = Field(None, min_length=1, description="Values to choose from.")
-    min: Number | None = Field(None, description="Lower end of a range.")
-    max: Number | None = Field(None, description="Upper end of a range.")
-    scale: Literal["linear", "log"] = Field("linear", description="How a range is sampled.")
+    choices: tuple[Number, ...] | None = Field(default=None, min_length=1)
+    """Values to choose from."""
+    min: Number | None = None
+    """Lower end of a range."""
+    max: Number | None = None
+    """Upper end of a range."""
+    scale: Literal["linear", "log"] = "linear"
+    """How a range is sampled."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -163,8 +164,6 @@ class Space(Section):
             raise ValueError(f"expected min <= max, found {self.min} > {self.max}")
         elif self.scale == "log" and self.min <= 0:
             raise ValueError(f"expected min > 0 for a log range, found {self.min}")
-        if self.lowest() < 0:
-            raise ValueError(f"expected 0 or more, found {self.lowest()}")
         return self
 
     def draw(self, key: str, whole: bool) -> int | float:
@@ -182,11 +181,6 @@ class Space(Section):
             value = source.uniform(self.min, self.max)
         return round(value) if whole else value
 
-    def lowest(self) -> int | float:
-        low = min(self.choices) if self.choices is not None else self.min
-        assert low is not None
-        return low
-
 
 def _short_space(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -198,8 +192,6 @@ ShortSpace = Annotated[
     Space,
     BeforeValidator(_short_space),
     _any_of(
-        {"type": "number"},
-        {"type": "array", "items": {"type": "number"}, "minItems": 1},
-        Space.model_json_schema(),
+        {"type": "number"}, {"type": "array", "items": {"type": "number"}, "minItems": 1}, Space.model_json_schema()
     ),
 ]

@@ -26,11 +26,17 @@ class Row:
     score: Score | None
     difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
     seconds: float
-    peak: int  # bytes of the scarce memory: of the device where one was used, else of the host
+    peak_host: int  # bytes
+    peak_device: int
     models_used: int
     recommended: bool
     baseline: bool
     servable: bool  # one model to serve; the ensemble is not
+
+    @property
+    def peak(self) -> int:
+        """The scarce memory: of the device where one was used, else of the host."""
+        return self.peak_device or self.peak_host
 
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of `HEADINGS`."""
@@ -68,7 +74,7 @@ def _row(run: Run, method: Method, kind: str) -> Row:
     return Row(
         method.name, run.metric, kind, method.score(kind),
         None if known is None or None in known else (known[0], known[1], known[2]),
-        result["seconds"], result["peak_device"] or result["peak_host"], result["models_used"],
+        result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
         recommended=method is run.recommended,
         baseline=method.name == run.results["baseline"],
         servable=method.name != "ensemble",

@@ -95,9 +95,10 @@ class MethodRecord:
     folder: Path
     result: Mapping[str, Any]  # result.json
     W: NDArray[np.float64] | None  # (K, G); None for the ensemble
+    tables: Mapping[str, NDArray[np.float64]]  # sample by sample, by kind of data, where they were asked for
 
 
-def read_method(root: Path, folder: Path, name: str) -> MethodRecord | None:
+def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) -> MethodRecord | None:
     result = read_json(folder / RESULT, root, shapes.RESULT_SHAPE)
     if result is None:
         return None
@@ -106,13 +107,18 @@ def read_method(root: Path, folder: Path, name: str) -> MethodRecord | None:
             raise ValueError(f"it is of method {result['method'][:60]!r}")
         if any(len(curve["x"]) != len(curve["loss"]) for every in result["curves"].values() for curve in every):
             raise ValueError("a curve has more places than losses, or fewer")
-    W = _read_arrays(folder / WEIGHTS, root, {"W": 2}).get("W")
+    # A table without a score is that of a process that was killed between the two files; it is made again.
+    known = [kind for kind in KINDS if tables and result[kind] is not None]
+    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_table": 2 for kind in known}})
+    W = found.pop("W", None)
     with readable(folder / WEIGHTS):
         if (W is None) != (name == "ensemble") or (W is not None and W.shape[1] != len(result["groups"])):
             raise ValueError(f"no W with a column for each of the {len(result['groups'])} groups")
         if W is not None and not np.isfinite(W).all():
             raise ValueError("mixing weights that are not finite")
-    return MethodRecord(name, folder, result, W)
+        if any(len(found[f"{kind}_table"]) != result[kind]["n"] for kind in known):
+            raise ValueError(f"more samples than in {RESULT}, or fewer")
+    return MethodRecord(name, folder, result, W, {kind: found[f"{kind}_table"] for kind in known})
 
 
 def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, metric: Metric) -> Result | None:
@@ -120,23 +126,19 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
     from stockpot.soup import Soup
     from stockpot.soups.result import Result
 
-    record = read_method(root, folder, name)
+    record = read_method(root, folder, name, tables=True)
     if record is None:
         return None
-    value = record.result
-    tables = _read_arrays(folder / WEIGHTS, root, {f"{kind}_table": 2 for kind in KINDS})
-    soup = None if record.W is None else Soup.load(files.check_inside(root, folder), ingredients=pool)
-    with readable(folder / WEIGHTS):
-        if soup is not None and record.W is not None and not np.array_equal(soup.W.numpy(), record.W):
-            raise ValueError("other mixing weights than in soup.json")
-        # A table without a score is that of a process that was killed between the two files; it is made again.
-        known = [kind for kind in KINDS if value[kind] is not None]
-        if any(len(tables[f"{kind}_table"]) != value[kind]["n"] for kind in known):
-            raise ValueError(f"more samples than in {RESULT}, or fewer")
-        scores: dict[str, Any] = {
-            kind: None if value[kind] is None else _scores(tables[f"{kind}_table"], metric, value[kind]["loss"])
-            for kind in KINDS
-        }
+    value, soup = record.result, None
+    if record.W is not None:
+        soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        with readable(folder / WEIGHTS):
+            if not np.array_equal(soup.W.numpy(), record.W):
+                raise ValueError("other mixing weights than in soup.json")
+    tables = {kind: record.tables.get(kind) for kind in KINDS}
+    scores: dict[str, Any] = {
+        kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
+    }
     history = (*(value["greedy"] or ()), *([] if value["guard"] is None else [value["guard"]]))
     costs = {key: value[key] for key in ("seconds", "peak_host", "peak_device", "models_used")}
     return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
@@ -294,8 +296,8 @@ class RunRecord:
     methods: tuple[MethodRecord, ...]  # in the order of the table
 
 
-def read_run(path: Path) -> RunRecord:
-    """A run, to be looked at; a file that is there and cannot be understood is an error."""
+def read_run(path: Path, *, tables: bool = False) -> RunRecord:
+    """A run, to be looked at; `tables`: sample by sample too. A file that cannot be understood is an error."""
     about = read_about(path)
     pool = read_json(path / POOL, path, shapes.POOL_SHAPE) or {}
     results = read_json(path / RESULTS, path, shapes.RESULTS_SHAPE) or {}
@@ -305,7 +307,7 @@ def read_run(path: Path) -> RunRecord:
             recipe = files.read_bytes(path / RECIPE, root=path)
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
-    found = [read_method(path, path / METHODS / slug(name), name) for name in names]
+    found = [read_method(path, path / METHODS / slug(name), name, tables=tables) for name in names]
     methods = tuple(replace(one, result=cleaned(one.result)) for one in found if one is not None)
     _check_sizes(path, pool, methods)
     text = recipe.decode("utf-8", "replace")

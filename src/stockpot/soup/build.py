@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stockpot import files
-from stockpot.errors import SoupError, describe
+from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
@@ -44,10 +44,10 @@ def tensors(
     pool: Pool,
     layout: Layout,
     W: Tensor,
-    *,
     statistics: Mapping[str, Tensor] | None = None,
     rule: StatisticsRule = "average",
     dtype: torch.dtype | None = None,
+    *,
     alone: bool = True,
     listen: Listener = ignore,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -72,22 +72,18 @@ def tensors(
         return made
 
     first_of = {name: names[0] for names in layout.tied for name in names}
-    tied: dict[str, Tensor] = {}  # made once under the first name
-    total = sum(spec.nbytes for spec in pool.specs.values())
-    written = 0
+    tied: dict[str, Tensor] = {}  # made once, under the first name
     names = [name for name in pool.specs if first_of.get(name, name) == name]
     threads = 1 if wide else min(THREADS, os.cpu_count() or 1)
+    written = 0
     with closing(_ahead(value, names, lambda name: pool.specs[name].numel, threads)) as values:
         for name, spec in pool.specs.items():
             first = first_of.get(name, name)
-            if first != name:
-                made = tied[first].clone()  # files do not share storage
-            else:
-                made = next(values)
-                if name in first_of:
-                    tied[name] = made
+            made = next(values) if first == name else tied[first].clone()  # files do not share storage
+            if name in first_of and first == name:
+                tied[name] = made
             written += spec.nbytes
-            progress(listen, "building the soup", written, total)
+            progress(listen, "building the soup", written, pool.nbytes)
             yield name, made.to(dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype)
 
 
@@ -136,7 +132,7 @@ def write_weights(directory: Path, tensors: Iterable[tuple[str, Tensor]], max_sh
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
         (directory / f"shard-{number}").rename(directory / file)
-        weight_map.update(dict.fromkeys(names, file))
+        weight_map |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
@@ -163,13 +159,11 @@ def parse_size(value: int | str) -> int:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
     if not match:
-        raise SoupError(
-            describe(
-                f"size {value!r}",
-                expected="a number of bytes such as 2000000, '500MB' or '5GB'",
-                found="neither",
-                fix="use GB or MB",
-            )
+        raise SoupError.of(
+            f"size {value!r}",
+            expected="a number of bytes such as 2000000, '500MB' or '5GB'",
+            found="neither",
+            fix="use GB or MB",
         )
     power = " kmgt".index(match[2].lower() or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stockpot.errors import SoupError, describe
+from stockpot.errors import SoupError
 from stockpot.layout import mixing_dtype
 
 # Torch runs an operation of this size on one thread: no barrier twice per ingredient.
@@ -28,9 +28,7 @@ def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, wide: bool 
     no bit either: every operation is elementwise.
     """
     anchor = max(range(len(parts)), key=lambda k: abs(weights[k]))
-    others = [
-        (parts[k].reshape(-1), weights[k]) for k in range(len(parts)) if k != anchor and weights[k] != 0.0
-    ]
+    others = [(parts[k].reshape(-1), weights[k]) for k in range(len(parts)) if k != anchor and weights[k] != 0.0]
     base = parts[anchor].reshape(-1)
     out = torch.empty(base.shape, dtype=mixing_dtype(base.dtype))
     gain = sum(weight for weight in weights if weight > 0)
@@ -86,21 +84,17 @@ def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:
     if bool(ends.to(dtype).to(ends.dtype).isfinite().all()):
         return
     if bool(ends.isfinite().all()):
-        raise SoupError(
-            describe(
-                f"soup tensor {name}",
-                expected=f"values that {str(dtype).removeprefix('torch.')} can hold, up to {torch.finfo(dtype).max:g}",
-                found=f"one of {float(ends.abs().max()):g}",
-                fix="lower lr so that the mixing weights stay small, or store the soup in a wider type"
-                " (Soup.save(dtype=torch.float32))",
-            )
-        )
-    raise SoupError(
-        describe(
+        raise SoupError.of(
             f"soup tensor {name}",
-            expected="finite values",
-            found="NaN or infinity",
-            fix="leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
-            " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr",
+            expected=f"values that {str(dtype).removeprefix('torch.')} can hold, up to {torch.finfo(dtype).max:g}",
+            found=f"one of {float(ends.abs().max()):g}",
+            fix="lower lr so that the mixing weights stay small, or store the soup in a wider type"
+            " (Soup.save(dtype=torch.float32))",
         )
+    raise SoupError.of(
+        f"soup tensor {name}",
+        expected="finite values",
+        found="NaN or infinity",
+        fix="leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
+        " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr",
     )

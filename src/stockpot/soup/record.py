@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from stockpot import files
 from stockpot._version import __version__
-from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError, describe
+from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError
 from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
@@ -29,11 +29,7 @@ RECORD = "soup.json"
 STATISTICS = "statistics.safetensors"
 FORMAT = 1
 # What a record says of running statistics, and the rule that makes them again.
-_RULES: Mapping[str, StatisticsRule] = {
-    "recalibrated": "recalibrate",
-    "averaged": "average",
-    "donor": "copy",
-}
+_RULES: Mapping[str, StatisticsRule] = {"recalibrated": "recalibrate", "averaged": "average", "donor": "copy"}
 
 
 def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
@@ -56,9 +52,7 @@ def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, 
     }
 
 
-def write(
-    folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None
-) -> None:
+def write(folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None) -> None:
     """The record of a soup, and its statistics where they were measured again, without its weights."""
     if soup.statistics is not None:
         data = save({name: tensor.contiguous() for name, tensor in soup.statistics.items()})
@@ -66,76 +60,50 @@ def write(
     files.write_json(folder / RECORD, _encode(soup, dtype, max_shard), root)
 
 
-def read(path: Path, root: Path | None = None) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     """The record in a soup's directory, or given as the file itself. No link in the directory is followed."""
     file = path / RECORD if path.is_dir() else path
     try:
-        value = files.read_json(file, root=root)
+        value = files.read_json(file)
     except FileNotFoundError:
-        raise SoupError(
-            describe(
-                str(path),
-                expected=f"a saved soup with a {RECORD}",
-                found="none",
-                fix="pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)",
-            )
+        raise SoupError.of(
+            str(path),
+            expected=f"a saved soup with a {RECORD}",
+            found="none",
+            fix="pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)",
         ) from None
     except (ValueError, OSError) as error:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise SoupError(
-            describe(
-                str(file),
-                expected=f"a soup record of format {FORMAT}",
-                found=repr(found)[:80],
-                fix="update stockpot",
-            )
+        raise SoupError.of(
+            str(file), expected=f"a soup record of format {FORMAT}", found=repr(found)[:80], fix="update stockpot"
         )
     return value
 
 
 def load(path: Path, ingredients: Ingredients, listen: Listener) -> Soup:
-    value = read(path)
-    try:
-        entries: list[Mapping[str, str]] = value["ingredients"]
-        pool = ingredients if isinstance(ingredients, Pool) else _opened(value, ingredients)
-        pool = _matched(pool, entries, listen)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        raise _incomplete(path, error) from error
-    return decode(value, path if path.is_dir() else path.parent, pool)
-
-
-def decode(value: Mapping[str, Any], folder: Path, pool: Pool, root: Path | None = None) -> Soup:
-    """The soup that a record describes, of the ingredients that it names, in its order."""
     from stockpot.soup.soup import Soup  # the record is part of Soup; this breaks the circle
 
+    value = read(path)
     try:
         said = value["statistics"]
         if said not in _RULES or value.get("free"):
             old = "weights that need not sum to one" if value.get("free") else f"the statistics {said!r:.80}"
-            raise _damaged(str(folder), "a soup as this version makes them", old)
-        layout = Layout.from_json(value["layout"])
+            raise _damaged(str(path), "a soup as this version makes them", old)
+        layout, W = Layout.from_json(value["layout"]), torch.tensor(value["W"], dtype=torch.float64)
+        pool = ingredients if isinstance(ingredients, Pool) else _opened(value, ingredients)
+        pool = _matched(pool, value["ingredients"], listen)
         _check_layout(layout, pool)
-        return Soup(
-            pool,
-            layout,
-            torch.tensor(value["W"], dtype=torch.float64),
-            _statistics(folder, pool, root) if said == "recalibrated" else None,
-            statistics_rule=_RULES[said],
-            about=dict(value["about"]),
-        )
+        statistics = _statistics(path if path.is_dir() else path.parent, pool) if said == "recalibrated" else None
+        return Soup(pool, layout, W, statistics, statistics_rule=_RULES[said], about=dict(value["about"]))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
-        raise _incomplete(folder, error) from error
-
-
-def _incomplete(path: Path, error: Exception) -> SoupError:
-    return _damaged(str(path), "a complete soup record", f"{type(error).__name__}: {error}")
+        raise _damaged(str(path), "a complete soup record", f"{type(error).__name__}: {error}") from error
 
 
 def _damaged(subject: str, expected: str, found: str) -> SoupError:
     fix = "restore the file from a copy, or cook again"
-    return SoupError(describe(subject, expected=expected, found=found, fix=fix))
+    return SoupError.of(subject, expected=expected, found=found, fix=fix)
 
 
 def _literal(path: str) -> str:
@@ -146,13 +114,11 @@ def _literal(path: str) -> str:
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     options = dict(value["opened_with"])
     if options.get("rename") == "custom":
-        raise SoupError(
-            describe(
-                "soup record",
-                expected="renaming by a prefix map",
-                found="a Python function, which is not stored",
-                fix="open the pool yourself and pass it as ingredients=",
-            )
+        raise SoupError.of(
+            "soup record",
+            expected="renaming by a prefix map",
+            found="a Python function, which is not stored",
+            fix="open the pool yourself and pass it as ingredients=",
         )
     if ingredients is not None:
         return Pool.open(ingredients, **options)
@@ -178,15 +144,13 @@ def _check_layout(layout: Layout, pool: Pool) -> None:
     elif any(pool.specs[name] != pool.specs[names[0]] for names in layout.tied for name in names):
         wrong = "tied tensors of different shapes"
     if wrong is not None:
-        raise _damaged(
-            "layout of the soup record", "a group or a reason for each tensor of the ingredients", wrong
-        )
+        raise _damaged("layout of the soup record", "a group or a reason for each tensor of the ingredients", wrong)
 
 
-def _statistics(folder: Path, pool: Pool, root: Path | None) -> dict[str, torch.Tensor]:
+def _statistics(folder: Path, pool: Pool) -> dict[str, torch.Tensor]:
     """Recalibrated running statistics, which must be those that the ingredients have, in their shapes."""
     try:
-        file = open_safetensors(files.check_inside(root or folder, folder / STATISTICS))
+        file = open_safetensors(files.check_inside(folder, folder / STATISTICS))
     except CheckpointError as error:
         raise SoupError(str(error)) from error
     shapes = {name: spec.shape for name, spec in file.specs.items()}
@@ -216,28 +180,22 @@ def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> 
         lines = "\n".join(
             f"    {entry['name']} ({entry['path']}): sha256 {entry['digest'][:16]}..." for entry in lacking
         )
-        raise DigestError(
-            describe(
-                f"{len(lacking)} of {len(entries)} ingredients",
-                expected="the content the soup was made of",
-                found=f"other content or no file:\n{lines}\n  so it cannot be made again",
-                fix="restore the original checkpoints, or say where they are now: --pool, or ingredients= in Python",
-            )
+        raise DigestError.of(
+            f"{len(lacking)} of {len(entries)} ingredients",
+            expected="the content the soup was made of",
+            found=f"other content or no file:\n{lines}\n  so it cannot be made again",
+            fix="restore the original checkpoints, or say where they are now: --pool, or ingredients= in Python",
         )
     return pool.subset(order)
 
 
-def dtype_of(name: object) -> torch.dtype | None:
-    """The dtype a soup was saved in; None: the ingredients' own."""
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if name is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise _damaged(
-            "dtype of the soup record", "a floating-point type such as 'bfloat16'", repr(name)[:80]
-        )
-    return found
-
-
-def shard_of(size: object) -> int:
+def saved_as(path: Path) -> tuple[torch.dtype | None, int]:
+    """The dtype that a soup was saved in (None: the ingredients' own), and the bytes of its shards at most."""
+    value = read(path)
+    name, size = value.get("dtype"), value.get("max_shard")
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise _damaged("dtype of the soup record", "a floating-point type such as 'bfloat16'", repr(name)[:80])
     if type(size) is not int or size <= 0:
         raise _damaged("max_shard of the soup record", "a number of bytes", repr(size)[:80])
-    return size
+    return dtype, size

@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stockpot import files
-from stockpot.errors import SoupError, describe
+from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, record, weights
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.kept import StatisticsRule
-
-_RESERVED = "__metadata__"  # of the safetensors format
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +35,6 @@ class Soup:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "W", weights.check(self.W, len(self.pool), len(self.layout)))
-        if _RESERVED in self.pool.specs:
-            raise SoupError(
-                describe(
-                    f"tensor {_RESERVED}",
-                    expected="another name",
-                    found="the one that safetensors files keep for their own remarks",
-                    fix="rename it in the checkpoints, or open the pool with rename={'__metadata__': 'metadata'}",
-                )
-            )
 
     @classmethod
     def uniform(cls, pool: Pool, layout: Layout | None = None) -> Soup:
@@ -105,13 +94,10 @@ class Soup:
         return path
 
     @contextmanager
-    def _writing(
-        self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None
-    ) -> Iterator[Path]:
+    def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
         needed = sum(
-            spec.numel
-            * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
+            spec.numel * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
             for spec in self.pool.specs.values()
         )
         files.require_space(path, needed, "the soup")
@@ -123,39 +109,20 @@ class Soup:
             self.pool.verify_unchanged()
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path,
-        *,
-        ingredients: record.Ingredients = None,
-        listen: Listener = ignore,
-    ) -> Soup:
+    def load(cls, path: str | Path, *, ingredients: record.Ingredients = None, listen: Listener = ignore) -> Soup:
         """Open a saved soup together with its ingredients, refusing ingredients that have changed.
 
         `ingredients` says where they are now, or is the opened pool; in any order, they are matched by digest.
         """
         return record.load(Path(path), ingredients, listen)
 
-    def _tensors(
-        self, dtype: torch.dtype | None, listen: Listener, alone: bool = True
-    ) -> Iterable[tuple[str, Tensor]]:
-        return build.tensors(
-            self.pool,
-            self.layout,
-            self.W,
-            statistics=self.statistics,
-            rule=self.statistics_rule,
-            dtype=dtype,
-            alone=alone,
-            listen=listen,
-        )
+    def _tensors(self, dtype: torch.dtype | None, listen: Listener, alone: bool = True) -> Iterable[tuple[str, Tensor]]:
+        given, rule = self.statistics, self.statistics_rule
+        return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, alone=alone, listen=listen)
 
 
 def _check_takes(
-    model: nn.Module,
-    own: Mapping[str, Tensor],
-    holds: Mapping[str, Tensor],
-    specs: Mapping[str, TensorSpec],
+    model: nn.Module, own: Mapping[str, Tensor], holds: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
 ) -> None:
     """Before anything is written: a model must not be left half soup."""
     given = {own[name].data_ptr() for name in specs if name in own}
@@ -167,18 +134,14 @@ def _check_takes(
         and value.data_ptr() not in given  # one name of a tied tensor is enough
     ]
     unknown = [name for name in specs if name not in holds]
-    shapes = [
-        name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape
-    ]
+    shapes = [name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape]
     if lacking or unknown or shapes:
-        raise SoupError(
-            describe(
-                f"model {type(model).__name__}",
-                expected="the tensors of the ingredients",
-                found=f"{len(lacking)} without a value {lacking[:3]}, {len(unknown)} unknown {unknown[:3]},"
-                f" {len(shapes)} of another shape {shapes[:3]}",
-                fix="pass the same architecture that was fine-tuned, or open the pool with rename=",
-            )
+        raise SoupError.of(
+            f"model {type(model).__name__}",
+            expected="the tensors of the ingredients",
+            found=f"{len(lacking)} without a value {lacking[:3]}, {len(unknown)} unknown {unknown[:3]},"
+            f" {len(shapes)} of another shape {shapes[:3]}",
+            fix="pass the same architecture that was fine-tuned, or open the pool with rename=",
         )
 
 
@@ -192,11 +155,5 @@ def rebuild(
 ) -> Path:
     """Write the same soup again, byte for byte, from its record (`soup.json`) and the ingredients."""
     loaded = Soup.load(soup, ingredients=ingredients, listen=listen)
-    saved = record.read(Path(soup))
-    return loaded.save(
-        path,
-        dtype=record.dtype_of(saved.get("dtype")),
-        max_shard=record.shard_of(saved.get("max_shard")),
-        overwrite=overwrite,
-        listen=listen,
-    )
+    dtype, max_shard = record.saved_as(Path(soup))
+    return loaded.save(path, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from stockpot.errors import SoupError, describe
+from stockpot.errors import SoupError
 
 SUM_TOLERANCE = 1e-6
 
@@ -29,34 +29,28 @@ def chosen(models: int, groups: int, rows: Iterable[int]) -> Tensor:
 
 def check(W: Tensor, models: int, groups: int) -> Tensor:
     if tuple(W.shape) != (models, groups):
-        raise SoupError(
-            describe(
-                "mixing weights",
-                expected=f"a matrix of {models} ingredients x {groups} groups",
-                found=f"shape {tuple(W.shape)}",
-                fix="make one row per ingredient of the pool and one column per group of the layout",
-            )
+        raise SoupError.of(
+            "mixing weights",
+            expected=f"a matrix of {models} ingredients x {groups} groups",
+            found=f"shape {tuple(W.shape)}",
+            fix="make one row per ingredient of the pool and one column per group of the layout",
         )
     W = W.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(W).all()):
-        raise SoupError(
-            describe(
-                "mixing weights",
-                expected="finite numbers",
-                found=f"{int((~torch.isfinite(W)).sum())} NaN or Inf",
-                fix="lower the learning rate; a soup is never saved with such weights",
-            )
+        raise SoupError.of(
+            "mixing weights",
+            expected="finite numbers",
+            found=f"{int((~torch.isfinite(W)).sum())} NaN or Inf",
+            fix="lower the learning rate; a soup is never saved with such weights",
         )
     worst = float((W.sum(dim=0) - 1.0).abs().max())
     # Weights that are large and cancel are rounded in proportion.
     if worst > SUM_TOLERANCE * max(1.0, float(W.abs().max())):
-        raise SoupError(
-            describe(
-                "mixing weights",
-                expected="columns that sum to one",
-                found=f"a column off by {worst:.3g}",
-                fix="divide each column by its sum",
-            )
+        raise SoupError.of(
+            "mixing weights",
+            expected="columns that sum to one",
+            found=f"a column off by {worst:.3g}",
+            fix="divide each column by its sum",
         )
     return W
 

@@ -30,9 +30,9 @@ from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import held
 from stockpot.soup import weights
-from stockpot.soups.learn import check_same_settings, finite
+from stockpot.soups.learn import check_same_settings
 from stockpot.soups.mehl import schedule
-from stockpot.soups.problem import Decision, Problem, StateStore
+from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task.data import forked_random

@@ -21,8 +21,8 @@ from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
 from stockpot.soups.greedy import greedy
-from stockpot.soups.learn import Fold, Learner, average, finite
-from stockpot.soups.problem import Decision, Problem, StateStore
+from stockpot.soups.learn import Fold, Learner, average
+from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
 from stockpot.task import Scores
@@ -236,6 +236,8 @@ def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
         if name != "learned"
     }
     better = [name for name, (_, low, _) in over.items() if low > 0]  # beyond chance
+    if math.isnan(known["learned"].value):
+        better = [name for name in over if not math.isnan(known[name].value)]
     return {
         "held_out": {name: finite(one.value) for name, one in known.items()},
         "intervals": {name: [finite(end) for end in one.interval()] for name, one in known.items()},

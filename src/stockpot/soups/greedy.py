@@ -7,6 +7,7 @@ samples most likely to fail come first, so that this happens early. The chosen s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -103,11 +104,14 @@ def _compared(scores: Scores, current: Scores) -> tuple[float, float]:
 
 
 def _wins(score: float, best: float, ties: bool) -> bool:
+    """A score that is no number never wins, and loses against any other."""
+    if math.isnan(best):
+        return not math.isnan(score)
     return score >= best if ties else score > best
 
 
 def _hopeless(ceiling: float, n: int, best: float, ties: bool) -> Callable[[float, int], bool]:
-    return lambda score, done: not _wins(score + ceiling * (n - done), best, ties)
+    return lambda score, done: not math.isnan(best) and not _wins(score + ceiling * (n - done), best, ties)
 
 
 def _decision(

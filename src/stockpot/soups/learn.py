@@ -29,7 +29,7 @@ from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
 from stockpot.soups.mehl import State, mehl_soup, schedule, weights
-from stockpot.soups.problem import Decision, Problem, StateStore
+from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task import Data
@@ -447,11 +447,6 @@ def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any])
             fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
         )
     )
-
-
-def finite(value: float) -> float | None:
-    """What JSON can hold."""
-    return value if math.isfinite(value) else None
 
 
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:

@@ -102,6 +102,7 @@ def mehl_soup(
             yield s
         s.alpha[block], s.beta = x.values()  # line 19: theta follows from alpha
         s.t, s.j, s.optimiser = s.t + 1, 0, None
+        del D, x, step, take  # the block is freed before the next one is loaded
 
 
 def weights(alpha: Tensor, simplex: bool = False) -> Tensor:

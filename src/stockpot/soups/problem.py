@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.errors import LearningError, describe
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
@@ -18,6 +20,11 @@ from stockpot.soup import Soup
 from stockpot.soup.kept import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
+
+
+def finite(value: float) -> float | None:
+    """What JSON can hold."""
+    return value if math.isfinite(value) else None
 
 
 class StateStore(Protocol):
@@ -111,6 +118,7 @@ class Problem:
             for k in range(len(self.pool)):
                 live.load_ingredient(k)
                 yield k
+                live.check_bound()
 
     def individual(self) -> list[Scores]:
         """Every ingredient on the fitting data; evaluated once, whoever asks."""
@@ -119,9 +127,18 @@ class Problem:
             scores = []
             for k in self.members():
                 scores.append(self.task.score())
-                value = scores[-1].value
+                value = finite(scores[-1].value)
                 self.listen(Event("ingredient", {"name": self.pool.names[k], "index": k, "fit": value}))
                 progress(self.listen, "scoring the ingredients", k + 1, len(self.pool), "models")
+            if all(math.isnan(one.value) for one in scores):
+                raise LearningError(
+                    describe(
+                        "scores of the ingredients",
+                        expected="a number for at least one",
+                        found="NaN for all of them",
+                        fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
+                    )
+                )
             self.known, self.known_seconds = scores, time.perf_counter() - began
         return self.known
 
@@ -157,7 +174,9 @@ class Problem:
                 live.put(name, kept_tensor(self.pool, live.layout, W, name, self.task.statistics))
         if self.recalibrates and single(W) is None:
             self.task.recalibrate(self.listen, calibration)
-        return self.task.score(**options)
+        scores = self.task.score(**options)
+        live.check_bound()
+        return scores
 
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""

@@ -90,7 +90,7 @@ class Settings:
         bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")
     ] = False
     graphs: Annotated[bool, Setting("Capture the step as a CUDA graph where the model allows.")] = True
-    seed: Annotated[int, Setting("Order of data and models.", at_least=0)] = 0
+    seed: Annotated[int, Setting("Order of data and models.")] = 0
 
     def __post_init__(self) -> None:
         for name in (field.name for field in dataclasses.fields(self)):

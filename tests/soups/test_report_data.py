@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from stockpot.soups.reporting import report_weights
 
 from stockpot import METHODS, Event, Task, compare, cook
 from stockpot.errors import TaskError
 from stockpot.pool import Pool
 from stockpot.run import Identity, Job, RunDirectory, run_job
-from stockpot.soups.reporting import report_weights
 from stockpot.soups.settings import settings_for
 from stockpot.task import Data
 from stockpot.task.store import Columns

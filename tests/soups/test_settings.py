@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from stockpot.soups.track import steps_for
 from torch import Tensor
 
 from stockpot import METHODS, PRESETS, Result, Settings, Soup, Task, compare, cook
 from stockpot.errors import MethodError
 from stockpot.soups.settings import block_size_for, settings_for
-from stockpot.soups.track import steps_for
 from zoo import fine_tunes, learning, mlp, samples, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 6, "batch_size": 16, "lr": 0.05}

@@ -12,44 +12,27 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from stockpot import Result, Soup, Task, cook
+from stockpot import Result, Soup, Task
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
-from zoo import mlp, normed, zoo
+from zoo import decide, mlp, normed, zoo
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw, cosine": ("mehl+", {"block_size": 2}),
-    "sgd with momentum, constant, two passes": (
-        "mehl",
-        {"block_size": 3, "passes": 2, "optimizer": "sgd", "momentum": 0.9, "schedule": "constant"},
-    ),
-    "sgd without momentum": ("hl", {"optimizer": "sgd"}),
-    "warm-up, clipping, unit norm, moving centre, reset": (
-        "mehl+",
-        {"block_size": 2, "passes": 2, "preset": "authors"},
-    ),
-    "softmax with a learned temperature": ("learned+", {"temperature": True}),
-    "temperature and folds": ("mehl+", {"block_size": 2, "temperature": True, "folds": 2}),
+    "blocks": ("mehl+", {"block_size": 2}),
+    "two passes": ("mehl", {"block_size": 3, "passes": 2}),
+    "all at once": ("hl", {"weight_decay": 0.0}),
+    "as the authors do it": ("mehl+", {"block_size": 2, "passes": 2, "preset": "authors"}),
+    "softmax with beta": ("learned+", {}),
+    "beta and folds": ("mehl+", {"block_size": 2, "beta": True, "folds": 2}),
     "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
-    "many retreats": ("crossfit", {"folds": 2, "lr": 4.0, "steps": 20, "evaluations": 10}),
-    "mean of the steps between judgements": (
-        "crossfit",
-        {"folds": 2, "smooth": True, "temperature": True, "lr": 0.5, "steps": 20, "evaluations": 5},
-    ),
-    "one greedy soup, temperature": (
-        "crossfit",
-        {"folds": 2, "temperature": True, "start": "greedy", "lr": 0.3},
-    ),
-    "greedy soups of their own": ("crossfit", {"folds": 2, "start": "own-greedy", "guard": True, "lr": 0.3}),
-    "folds with a moving centre": ("crossfit", {"block_size": 2, "folds": 2, "preset": "authors"}),
-    "free weights, accumulation": (
-        "mehl+",
-        {"block_size": 2, "blocks": 3, "decentralise": False, "accumulate": 3},
-    ),
-    "epochs": ("mehl+", {"block_size": 2, "steps": None, "epochs": 1.5, "label_smoothing": 0.1}),
+    "many ways back": ("crossfit", {"folds": 2, "lr": 4.0, "steps": 20}),
+    "beta of folds from greedy soups": ("crossfit", {"folds": 2, "beta": True, "lr": 0.5, "steps": 20}),
+    "pieces": ("mehl+", {"block_size": 2, "blocks": 3, "accumulate": 3}),
+    "epochs": ("mehl+", {"block_size": 2, "steps": None, "epochs": 1.5}),
+    "low-memory mode, int8": ("mehl+", {"block_size": 2, "low_memory": True, "directions": "int8"}),
 }
-BRIEF: dict[str, Any] = {"steps": 6, "batch_size": 16, "lr": 0.05, "evaluations": 3}
+BRIEF: dict[str, Any] = {"steps": 6, "batch_size": 16, "lr": 0.05}
 
 
 class KilledError(Exception):
@@ -90,14 +73,14 @@ class Killer:
 
 def attempt(pool: Pool, task: Task, variant: str, store: Memory | None, listen: Killer) -> Result:
     method, given = VARIANTS[variant]
-    return cook(pool, task, method, store=store, listen=listen, **{**BRIEF, **given})
+    return decide(pool, task, method, store=store, listen=listen, **{**BRIEF, **given})
 
 
 def same(first: Result, second: Result) -> None:
     assert isinstance(first.soup, Soup)
     assert isinstance(second.soup, Soup)
     assert torch.equal(first.soup.W, second.soup.W)
-    assert first.soup.temperature == second.soup.temperature
+    assert first.soup.about == second.soup.about  # beta, where it was learned
     assert [dict(h) for h in first.history] == [dict(h) for h in second.history]
 
 
@@ -107,7 +90,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
     pool, task = zoo(tmp_path, 5)
     watch = Killer()
     whole = attempt(pool, task, variant, None, watch)
-    for at in (1, watch.seen // 2, watch.seen - 1):
+    for at in (1, 2, watch.seen // 2, watch.seen - 1, watch.seen):
         store = Memory(interval)
         with pytest.raises(KilledError):
             attempt(pool, task, variant, store, Killer(at))
@@ -118,17 +101,16 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
 
 
 @pytest.mark.parametrize(
-    ("changed", "found"),
-    [({"smooth": False}, "smooth True, now False"), (None, "settings that were not recorded")],
+    ("changed", "found"), [({"seed": 1}, "seed 0, now 1"), (None, "batch_size None, now 16")]
 )
 def test_what_was_learned_one_way_is_not_continued_in_another(
     tmp_path: Path, changed: dict[str, Any] | None, found: str
 ) -> None:
     pool, task = zoo(tmp_path, 5)
-    method, given = VARIANTS["many retreats"]
+    method, given = VARIANTS["many ways back"]
     store = Memory(-1.0)
     with pytest.raises(KilledError):
-        cook(pool, task, method, store=store, listen=Killer(9), **{**BRIEF, **given})
+        decide(pool, task, method, store=store, listen=Killer(9), **{**BRIEF, **given})
     assert store.state is not None
     if changed is None:  # as before settings were in it
         values = json.loads(store.state[1])
@@ -136,10 +118,36 @@ def test_what_was_learned_one_way_is_not_continued_in_another(
         store.state = (store.state[0], json.dumps(values))
     before = store.state
     with pytest.raises(RunError) as caught:
-        cook(pool, task, method, store=store, **{**BRIEF, **given, **(changed or {})})
+        decide(pool, task, method, store=store, **{**BRIEF, **given, **(changed or {})})
     assert found in str(caught.value)
     assert "--overwrite" in str(caught.value)
     assert store.state is before
+
+
+@pytest.mark.parametrize("variant", ["blocks", "many ways back", "as the authors do it"])
+def test_at_every_yield(tmp_path: Path, variant: str) -> None:
+    """Killed at each step and each judgement in turn."""
+    pool, task = zoo(tmp_path, 4)
+    watch = Killer()
+    whole = attempt(pool, task, variant, None, watch)
+    for at in range(1, watch.seen + 1):
+        store = Memory(-1.0)
+        with pytest.raises(KilledError):
+            attempt(pool, task, variant, store, Killer(at))
+        same(whole, attempt(pool, task, variant, store, Killer()))
+
+
+def test_the_saved_state_is_small_whatever_happened_before(tmp_path: Path) -> None:
+    """Its JSON part, which becomes a file's header, does not grow with the steps that were taken."""
+    pool, task = zoo(tmp_path, 4)
+    sizes = []
+    for steps in (5, 80):
+        store = Memory(-1.0)
+        decide(pool, task, "mehl+", store=store, steps=steps, batch_size=16, block_size=2)
+        assert store.state is not None
+        assert len(store.state[0]["history"]) == 2 * steps
+        sizes.append(len(store.state[1]))
+    assert abs(sizes[1] - sizes[0]) < 10
 
 
 def test_killed_again_and_again(tmp_path: Path) -> None:
@@ -159,9 +167,9 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_learned_again(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path, 5)
     store = Memory(float("inf"))
-    whole = attempt(pool, task, "adamw, cosine", store, Killer())
+    whole = attempt(pool, task, "blocks", store, Killer())
     watch = Killer()
-    same(whole, attempt(pool, task, "adamw, cosine", store, watch))
+    same(whole, attempt(pool, task, "blocks", store, watch))
     assert watch.seen == 0
 
 
@@ -172,12 +180,12 @@ def test_a_loss_that_draws_random_numbers_is_resumed_too(tmp_path: Path) -> None
 
     pool, _ = zoo(tmp_path, 5)
     task = Task(mlp(), copy.copy(zoo(tmp_path / "again")[1].fit), loss=noisy)
-    whole = attempt(pool, task, "adamw, cosine", None, Killer())
+    whole = attempt(pool, task, "blocks", None, Killer())
     store = Memory(-1.0)
     with pytest.raises(KilledError):
-        attempt(pool, task, "adamw, cosine", store, Killer(9))
+        attempt(pool, task, "blocks", store, Killer(9))
     torch.manual_seed(77)
-    same(whole, attempt(pool, task, "adamw, cosine", store, Killer()))
+    same(whole, attempt(pool, task, "blocks", store, Killer()))
 
 
 def test_batch_statistics_do_not_stand_in_the_way(tmp_path: Path) -> None:
