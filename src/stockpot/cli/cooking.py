@@ -145,8 +145,7 @@ def show(run: Path, report: Path) -> Path | None:
     if soup is not None:
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
     elif results["recommended"] is None:
-        say("Soup:   none is recommended, because no method was judged on data that it was not fitted on.")
-        say(f"        Write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
+        say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
     say(f"Report: {shown(report)}")
     return soup
 
