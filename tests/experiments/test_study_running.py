@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import study
-from studies import plans
+from studies import plans, running
 from studies.running import command, finished
 from studies.zoo import Zoo
 from study_zoo import make
 
 # Writes the record of a finished run; fails where the run's name says so. Tells the order in which runs began.
 STAND_IN = """
-import json, sys, time
+import contextlib, json, sys, time
 from pathlib import Path
 
 def begin(told, name):
@@ -35,7 +35,8 @@ if sys.argv[1].endswith("pretrain.py"):
 if "finetune" in sys.argv:
     zoo = Path(sys.argv[sys.argv.index("finetune") + 1]).parent
     begin(zoo.name + "/pool", "pool")
-    (zoo / "hidden").rename(zoo / "pool")
+    with contextlib.suppress(FileNotFoundError):  # another process was first
+        (zoo / "hidden").rename(zoo / "pool")
     sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
 out = Path(words[words.index("--out") + 1])
@@ -48,7 +49,7 @@ recipe = load_recipe(words[1], pairs)
 out.mkdir(parents=True, exist_ok=True)
 names = [path.rsplit("/", 1)[-1] for path in recipe.pool.path or ()]
 names = names if len(names) > 1 else [f"model_{{k}}.safetensors" for k in range(5)]
-scores = [{{"path": f"pool/{{name}}", "fit": {{"mean": k / 10}}}} for k, name in enumerate(names)]
+scores = [{{"path": f"pool/{{name}}", "fit": {{"value": k / 10}}}} for k, name in enumerate(names)]
 (out / "pool.json").write_text(json.dumps({{"ingredients": [{{**one, "fit": None}} for one in scores]}}))
 time.sleep({pause})
 (out / "pool.json").write_text(json.dumps({{"ingredients": scores}}))
@@ -62,6 +63,11 @@ if out.name == {patient!r}:
 (out / "results.json").write_text(json.dumps({{"failed": {failed!r}}}))
 (out / "run.json").write_text(json.dumps({{"status": "done", "recipe_digest": recipe.digest()}}))
 """
+
+
+@pytest.fixture(autouse=True)
+def one_process_for_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PROCESSES", 1)
 
 
 class Bench:
@@ -162,6 +168,14 @@ def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
     assert sorted(bench.order[1:]) == ["cost-2", "main-0"]
     assert "model_1.safetensors" in (bench.home / "runs" / "tiny" / "cost-2.log").read_text()
     assert "pool: " in capsys.readouterr().out
+
+
+def test_several_processes_make_one_pool(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PROCESSES", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    hide_pool(bench.home / "tiny")
+    assert bench.run("main-0", pools=True, pause=0.3) == 0
+    assert bench.order == ["tiny/pool", "tiny/pool", "main-0"]
 
 
 def test_what_the_pool_turns_out_not_to_need_is_left_out(bench: Bench) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,8 @@ from stockpot.engine import distributed, plan, resources
 from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
-from stockpot.engine.loader import Loader, StreamingLoader
-from stockpot.engine.low_memory import Projector, recomputing
+from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
+from stockpot.engine.low_memory import Projector, gradients_freed, recomputing
 from stockpot.engine.optimiser import AdamW
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
@@ -48,6 +48,7 @@ class Engine:
         block_size: int,
         fixed_block: bool = True,
         theta_bar: Tensor | None = None,  # (P,) where it is known from an earlier run on the same pool
+        last: LastBlock | None = None,
         listen: Listener = ignore,
     ) -> None:
         self.live = live
@@ -71,7 +72,7 @@ class Engine:
         self._directions: Directions | None = None
         try:
             self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
-            self.loader = self._loader()
+            self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
                 self._stack.enter_context(live.task.compiled())
@@ -79,7 +80,8 @@ class Engine:
                 self._stack.enter_context(recomputing(live.task.model))
             parts = dict(self.plan.parts)
             listen(Event("plan", {"text": str(self.plan), "forecast": self.plan.total, "parts": parts}))
-            self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
+            with self._compiling():
+                self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
             self.fixed = torch.empty(live.plan.size, dtype=live.dtype, device=live.device)  # (P,) theta_fix
         except BaseException:  # such as memory that ran out: the model must not keep what was put around it
             self.close()
@@ -96,14 +98,12 @@ class Engine:
             dtypes = [torch.bfloat16, torch.int8]
         else:
             dtypes = [live.dtype]
-        step, sample, kept = self._measure(data) if self._cuda else (2 * width * live.plan.size, 0.0, 0)
+        step, sample, kept = self._measure(data) if self._cuda else (0, 0.0, 0)
         need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
             model_width=width,
-            held_models=1
-            if self._cuda
-            else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
+            held_models=1 if self._cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
             batch=min(o.batch_size, len(data)),
             step=step,
             sample=sample,
@@ -134,7 +134,8 @@ class Engine:
         return data.nbytes if data.nbytes < free // 8 else 0
 
     def _measure(self, data: Data) -> tuple[int, float, int]:
-        """Peak bytes of a forward and backward pass, as a constant and per sample, and bytes of what is not mixed.
+        """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample, and bytes of
+        what is not mixed.
 
         Parts of a batch are measured, so that this cannot run out of memory itself.
         """
@@ -144,37 +145,48 @@ class Engine:
         size = min(self.options.batch_size, len(data))
         peaks = []
         sizes = sorted({max(1, size // 8), max(1, size // 4)})
-        for n in sizes:
-            batch = task.to_device(data.batch(torch.arange(n)))
-            for _ in range(2):  # the first pass also pays for libraries
-                torch.cuda.synchronize(live.device)
-                torch.cuda.reset_peak_memory_stats(live.device)
-                before = torch.cuda.memory_allocated(live.device)
-                with task.learning():
+        with task.learning(), gradients_freed(live):
+            for n in sizes:
+                batch = task.to_device(data.batch(torch.arange(n)))
+                for _ in range(2):  # the first pass also pays for libraries
+                    torch.cuda.synchronize(live.device)
+                    torch.cuda.reset_peak_memory_stats(live.device)
+                    before = torch.cuda.memory_allocated(live.device)
                     task.loss(batch).mean.backward()  # type: ignore[no-untyped-call]
-                live.clear_gradient()
-                peak = torch.cuda.max_memory_allocated(live.device) - before
-            peaks.append(peak)
-            del batch
+                    peak = torch.cuda.max_memory_allocated(live.device) - before
+                peaks.append(peak)
+                del batch
         torch.cuda.empty_cache()
         if len(sizes) == 1:
-            return peaks[0], 0.0, kept
-        slope = (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
-        return int(peaks[0] - slope * sizes[0]), slope, kept
+            return 0, peaks[0] / sizes[0], kept
+        slope = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
+        return max(0, int(peaks[0] - slope * sizes[0])), slope, kept
 
-    def _loader(self) -> Loader:
+    def _loader(self, last: LastBlock | None) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32:
-            return Loader(self.live, self.plan.dtype)
+            return Loader(self.live, self.plan.dtype, last)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Meanwhile the kernels are compiled, where there are any."""
+        if not isinstance(self.loader, StreamingLoader):
+            yield
+            return
+        from stockpot.engine import kernels
+
+        thread = kernels.compile_ahead(self.live.device, self.plan.dtype, self.live.flat.dtype)
+        try:
+            yield
+        finally:
+            thread.join()
 
     # The block and the soup ---------------------------------------------------------------------------
 
     def load(self, block: Sequence[int]) -> Directions:
         """The block's directions theta_k - theta_bar; those that are loaded already are used again."""
         if self._directions is None or self._block != tuple(block):
-            if (
-                self._captured is None
-            ):  # a graph keeps what it was captured with: the same places, other values
+            if self._captured is None:  # a graph keeps what it was captured with: the same places, other values
                 self._drop_block()
             self._directions = None  # free the old block before loading the next one
             self._directions = self.loader.load(list(block), self.theta_bar)
@@ -204,18 +216,14 @@ class Engine:
         assert self._directions is not None
         with torch.no_grad():
             if self._directions.fast and not self.live.copied:
-                self._directions.mix(
-                    theta_fix, c, out=self.live.flat
-                )  # rounds to the model's dtype on the way
+                self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
             else:
                 self._directions.mix(theta_fix, c, out=self.live.theta)
                 self.live.push()
 
     # The gradient -------------------------------------------------------------------------------------
 
-    def gradient(
-        self, D: Directions, batch: Batch, beta: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def gradient(self, D: Directions, batch: Batch, beta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The mean loss of the model on a batch, its gradient by the block's coefficients (b, G), and by beta.
 
         One backward pass through the mixed model and one projection (eq. 6). Losses are sums with weights, so a
@@ -237,15 +245,9 @@ class Engine:
             with torch.no_grad():
                 # In low-memory mode backward has projected already.
                 projector = self._projector
-                slope = (
-                    D.project(live.collect_gradient()) if projector is None else projector.finish()
-                )  # (b, G)
+                slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
-                of_beta = (
-                    []
-                    if factor is None
-                    else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
-                )
+                of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
                 distributed.add_up([slope, sums, *of_beta])
                 unscale = batch.size / (scale * sums[1])
             if scale == 1.0 or bool(slope.isfinite().all()):
@@ -292,11 +294,7 @@ class Engine:
         if self._captured is None:
             return fresh
         kept = self._captured.optimiser
-        if (kept.alpha.shape, kept.beta is None, kept.weight_decay) != (
-            fresh.alpha.shape,
-            beta is None,
-            weight_decay,
-        ):
+        if (kept.alpha.shape, kept.beta is None, kept.weight_decay) != (fresh.alpha.shape, beta is None, weight_decay):
             return fresh
         kept.load(fresh.save())
         return kept
@@ -344,9 +342,7 @@ class Engine:
         key = (id(data.columns), size)
         if key not in self._device_batches:
             resident = self.plan.parts["data"] > 0
-            self._device_batches[key] = DeviceBatches(
-                data, self.live.device, size, self.plan.accumulate, resident
-            )
+            self._device_batches[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, resident)
         return self._device_batches[key]
 
     def _drop_block(self) -> None:
