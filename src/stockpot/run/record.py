@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stockpot import files
-from stockpot.errors import RunError
+from stockpot.errors import RunError, SoupError
 from stockpot.run import shapes
 from stockpot.run.shapes import cleaned, plain, read_json, readable
 from stockpot.soups.registry import METHODS as REGISTRY
@@ -131,7 +131,10 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
         return None
     value, soup = record.result, None
     if record.W is not None:
-        soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        try:
+            soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        except SoupError as error:  # of the record, not of a method that is cooked now
+            raise RunError(str(error)) from error
         with readable(folder / WEIGHTS):
             if not np.array_equal(soup.W.numpy(), record.W):
                 raise ValueError("other mixing weights than in soup.json")
