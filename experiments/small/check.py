@@ -35,9 +35,7 @@ def main(run: Path) -> int:
     for name, score in sorted(found.items(), key=lambda item: -item[1]):
         print(f"{100 * score:6.2f} %  {name}")
     problems = wrong(found)
-    print(
-        "; ".join(problems) if problems else f"The ordering is right: {DEFAULT} is above {', '.join(BELOW)}."
-    )
+    print("; ".join(problems) if problems else f"The ordering is right: {DEFAULT} is above {', '.join(BELOW)}.")
     return 1 if problems else 0
 
 

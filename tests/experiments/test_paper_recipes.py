@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paper_files import (
-    CLASSES,
-    cifar,
-    clip_weights,
-    imagenet,
-    published_names,
-    published_soups,
-)
+from paper_files import CLASSES, cifar, clip_weights, imagenet, published_names, published_soups
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -213,12 +206,7 @@ TRIALS: dict[str, Any] = {
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_vit_l_14_is_fine_tuned_on_cifar_and_compared(classes: int, tmp_path: Path) -> None:
-    cifar(
-        tmp_path / "data" / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python"),
-        classes,
-        200,
-        100,
-    )
+    cifar(tmp_path / "data" / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python"), classes, 200, 100)
     start = clip_weights(tmp_path / "data/clip/ViT-L-14.pt")
     options = {"model__options": {**TINY, "text": False}}
     recipe, sets = recipe_of(f"vit-l-14-cifar{classes}"), overrides(tmp_path, **options, **TRIALS)

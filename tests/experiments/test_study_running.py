@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,8 +35,23 @@ if sys.argv[1].endswith("pretrain.py"):
     sys.exit()
 if "finetune" in sys.argv:
     zoo = Path(sys.argv[sys.argv.index("finetune") + 1]).parent
-    begin(zoo.name + "/pool", "pool")
-    (zoo / "hidden").rename(zoo / "pool")
+    print("a process begins", flush=True)
+    claim = zoo / "claim"  # of several processes the first does the work, and the others wait for its end
+    try:
+        claim.mkdir()
+    except FileExistsError:
+        if {dying!r}:
+            sys.exit("error: killed")
+        while not list(claim.iterdir()):
+            time.sleep(0.02)
+        sys.exit(not (claim / "made").exists())
+    end = "lost"
+    try:
+        begin(zoo.name + "/pool", "pool")
+        (zoo / "hidden").rename(zoo / "pool")
+        end = "made"
+    finally:
+        (claim / end).mkdir()
     sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
 out = Path(words[words.index("--out") + 1])
@@ -48,7 +64,7 @@ recipe = load_recipe(words[1], pairs)
 out.mkdir(parents=True, exist_ok=True)
 names = [path.rsplit("/", 1)[-1] for path in recipe.pool.path or ()]
 names = names if len(names) > 1 else [f"model_{{k}}.safetensors" for k in range(5)]
-scores = [{{"path": f"pool/{{name}}", "fit": {{"mean": k / 10}}}} for k, name in enumerate(names)]
+scores = [{{"path": f"pool/{{name}}", "fit": {{"value": k / 10}}}} for k, name in enumerate(names)]
 (out / "pool.json").write_text(json.dumps({{"ingredients": [{{**one, "fit": None}} for one in scores]}}))
 time.sleep({pause})
 (out / "pool.json").write_text(json.dumps({{"ingredients": scores}}))
@@ -81,6 +97,7 @@ class Bench:
         zoos: tuple[str, ...] = ("tiny",),
         pools: bool = False,
         patient: str = "",  # ends only after another has begun
+        dying: bool = False,  # all but one of the processes that fine-tune together
     ) -> int:
         source = str(Path(study.__file__).parents[1] / "src")
         text = STAND_IN.format(
@@ -90,9 +107,12 @@ class Bench:
             failed=failed or {},
             pause=pause,
             patient=patient,
+            dying=dying,
         )
         self.script.write_text(text)
         self.began.write_text("")
+        for claim in self.home.glob("*/claim"):
+            shutil.rmtree(claim)
         python = shlex.join([sys.executable, str(self.script)])
         return study.main(
             [
@@ -153,15 +173,24 @@ def hide_pool(zoo: Path) -> None:
     recipe.write_text(text + "finetune: {dir: pool, trials: 5}\n")
 
 
-def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     hide_pool(bench.home / "tiny")
     assert bench.run("cost-2", "main-0", pools=True, pause=0.3) == 0
     assert bench.order[0] == "tiny/pool"
     assert sorted(bench.order[1:]) == ["cost-2", "main-0"]
     assert "model_1.safetensors" in (bench.home / "runs" / "tiny" / "cost-2.log").read_text()
     assert "pool: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dying", [False, True])
+def test_processes_share_a_pools_trials_and_one_that_sees_their_end_is_enough(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, dying: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    hide_pool(bench.home / "tiny")
+    assert bench.run("main-0", pools=True, pause=0.3, dying=dying) == 0
+    assert bench.order == ["tiny/pool", "main-0"]
+    assert (bench.home / "runs" / "tiny" / "pool.log").read_text().count("a process begins") == 3
 
 
 def test_what_the_pool_turns_out_not_to_need_is_left_out(bench: Bench) -> None:
@@ -246,9 +275,7 @@ def test_a_ranking_of_other_models_is_refused(bench: Bench, capsys: pytest.Captu
     assert "model_0.safetensors, which is not" in capsys.readouterr().out
 
 
-def test_finished_runs_are_skipped_and_changed_ones_are_not(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_runs_are_skipped_and_changed_ones_are_not(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run("main-0", "main-1") == 0
     assert bench.run("main") == 0
     assert bench.order == ["main-2"]
@@ -275,9 +302,7 @@ def test_what_needs_a_failed_run_says_so(bench: Bench, capsys: pytest.CaptureFix
     assert "removed-1: failed before it began" in capsys.readouterr().out
 
 
-def test_a_run_in_which_a_method_failed_is_no_finished_run(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_in_which_a_method_failed_is_no_finished_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run("main-0", failed={"learned+": "out of memory\n  fix: more"}) == 1
     assert "learned+: out of memory" in capsys.readouterr().out
     assert bench.run("main-0") == 0
