@@ -21,10 +21,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "vision_cfg": {"image_size": 224, "layers": layers, "width": width, "patch_size": patch},
         "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": width_of_text, "layers": 12},
     }
-    for name, layers, width, patch, width_of_text in (
-        ("ViT-B-32", 12, 768, 32, 512),
-        ("ViT-L-14", 24, 1024, 14, 768),
-    )
+    for name, layers, width, patch, width_of_text in (("ViT-B-32", 12, 768, 32, 512), ("ViT-L-14", 24, 1024, 14, 768))
 }
 # Options of a recipe that make the same tower tiny.
 TINY: dict[str, Any] = {
@@ -41,9 +38,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "open_clip", module)
 
 
-def create_model(
-    name: str, pretrained: None, precision: str, pretrained_hf: bool, **options: Any
-) -> nn.Module:
+def create_model(name: str, pretrained: None, precision: str, pretrained_hf: bool, **options: Any) -> nn.Module:
     assert (pretrained, precision, pretrained_hf) == (None, "fp32", False)  # nothing may be downloaded
     return Clip(**{**CONFIGURATIONS[name.replace("/", "-")], **options})
 
@@ -97,11 +92,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = nn.MultiheadAttention(width, max(1, width // 64), batch_first=True)
         self.ln_1 = nn.LayerNorm(width)
-        layers = {
-            "c_fc": nn.Linear(width, 4 * width),
-            "gelu": QuickGELU(),
-            "c_proj": nn.Linear(4 * width, width),
-        }
+        layers = {"c_fc": nn.Linear(width, 4 * width), "gelu": QuickGELU(), "c_proj": nn.Linear(4 * width, width)}
         self.mlp = nn.Sequential(OrderedDict(layers))
         self.ln_2 = nn.LayerNorm(width)
 

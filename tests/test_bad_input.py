@@ -8,16 +8,16 @@ and fix, and leaves nothing half-written.
 | mismatched pools | test_mismatched_pool | tests/pool/test_pool_open.py |
 | corrupt, truncated, empty file | test_broken_files | tests/pool/test_pool_bad_files.py |
 | pickle with code in it | test_pickle_with_code | tests/pool/test_pool_bad_files.py |
-| NaN or Inf in a checkpoint | test_weights_that_are_not_finite | tests/pool/test_pool_content.py |
-| unknown method | test_unknown_method | tests/soups/test_method_settings.py |
-| unknown preset | test_unknown_preset | tests/soups/test_method_settings.py |
+| NaN or Inf in a checkpoint | test_weights_that_are_not_finite | tests/pool/test_pool_facts.py |
+| unknown method | test_unknown_method | tests/soups/test_settings.py |
+| unknown preset | test_unknown_preset | tests/soups/test_settings.py |
 | unknown granularity | test_unknown_granularity | tests/layout/test_layout.py |
-| b < 1 | test_block_size_below_one | tests/soups/test_method_settings.py |
-| b > K | test_block_size_above_the_pool | tests/soups/test_method_settings.py |
+| b < 1 | test_block_size_below_one | tests/soups/test_settings.py |
+| b > K | test_block_size_above_the_pool | tests/soups/test_settings.py |
 | empty data | test_empty_data | tests/task/test_data.py |
 | labels out of range | test_labels_out_of_range | tests/task/test_checks.py |
 | model that lacks the pool's tensors, or has others | test_another_model | tests/task/test_checks.py |
-| non-finite loss | test_loss_that_is_not_finite | tests/soups/test_method_stopping.py |
+| non-finite loss | test_loss_that_is_not_finite | tests/soups/test_skipped_steps.py |
 | loss that ignores the model | test_loss_that_ignores_the_model | tests/task/test_checks.py |
 | too little data for the folds | test_too_little_data_for_the_folds | tests/task/test_order.py |
 | ingredients that changed | test_changed_ingredient | tests/soup/test_soup_save.py |
@@ -193,7 +193,7 @@ def test_loss_that_is_not_finite(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]) * (1 if len(calls) < 3 else torch.inf)
 
     with refused(
-        tmp_path, LearningError, "learning at block 1 of 1, step 4", "loss and gradient are finite", "3 of 4 skipped"
+        tmp_path, LearningError, "learning at block 1 of 1, step 3", "loss and gradient are finite", "3 of 4 skipped"
     ):
         cook(pool, Task(mlp(), samples(), loss=loss), "mehl", steps=4, batch_size=8)
     with refused(tmp_path, TaskError, "loss at the start: expected a finite number, found inf"):

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stockpot import files
 from stockpot.engine.resources import threads_for
-from stockpot.errors import ChangedError, LinkError, MethodError, StockpotError, WriteError, describe
+from stockpot.errors import ChangedError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
-from stockpot.run.directory import Identity, RecipeFacts, RunDirectory
+from stockpot.run import record
+from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
-from stockpot.run.record import (
-    POOL,
-    RESULTS,
-    SOUP,
-    MethodRecord,
-    describe_pool,
-    read_ingredient_scores,
-    read_method,
-    record_of,
-    result_of,
-    with_report,
-    write_ingredient_scores,
-    write_method,
-    write_report_scores,
-)
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.build import MAX_SHARD
@@ -48,12 +34,12 @@ from stockpot.task.data import fingerprint
 
 # Events at which the ingredients' files are looked at again: a block is loaded, a method begins or ends.
 _LOOK = ("method", "block", "built", "cooked", "report")
+# Not the method's fault, and nothing after it could go better.
+_FATAL = (WriteError, ChangedError, LinkError, RunError)
 GROWN = ("uniform", "greedy", "crossfit")  # methods whose growth with the pool is worth its time
 # What a run writes, in bytes, so that a full disk is found before the work: one mixing weight as float64 and in decimal
 # digits, one step in events.jsonl and in the saved state while that is replaced, one sample's scores.
 _WEIGHT, _STEP, _SAMPLE = 40, 400, 32
-
-Place = tuple[str, int]  # a method, and the number of ingredients it was given
 
 
 class Comparison(dict[str, Result]):
@@ -130,9 +116,7 @@ def compare(
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
     if growth and run is None:
-        raise MethodError(
-            describe("growth", expected="a run directory to write to", found="run=None", fix="give run='DIR'")
-        )
+        raise MethodError.of("growth", expected="a run directory to write to", found="run=None", fix="give run='DIR'")
     job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, growth=growth)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
@@ -140,10 +124,8 @@ def compare(
 def _layout(include: Iterable[str] | None, exclude: Iterable[str] | None, donor: int | str) -> dict[str, Any]:
     """Choices of `Layout.of` as values that can be used twice and written down."""
 
-    def patterns(given: Iterable[str] | None) -> Any:
-        return given if given is None or isinstance(given, str) else list(given)
-
-    return {"include": patterns(include), "exclude": patterns(exclude), "donor": donor}
+    include, exclude = (x if x is None or isinstance(x, str) else list(x) for x in (include, exclude))
+    return {"include": include, "exclude": exclude, "donor": donor}
 
 
 @dataclass
@@ -160,113 +142,65 @@ class _Job:
     wanted: str | None = None  # the method that was asked for by name
     directory: RunDirectory | None = None
     max_shard: int = MAX_SHARD
+    results: dict[tuple[str, int], Result] = field(default_factory=dict)  # by method and number of ingredients
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
         parameters = sum(spec.numel for spec in self.pool.specs.values())
         with ExitStack() as stack:
             if run is not None:
-                identity = self._identity(Path(run), recipe)
-                claimed = RunDirectory.claim(run, identity, overwrite=overwrite)
+                claimed = RunDirectory(run, self._facts(Path(run), recipe), recipe, overwrite=overwrite)
                 # Claimed, not begun: what is there stays until all that the run needs is known to be in order.
                 self.directory = stack.enter_context(claimed)
                 files.require_space(Path(run), self._space(), "the soup and its record")
                 self.directory.begin(environment(str(self.task.device)))
                 self.max_shard = recipe.max_shard or MAX_SHARD
             stack.enter_context(threads_for(parameters, self.task.device))
-            return self._cooked()
-
-    def _cooked(self) -> Comparison:
-        problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
-        self._describe_pool(problem)
-        self._tell(Event("start", self._outlook()))
-        results, records, failed, reused = self._decide_all(problem)
-        if not records or self.wanted in failed:
-            raise failed[self.wanted] if self.wanted is not None else next(iter(failed.values()))
-        self._grow(problem, results, records)
-        self._report(problem, results, records)
-        K = len(self.pool)
-        table = {name: records[name, K] for name in self.chosen if (name, K) in records}
-        evidence = held_out(table)
-        choice = self.wanted if self.wanted is not None else recommended(evidence)
-        comparison = Comparison({name: results[name, K] for name in table})
-        comparison.recommended = choice
-        comparison.verdict = verdict(table, choice, self.task.metric, K)
-        comparison.failed = {name: str(error) for name, error in failed.items()}
-        comparison.reused = tuple(reused)
-        # What the guard of one method found out about others, it found out on held-out data.
-        for name, scores in problem.held_out.items():
-            if name in table and comparison[name].held_out is None:
-                comparison[name] = replace(comparison[name], held_out=scores)
-        if self.directory is not None:
-            comparison.path = self.directory.path
-            comparison.soup = self._save(table[choice], comparison[choice]) if choice is not None else None
-            kind = compared_on(table)
-            value = {
-                "methods": list(table),
-                "recommended": choice,
-                "verdict": comparison.verdict,
-                "baseline": BASELINE if BASELINE in table else None,
-                "compared_on": kind,
-                "differences": differences(table, kind, self.task.metric),
-                "held_out": evidence,
-                "growth": self._growth_points(records) if self.growth else None,
-                "failed": comparison.failed,
-            }
-            files.write_json(self.directory.path / RESULTS, value, self.directory.path)
-            self.directory.note(status="done")
-        return comparison
+            problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
+            self._describe_pool(problem)
+            self._tell(Event("start", self._outlook()))
+            comparison = self._decide_all(problem)
+            if self.growth:
+                self._grow(problem)
+            self._report(problem)
+            return self._concluded(comparison, problem)
 
     # ---- before anything is read
 
-    def _identity(self, run: Path, recipe: RecipeFacts) -> Identity:
-        settings = {}
-        for name, one in self.chosen.items():
-            preset = preset_for(name, self.preset)
-            settings[name] = {**as_json(one), **({} if preset is None else {"preset": preset})}
-        return Identity(
-            kind=recipe.kind,
-            title=recipe.title or run.absolute().name,
-            metric=self.task.metric.name,
-            percent=self.task.metric.percent,
-            seed=next((one.seed for one in self.chosen.values()), 0),
-            settings=settings,
-            layout={**self.layout, "statistics": self.task.statistics},
-            fit_digest=fingerprint(self.task.fit),
-            report_digest=self.task.report_fingerprint(),
-            recipe=recipe,
-        )
+    def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
+        """What makes this run what it is."""
+        presets = {name: preset_for(name, self.preset) for name in self.chosen}
+        named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
+        return {
+            "kind": recipe.kind,
+            "title": recipe.title or run.absolute().name,
+            "metric": self.task.metric.name,
+            "percent": self.task.metric.percent,
+            "seed": next((one.seed for one in self.chosen.values()), 0),
+            "settings": {name: {**as_json(one), **named.get(name, {})} for name, one in self.chosen.items()},
+            "layout": {**self.layout, "statistics": self.task.statistics},
+            "fit_digest": fingerprint(self.task.fit),
+            "report_digest": self.task.report_fingerprint(),
+        }
 
     def _space(self) -> int:
         """Bytes, rather too many: the soup, and for every method its weights, scores and history."""
         models, tensors, samples = len(self.pool), len(self.pool.specs), len(self.task.fit)
-        cooked = len(self.chosen)
-        if self.growth:
-            cooked += len(self._grown(self.chosen)) * (len(sizes(models)) - 1)
-        record = models * tensors * _WEIGHT + samples * _SAMPLE
-        steps = sum(self._steps(name, one) for name, one in self.chosen.items())
-        return self.pool.nbytes + cooked * record + models * samples * 8 + (1 + self.growth) * steps * _STEP
-
-    def _blocks(self, name: str, settings: Settings) -> int:
-        """How many blocks a method learns; 0 for those that do not."""
-        if not METHODS[name].learned:
-            return 0
-        K, size = len(self.pool), block_size_for(settings, len(self.pool))
-        return len(schedule(K, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed))
-
-    def _steps(self, name: str, settings: Settings) -> int:
-        """How many optimiser steps a method takes in all."""
-        samples = len(self.task.fit)
-        inside = samples if settings.folds == 1 else samples - samples // settings.folds
-        return settings.folds * self._blocks(name, settings) * steps_for(settings, inside)
+        cooked = len(self.chosen) + (len(GROWN) * (len(sizes(models)) - 1) if self.growth else 0)
+        each = models * tensors * _WEIGHT + samples * _SAMPLE
+        steps = sum(self._outlook()["methods"].values())
+        return self.pool.nbytes + cooked * each + models * samples * 8 + (1 + self.growth) * steps * _STEP
 
     def _outlook(self) -> dict[str, dict[str, int]]:
-        """For progress: how many steps, blocks and folds each method has."""
-        return {
-            "methods": {name: self._steps(name, one) for name, one in self.chosen.items()},
-            "blocks": {name: self._blocks(name, one) for name, one in self.chosen.items()},
-            "folds": {name: one.folds for name, one in self.chosen.items()},
-        }
+        """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
+        K, samples = len(self.pool), len(self.task.fit)
+        steps, blocks = dict.fromkeys(self.chosen, 0), dict.fromkeys(self.chosen, 0)
+        for name, one in self.chosen.items():
+            if METHODS[name].learned:
+                size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
+                blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
+                steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+        return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in self.chosen.items()}}
 
     # ---- deciding
 
@@ -281,125 +215,131 @@ class _Job:
         """pool.json of a new run; for a continued one, proof that the ingredients are the same."""
         if self.directory is None:
             return
-        root = self.directory.path
         if not self.directory.same_pool(self.pool.names, problem.facts.digests):
-            files.write_json(root / POOL, describe_pool(self.pool, problem.facts), root)
-        known = read_ingredient_scores(root, self.task.metric, len(self.pool))
+            self.directory.write(record.POOL, record.describe_pool(self.pool, problem.facts))
+        known = record.read_ingredient_scores(self.directory.path, self.task.metric, len(self.pool))
         if known is not None:
             problem.known, problem.known_seconds = known
 
-    def _decide_all(
-        self, problem: Problem
-    ) -> tuple[dict[Place, Result], dict[Place, MethodRecord], dict[str, StockpotError], list[str]]:
-        results: dict[Place, Result] = {}
-        records: dict[Place, MethodRecord] = {}
-        failed: dict[str, StockpotError] = {}
-        reused: list[str] = []
-        K = len(self.pool)
+    def _decide_all(self, problem: Problem) -> Comparison:
+        """What all methods decided. One that fails must not cost the others."""
+        reused, failed, comparison = [], {}, Comparison()
         for name, settings in self.chosen.items():
             try:
-                folder = Path() if self.directory is None else self.directory.method(name)
-                results[name, K], records[name, K], earlier = self._decide(problem, name, settings, folder)
-                if earlier:
+                if self._decide(problem, name, settings):
                     reused.append(name)
                     self._tell(Event("reused", {"method": name}))
-            except (WriteError, ChangedError, LinkError):
-                raise  # not the method's fault, and nothing after it could go better
+            except _FATAL:
+                raise
             except StockpotError as error:
                 self.pool.verify_unchanged()
                 failed[name] = error
                 self._tell(Event("failed", {"method": name, "error": str(error)}))
-        return results, records, failed, reused
+        if not self.results or self.wanted in failed:
+            raise next(iter(failed.values())) if self.wanted is None else failed[self.wanted]
+        comparison.reused = tuple(reused)
+        comparison.failed = {name: str(error) for name, error in failed.items()}
+        return comparison
 
-    def _decide(
-        self, problem: Problem, name: str, settings: Settings, folder: Path
-    ) -> tuple[Result, MethodRecord, bool]:
-        """A method's decisions, on disk where there is a directory, and whether an earlier process made them."""
-        preset = preset_for(name, self.preset)
+    def _decide(self, problem: Problem, name: str, settings: Settings, grown: int | None = None) -> bool:
+        """A method's decisions, on disk where there is a directory; whether an earlier process made them."""
+        preset, place = preset_for(name, self.preset), (name, len(problem.pool))
         if self.directory is None:
-            result = decided(problem, name, settings, preset)
-            return result, record_of(result), False
-        root = self.directory.path
+            self.results[place] = decided(problem, name, settings, preset)
+            return False
+        root, folder = self.directory.path, self.directory.method(name, grown)
         store = DiskStore(folder, root)
-        record = read_method(folder, root, name)
-        if record is not None:
+        earlier = record.read_result(root, folder, name, problem.pool, settings, self.task.metric)
+        if earlier is not None:
+            self.results[place] = earlier
             store.clear()  # a kill may have come between the record and this
-            return result_of(record, root, problem.pool, settings, self.task.metric), record, True
+            return True
         result = decided(problem, name, settings, preset, store)
         seconds, host, device = store.earlier
-        result = replace(
-            result,
-            seconds=result.seconds + seconds,
-            peak_host=max(result.peak_host, host),
-            peak_device=max(result.peak_device, device),
-        )
-        if problem.known is not None and problem.pool is self.pool:
+        host, device = max(host, result.peak_host), max(device, result.peak_device)
+        result = replace(result, seconds=result.seconds + seconds, peak_host=host, peak_device=device)
+        if problem.known is not None and grown is None:
             # Before the record: a method that has one does not score the ingredients again.
-            write_ingredient_scores(root, problem.known, problem.known_seconds)
-        record = record_of(result, folder)
-        write_method(root, record, result.soup, self.max_shard)
+            record.write_ingredient_scores(root, problem.known, problem.known_seconds)
+        record.write_method(root, folder, result, self.max_shard)
         store.clear()
-        return result, record, False
+        self.results[place] = result
+        return False
 
-    def _grow(
-        self, problem: Problem, results: dict[Place, Result], records: dict[Place, MethodRecord]
-    ) -> None:
+    def _grow(self, problem: Problem) -> None:
         """Decisions on the first n ingredients; those on the whole pool are already there."""
-        if not self.growth or self.directory is None:
-            return
-        K = len(self.pool)
+        K, names = len(self.pool), [name for name in GROWN if (name, len(self.pool)) in self.results]
         for n in sizes(K)[:-1]:
             try:
                 smaller = Problem(self.pool.subset(range(n)), self.task, listen=self._tell, **self.layout)
                 if problem.known is not None:
                     smaller.known, smaller.known_seconds = problem.known[:n], problem.known_seconds * n / K
-                for name in self._grown(name for name, _ in results):
+                for name in names:
                     self._tell(Event("growth", {"method": name, "models": n}))
                     settings = self.chosen[name]
                     if isinstance(settings.block_size, int):
                         settings = replace(settings, block_size=min(settings.block_size, n))
-                    folder = self.directory.growth(name, n)
-                    results[name, n], records[name, n], _ = self._decide(smaller, name, settings, folder)
-            except (WriteError, ChangedError, LinkError):
+                    self._decide(smaller, name, settings, n)
+            except _FATAL:
                 raise
             except StockpotError as error:  # the donor may not be among the first few
                 self._tell(Event("failed", {"method": f"growth with {n} models", "error": str(error)}))
 
-    @staticmethod
-    def _grown(names: Iterable[str]) -> list[str]:
-        given = set(names)
-        return [name for name in GROWN if name in given]
-
     # ---- reporting
 
-    def _report(
-        self, problem: Problem, results: dict[Place, Result], records: dict[Place, MethodRecord]
-    ) -> None:
+    def _report(self, problem: Problem) -> None:
         """Score what is not scored yet. All is decided by now, and the task makes no other decision after this."""
-        waiting = {place: result for place, result in results.items() if result.report is None}
+        waiting = {place: result for place, result in self.results.items() if result.report is None}
         if not self.task.has_report or not waiting:
             return
-        for place, result in report_on(problem, waiting):
+        for (name, n), result in report_on(problem, waiting):
             assert result.report is not None
-            results[place] = result
-            records[place] = with_report(records[place], result.report)
+            self.results[name, n] = result
             if self.directory is not None:
-                write_report_scores(self.directory.path, records[place])
+                folder = self.directory.method(name, None if n == len(self.pool) else n)
+                record.write_report_scores(self.directory.path, folder, result.report)
 
-    def _save(self, record: MethodRecord, result: Result) -> Path | None:
-        if result.soup is None or self.directory is None:
-            return None
-        path = files.check_inside(self.directory.path, record.folder / SOUP)
-        if not path.exists():
-            result.soup.save(path, max_shard=self.max_shard, listen=self._tell, root=self.directory.path)
-        return path
+    def _concluded(self, comparison: Comparison, problem: Problem) -> Comparison:
+        """Which soup to take; written and saved where there is a directory."""
+        K = len(self.pool)
+        comparison.update({name: one for (name, n), one in self.results.items() if n == K})
+        evidence, kind = held_out(comparison), compared_on(comparison)
+        choice = self.wanted if self.wanted is not None else recommended(evidence)
+        comparison.recommended, comparison.verdict = choice, verdict(comparison, choice, K)
+        if self.directory is not None:
+            comparison.path = self.directory.path
+            soup = None if choice is None else comparison[choice].soup
+            if choice is not None and soup is not None:
+                folder = self.directory.method(choice)
+                comparison.soup = files.check_inside(comparison.path, folder / record.SOUP)
+                if not comparison.soup.exists():
+                    soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=comparison.path)
+            self.directory.write(
+                record.RESULTS,
+                {
+                    "methods": list(comparison),
+                    "recommended": choice,
+                    "verdict": comparison.verdict,
+                    "baseline": BASELINE if BASELINE in comparison else None,
+                    "compared_on": kind,
+                    "differences": differences(comparison, kind),
+                    "held_out": evidence,
+                    "growth": self._growth_points() if self.growth else None,
+                    "failed": comparison.failed,
+                },
+            )
+            self.directory.note(status="done")
+        # What the guard of one method found out about others, it found out on held-out data.
+        for name, scores in problem.held_out.items():
+            if name in comparison and comparison[name].held_out is None:
+                comparison[name] = replace(comparison[name], held_out=scores)
+        return comparison
 
-    def _growth_points(self, records: Mapping[Place, MethodRecord]) -> dict[str, list[dict[str, Any]]]:
+    def _growth_points(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}
-        for name, n in sorted(records, key=lambda place: place[1]):
+        for (name, n), result in sorted(self.results.items(), key=lambda item: item[0][1]):
             if name in GROWN:
-                report = records[name, n].result["report"]
-                found.setdefault(name, []).append({"models": n, "report": report})
+                found.setdefault(name, []).append({"models": n, "report": record.encode(result.report)})
         return found
 
 
@@ -414,13 +354,11 @@ def sizes(models: int) -> list[int]:
 def _check_fits(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> None:
     """Before anything is read: a pool, block sizes that it can have, folds that the data can be cut into."""
     if not isinstance(pool, Pool):
-        raise MethodError(
-            describe(
-                "pool",
-                expected="a Pool",
-                found=f"{type(pool).__name__} {str(pool)[:60]!r}",
-                fix="open the checkpoints first: Pool.open(folder)",
-            )
+        raise MethodError.of(
+            "pool",
+            expected="a Pool",
+            found=f"{type(pool).__name__} {str(pool)[:60]!r}",
+            fix="open the checkpoints first: Pool.open(folder)",
         )
     for name, settings in chosen.items():
         if METHODS[name].learned:

@@ -127,8 +127,8 @@ def test_numbers_are_targets_where_the_recipe_says_so() -> None:
     for column in (["0.5", "2"], np.array([0.5, 2]), [0.5, 2], np.array([[0.5], [2]])):
         found = encode({"fit": column}, target="number")["fit"]
         assert (found.dtype, found.tolist()) == (np.float32, [0.5, 2.0])
-    assert "row 1 (from 0): expected a number, found nothing" in refusal([0.5, None], target="number")
-    assert "row 1 (from 0): expected a number, found 'x'" in refusal(["1", "x"], target="number")
+    assert "row 1 (from 0): expected numbers, found nothing" in refusal([0.5, None], target="number")
+    assert "row 1 (from 0): expected numbers, found 'x'" in refusal(["1", "x"], target="number")
     assert "row 0 (from 0): expected a number, found nan" in refusal(np.array([np.nan]), target="number")
 
 

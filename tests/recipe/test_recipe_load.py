@@ -81,7 +81,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"model": {"clip": "x"}}, "use model.open_clip"),
         ({"finetune": {"parallel": 2}}, "start the same command several times"),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
-        ({"method": {"donor": -1}}, "method.donor: expected the name or the number of an ingredient"),
+        ({"method": {"donor": -1}}, "method.donor: expected a value >= 0 or text, found -1"),
         ({"output": {"seed": -1}}, "output.seed: expected a value >= 0, found -1"),
         ({"output": {"max_shard_size": "big"}}, "output.max_shard_size: expected a size such as 5GB"),
         ({"pool": {"path": 3}}, "pool.path: expected a name or a list of names, found 3"),
@@ -328,6 +328,14 @@ def test_problems_name_the_line_of_the_recipe(tmp_path: Path) -> None:
 def test_epochs_replace_steps() -> None:
     settings = made(method={"epochs": 3}).method.settings()
     assert (settings.steps, settings.epochs) == (None, 3)
+
+
+def test_epochs_of_one_method_replace_the_steps_of_all() -> None:
+    method = made(method={"steps": 5, "each": {"mehl+": {"epochs": 2}}}).method
+    assert (method.settings("mehl+").steps, method.settings("mehl+").epochs) == (None, 2)
+    assert method.settings("mehl").steps == 5
+    other = made(method={"name": "hl", "epochs": 5, "each": {"hl": {"steps": 2}}}).method
+    assert (other.settings().steps, other.settings().epochs) == (2, None)
 
 
 def test_trials_depend_on_seed_and_number_alone() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +15,47 @@ import pytest
 from stockpot import __version__, files
 from stockpot.errors import LinkError, RunError, WriteError
 from stockpot.events import Event
-from stockpot.run.directory import Identity, RecipeFacts, RunDirectory
+from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.record import read_about
 from stockpot.run.state import Journal, read_events
 
 RECIPE = {"method": {"lr": 0.01}, "output": {"dir": "a"}}
-FIRST = Identity("compare", "first", recipe=RecipeFacts(digest="1", resolved=RECIPE))
-OTHER = Identity(
-    "compare", "other", recipe=RecipeFacts(digest="2", resolved={"method": {"lr": 0.02}, "output": {"dir": "b"}})
+FACTS: dict[str, Any] = {
+    "kind": "compare", "title": "first", "seed": 0, "metric": "accuracy", "percent": True, "settings": {}, "layout": {},
+    "fit_digest": "", "report_digest": None,
+}  # fmt: skip
+FIRST = (FACTS, RecipeFacts(digest="1", resolved=RECIPE))
+OTHER = (
+    {**FACTS, "title": "other"},
+    RecipeFacts(digest="2", resolved={"method": {"lr": 0.02}, "output": {"dir": "b"}}),
 )
+Run = tuple[dict[str, Any], RecipeFacts]
 TREASURE = "what only the user has"
 
 
-def make(path: Path, identity: Identity = FIRST, overwrite: bool = False) -> None:
-    with RunDirectory.claim(path, identity, overwrite=overwrite) as directory:
-        directory.begin()
+def make(path: Path, run: Run = FIRST, overwrite: bool = False) -> None:
+    with RunDirectory(path, *run, overwrite=overwrite) as directory:
+        directory.begin({})
         directory.note(status="done")
 
 
 def stopped(path: Path, by: BaseException) -> None:
-    with RunDirectory.claim(path, FIRST) as directory:
-        directory.begin()
+    with RunDirectory(path, *FIRST) as directory:
+        directory.begin({})
         raise by
 
 
-def used(path: Path, identity: Identity = FIRST, overwrite: bool = False) -> None:
+def used(path: Path, run: Run = FIRST, overwrite: bool = False) -> None:
     """Touch every file that a directory has of its own."""
-    with RunDirectory.claim(path, identity, overwrite=overwrite) as directory:
+    with RunDirectory(path, *run, overwrite=overwrite) as directory:
         directory.begin({"python": "3"})
         directory.journal(Event("start"))
         directory.same_pool([], [])
 
 
-def cooked(path: Path, identity: Identity = FIRST) -> None:
+def cooked(path: Path, run: Run = FIRST) -> None:
     """A run with a result in it."""
-    make(path, identity)
+    make(path, run)
     (path / "methods" / "best").mkdir(parents=True)
     (path / "methods" / "best" / "result.json").write_text("{}")
 
@@ -63,8 +68,8 @@ def everything(folder: Path) -> dict[str, Any]:
 def test_the_same_run_is_continued_and_keeps_its_birth(tmp_path: Path) -> None:
     make(tmp_path / "run")
     before = json.loads((tmp_path / "run" / "run.json").read_text())
-    with RunDirectory.claim(tmp_path / "run", FIRST) as directory:
-        directory.begin()
+    with RunDirectory(tmp_path / "run", *FIRST) as directory:
+        directory.begin({})
         assert directory.about["status"] == "running"
         assert directory.about["created"] == before["created"]
     assert json.loads((tmp_path / "run" / "recipe.yaml").read_text()) == RECIPE
@@ -73,8 +78,9 @@ def test_the_same_run_is_continued_and_keeps_its_birth(tmp_path: Path) -> None:
 def test_claiming_changes_nothing(tmp_path: Path) -> None:
     cooked(tmp_path / "run")
     before = everything(tmp_path)
-    for identity, overwrite in ((FIRST, False), (FIRST, True), (OTHER, True)):
-        RunDirectory.claim(tmp_path / "run", identity, overwrite=overwrite).release()
+    for run, overwrite in ((FIRST, False), (FIRST, True), (OTHER, True)):
+        with RunDirectory(tmp_path / "run", *run, overwrite=overwrite):
+            pass
     assert everything(tmp_path) == before
 
 
@@ -99,31 +105,31 @@ def test_another_recipe_is_refused_and_the_difference_shown(tmp_path: Path) -> N
         ({"settings": {"hl": {"lr": 0.5}}}, r"found other ones[\s\S]*    hl\.lr: 0\.1 -> 0\.5\n  Nothing was touched"),
         ({"settings": {}}, r"    hl\.lr: 0\.1 -> not there"),
         ({"fit_digest": "b" * 64}, r"fitting data this run was started with, found other samples[\s\S]*a{12} -> b{12}"),
-        ({"report_digest": "b" * 64}, r"report data this run was started with[\s\S]*fingerprint none -> b{12}"),
-        ({"recipe": RecipeFacts(code={"toy.py": "2"})}, r"found other code[\s\S]*    what toy\.py does"),
-        ({"recipe": RecipeFacts(code={})}, r"found other code[\s\S]*    what toy\.py does"),
+        ({"report_digest": "b" * 64}, r"report data this run was started with[\s\S]*fingerprint None -> b{12}"),
+        ({"code": {"toy.py": "2"}}, r"found other code[\s\S]*    what toy\.py does"),
+        ({"code": {}}, r"found other code[\s\S]*    what toy\.py does"),
     ],
 )  # fmt: skip
 def test_whatever_makes_it_another_run_is_refused(tmp_path: Path, change: dict[str, Any], found: str) -> None:
-    first = Identity(
-        "compare", settings={"hl": {"lr": 0.1}}, fit_digest="a" * 64, recipe=RecipeFacts(code={"toy.py": "1"})
-    )
+    facts = {**FACTS, "settings": {"hl": {"lr": 0.1}}, "fit_digest": "a" * 64}
+    first = (facts, RecipeFacts(code={"toy.py": "1"}))
     make(tmp_path / "run", first)
     before = everything(tmp_path)
+    code = change.get("code", {"toy.py": "1"})
+    changed = {key: value for key, value in change.items() if key != "code"}
     with pytest.raises(RunError, match=found):
-        make(tmp_path / "run", replace(first, **change))
+        make(tmp_path / "run", ({**facts, **changed}, RecipeFacts(code=code)))
     assert everything(tmp_path) == before
     make(tmp_path / "run", first)
 
 
 def test_a_recipe_that_means_something_else_by_now_is_refused_with_both_versions(tmp_path: Path) -> None:
-    settled = replace(FIRST, settings={"hl": {"lr": 0.1}})
-    make(tmp_path / "run", settled)
+    make(tmp_path / "run", ({**FACTS, "settings": {"hl": {"lr": 0.1}}}, FIRST[1]))
     run = tmp_path / "run" / "run.json"
     run.write_text(run.read_text().replace(f'"stockpot": "{__version__}"', '"stockpot": "0.0.1"'))
     expected = r"found other defaults of stockpot \(begun by stockpot 0\.0\.1, this is "
     with pytest.raises(RunError, match=expected):
-        make(tmp_path / "run", replace(settled, settings={"hl": {"lr": 0.2}}))
+        make(tmp_path / "run", ({**FACTS, "settings": {"hl": {"lr": 0.2}}}, FIRST[1]))
 
 
 def test_a_run_that_failed_before_its_first_result_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -131,8 +137,8 @@ def test_a_run_that_failed_before_its_first_result_is_in_nobodys_way(tmp_path: P
     with pytest.raises(ValueError, match="a typo"):
         stopped(run, ValueError("a typo in the recipe"))
     (run / "mine.txt").write_text("keep me")
-    with RunDirectory.claim(run, OTHER) as directory:
-        directory.begin()
+    with RunDirectory(run, *OTHER) as directory:
+        directory.begin({})
         assert directory.about["title"] == "other"
         directory.method("best").mkdir(parents=True)
     assert (run / "mine.txt").read_text() == "keep me"
@@ -238,8 +244,8 @@ def test_an_error_while_the_disk_is_full_is_not_hidden_by_the_next(
         raise OSError(28, "No space left on device")
 
     def failing() -> None:
-        with RunDirectory.claim(tmp_path / "run", FIRST) as directory:
-            directory.begin()
+        with RunDirectory(tmp_path / "run", *FIRST) as directory:
+            directory.begin({})
             monkeypatch.setattr("os.fsync", full)
             raise ValueError("first")
 
@@ -257,8 +263,9 @@ def test_a_stopped_run_says_so(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-from stockpot.run.directory import Identity, RunDirectory
-RunDirectory.claim(sys.argv[1], Identity("compare", "t")).begin()
+from stockpot.run.directory import RecipeFacts, RunDirectory
+held = RunDirectory(sys.argv[1], eval(sys.argv[2]), RecipeFacts(digest="1"))
+held.begin({})
 print("held", flush=True)
 time.sleep(60)
 """
@@ -266,21 +273,20 @@ time.sleep(60)
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    identity = Identity("compare", "t")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run), repr(FACTS)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(RunError, match=f"found one in use by process {holder.pid}"):
-            make(run, identity)
+            make(run)
         with pytest.raises(RunError, match="in use"):
-            make(run, identity, overwrite=True)
+            make(run, overwrite=True)
     finally:
         holder.kill()  # no chance to clean up: the lock must go by itself
         holder.wait()
         assert holder.stdout is not None
         holder.stdout.close()
-    make(run, identity)
+    make(run)
 
 
 # Links, and other things that are no files ---------------------------------------------------------------
@@ -313,9 +319,9 @@ def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(tmp_path: Path, name
     make(tmp_path / "run")
     (tmp_path / "run" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "run" / name)
-    identity = OTHER if name == "recipe.yaml" else FIRST  # it is read to show what differs
+    wanted = OTHER if name == "recipe.yaml" else FIRST  # it is read to show what differs
     with pytest.raises((RunError, LinkError, WriteError), match=name):
-        used(tmp_path / "run", identity)
+        used(tmp_path / "run", wanted)
 
 
 # events.jsonl --------------------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stockpot import METHODS, Comparison, compare, cook
+from stockpot import METHODS, Comparison, compare, cook, files
 from stockpot.errors import LearningError, LinkError, MethodError, RunError, SoupError, TaskError
 from stockpot.events import Event, ignore
 from stockpot.pool import Pool, open_checkpoint
 from stockpot.run.directory import RecipeFacts
 from stockpot.run.rebuild import rebuild_soup, recommended_soup
-from stockpot.run.record import read_method, read_run, slug
+from stockpot.run.record import read_run, slug
 from stockpot.run.state import read_events
 from stockpot.soups.registry import settings_for
 from stockpot.task import Metric, Task
@@ -66,10 +66,9 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
     assert [entry["name"] for entry in found.pool["ingredients"]] == list(pool.names)
     assert all(0 <= entry["fit"]["value"] <= 1 for entry in found.pool["ingredients"])
     for method in found.methods:
-        whole = read_method(method.folder, tmp_path / "run", method.name)
-        assert whole is not None
-        assert whole.result["report"]["n"] == len(whole.tables["report"]) == 60
-        assert (whole.W is None) == (method.name == "ensemble")
+        arrays = load_file(method.folder / "weights.safetensors")
+        assert method.result["report"]["n"] == len(arrays["report_table"]) == 60
+        assert (method.W is None) == (method.name == "ensemble")
         assert (method.folder / "soup.json").exists() == (method.name != "ensemble")
     by_name = {method.name: method.result for method in found.methods}
     assert set(by_name["crossfit"]["guard"]["held_out"]) == {"learned", "best", "uniform", "greedy"}
@@ -246,11 +245,11 @@ def test_a_stopped_run_continues_bit_for_bit(
 @pytest.mark.parametrize(
     "moment",
     [
-        "stockpot.cooking.write_ingredient_scores",
-        "stockpot.cooking.write_method",
+        "stockpot.run.record.write_ingredient_scores",
+        "stockpot.run.record.write_method",
         "stockpot.run.state.DiskStore.clear",
         "stockpot.run.state.DiskStore.save",
-        "stockpot.cooking.write_report_scores",
+        "stockpot.run.record.write_report_scores",
         "stockpot.soup.soup.Soup.save",
         "stockpot.files.write_json",
         "stockpot.files.write_bytes",
@@ -277,6 +276,38 @@ def test_a_run_stopped_between_two_files_ends_with_the_same_ones(
                 compare(pool, again(), run=tmp_path / "parts", **options)
     compare(pool, again(), run=tmp_path / "parts", **options)
     assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["fit", "report"])
+def test_a_kill_between_a_table_and_its_score_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """weights.safetensors is written before result.json, and then holds what nobody speaks of yet."""
+    pool, task = toy(tmp_path)
+    compare(pool, task, FEW, run=tmp_path / "whole", **SHORT)
+    write_json = files.write_json
+    for name in FEW:
+
+        def killed(path: Path, value: Any, root: Path) -> None:
+            if path.name == "result.json" and value["method"] == name and (value["report"] is None) == (kind == "fit"):  # noqa: B023
+                raise KeyboardInterrupt
+            write_json(path, value, root)
+
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr("stockpot.files.write_json", killed)
+            compare(pool, again(), FEW, run=tmp_path / "parts", **SHORT)
+    compare(pool, again(), FEW, run=tmp_path / "parts", **SHORT)
+    assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def test_a_damaged_record_of_one_method_stops_the_run(tmp_path: Path) -> None:
+    """It must not look as if that method had failed."""
+    pool, task = toy(tmp_path)
+    compare(pool, task, ["best", "uniform"], run=tmp_path / "run")
+    result = tmp_path / "run" / "methods" / "uniform" / "result.json"
+    result.write_text(result.read_text().replace('"n": 48', '"n": 47'))
+    with pytest.raises(RunError, match=r"more samples than in result\.json, or fewer"):
+        compare(pool, again(), ["best", "uniform"], run=tmp_path / "run")
 
 
 def _found(path: str) -> Any:

@@ -167,7 +167,7 @@ def test_numbers_that_are_none_are_refused(run: Path, number: str) -> None:
         read_run(run)
     value["settings"]["lr"], value["seconds"] = 123456.5, 1.0
     file.write_text(json.dumps(value).replace("123456.5", "NaN"))
-    with pytest.raises(RunError, match=r"settings\.lr is nan, which is no number of JSON"):
+    with pytest.raises(RunError, match=r"settings\.lr has a number that JSON does not have"):
         read_run(run)
 
 

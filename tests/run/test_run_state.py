@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stockpot.errors import LinkError, RunError
-from stockpot.run.state import INTERVAL, STATE, DiskStore
+from stockpot.run.state import STATE, DiskStore
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -57,17 +57,19 @@ def test_seconds_and_peaks_go_on_where_an_earlier_process_ended(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("stockpot.run.state.time.perf_counter", lambda: clock[0])
-    first = DiskStore(tmp_path, tmp_path)
-    first.peaks = lambda: (500, 70)
-    clock[0] += 7.0
-    assert first.cost == (7.0, 500, 70)
-    first.save({}, {})
-    second = DiskStore(tmp_path, tmp_path)
-    second.load()
-    assert second.earlier == (7.0, 500, 70)
-    second.peaks = lambda: (400, 90)
-    clock[0] += 2.0
-    assert second.cost == (9.0, 500, 90)
+    for peaks, seconds, found in (
+        ((500, 70), 7.0, (7.0, 500, 70)),
+        ((400, 90), 2.0, (9.0, 500, 90)),
+        ((1, 1), 1.0, (10.0, 500, 90)),
+    ):
+        store = DiskStore(tmp_path, tmp_path)
+        store.load()
+        store.peaks = lambda peaks=peaks: peaks  # type: ignore[misc]
+        clock[0] += seconds
+        store.save({}, {})
+        again = DiskStore(tmp_path, tmp_path)
+        again.load()
+        assert again.earlier == found
 
 
 def test_a_finished_method_leaves_no_state(tmp_path: Path) -> None:
@@ -77,11 +79,6 @@ def test_a_finished_method_leaves_no_state(tmp_path: Path) -> None:
     store.clear()
     assert store.load() is None
     store.clear()
-
-
-def test_the_interval_is_the_callers_or_ours(tmp_path: Path) -> None:
-    assert DiskStore(tmp_path, tmp_path).interval == INTERVAL
-    assert DiskStore(tmp_path, tmp_path, 0.5).interval == 0.5
 
 
 def test_a_damaged_state_is_refused_with_what_to_do(tmp_path: Path) -> None:

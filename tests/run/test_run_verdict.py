@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+import re
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
-from stockpot.run.record import MethodRecord
 from stockpot.run.verdict import compared_on, differences, held_out, recommended, verdict
-from stockpot.task import METRICS
+from stockpot.soups.registry import settings_for
+from stockpot.soups.result import Result
+from stockpot.task import METRICS, Metric, Scores
 
-ACCURACY = METRICS["accuracy"]
-
-
-def score(table: Any, loss: float | None = 0.5) -> dict[str, Any]:
-    value = float(np.mean(table))
-    return {"value": value, "low": value - 0.1, "high": value + 0.1, "n": len(table), "loss": loss}
+SOUP: Any = object()  # nobody looks into it
 
 
-def record(name: str, used: int = 3, guard: dict[str, Any] | None = None, **right: int) -> MethodRecord:
+def record(
+    name: str, used: int = 3, guard: dict[str, Any] | None = None, metric: Metric = METRICS["accuracy"], **right: float
+) -> Result:
     """A method that got so many of 100 samples right, by kind of data."""
-    tables = {kind: np.array([[1.0]] * n + [[0.0]] * (100 - n)) for kind, n in right.items()}
-    scores = {kind: score(tables[kind]) if kind in tables else None for kind in ("fit", "held_out", "report")}
-    W = None if name == "ensemble" else np.full((4, 1), 0.25)
-    result = {"method": name, "models_used": used, "guard": guard, **scores}
-    return MethodRecord(name, Path(name), result, W, tables)
+    scores: dict[str, Any] = {"fit": None}
+    for kind, n in right.items():
+        table = torch.full((100, 1), math.nan) if math.isnan(n) else (torch.arange(100) < n)[:, None]
+        scores[kind] = Scores(table.double(), metric)
+    history = () if guard is None else (guard,)
+    soup = None if name == "ensemble" else SOUP
+    return Result(name, settings_for(name), soup, models_used=used, history=history, **scores)
 
 
-def records(*found: MethodRecord) -> dict[str, MethodRecord]:
-    return {one.name: one for one in found}
+def records(*found: Result) -> dict[str, Result]:
+    return {one.method: one for one in found}
 
 
 def guard(**values: float | None) -> dict[str, Any]:
     ends = {name: [None, None] if v is None else [v - 0.1, v + 0.1] for name, v in values.items()}
-    return {"held_out": dict(values), "intervals": ends, "over_learned": {}, "winner": "learned"}
+    return {"kind": "guard", "held_out": dict(values), "intervals": ends, "over_learned": {}, "winner": "learned"}
 
 
 def test_fitting_scores_recommend_nothing() -> None:
     """Before, hl+ was recommended on every zoo for the highest score on the data it was fitted on."""
     found = records(record("best", fit=80, report=80), record("hl+", fit=99, report=70))
     assert recommended(held_out(found)) is None
-    text = verdict(found, None, ACCURACY, 4)
+    text = verdict(found, None, 4)
     assert text.startswith("No method is recommended: none of them was scored on samples that it was not fitted on")
     assert "crossfit" in text
 
@@ -80,7 +81,7 @@ def test_every_method_with_folds_has_a_say_and_the_ensemble_has_none() -> None:
 def test_of_equals_the_one_that_mixes_more_and_of_nan_nothing() -> None:
     found = records(record("best", fit=8), record("crossfit", fit=9, held_out=80, guard=guard(learned=0.8, best=0.8)))
     assert recommended(held_out(found)) == "crossfit"
-    nothing = records(record("best", fit=8), record("hl", fit=9, guard=guard(best=None)))
+    nothing = records(record("best", fit=8), record("hl", fit=9, held_out=math.nan, guard=guard(best=None)))
     assert recommended(held_out(nothing)) is None
 
 
@@ -90,8 +91,8 @@ def test_scores_on_different_data_are_not_compared() -> None:
     assert compared_on(some) == "fit"
     every = records(record("best", fit=80, report=70), record("hl+", fit=90, report=75))
     assert compared_on(every) == "report"
-    assert differences(every, "report", ACCURACY)["hl+"][0] == pytest.approx(0.05)
-    assert differences(records(record("hl+", fit=90)), "fit", ACCURACY) == {}  # nothing to compare with
+    assert differences(every, "report")["hl+"][0] == pytest.approx(0.05)
+    assert differences(records(record("hl+", fit=90)), "fit") == {}  # nothing to compare with
 
 
 @pytest.mark.parametrize(
@@ -104,9 +105,7 @@ def test_scores_on_different_data_are_not_compared() -> None:
     ],
 )
 def test_the_sentence_says_what_the_difference_is_worth(best: int, mine: int, said: str) -> None:
-    import re
-
-    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", ACCURACY, 4)
+    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", 4)
     assert text.startswith(f"hl+ mixes 3 of 4 models into one that scores {mine}.00 % (95 % interval ")
     assert "on data nothing was chosen on; the best single model scores" in text
     assert re.search(said, text)
@@ -114,15 +113,15 @@ def test_the_sentence_says_what_the_difference_is_worth(best: int, mine: int, sa
 
 def test_the_sentence_for_a_single_model_an_ensemble_and_no_report_data() -> None:
     found = records(record("greedy", used=1, fit=80), record("ensemble", used=4, fit=70))
-    text = verdict(found, "greedy", ACCURACY, 4)
+    text = verdict(found, "greedy", 4)
     assert text.startswith("greedy keeps a single model of the 4, which scores 80.00 %")
     assert text.endswith("mixing did not do better here.")
     assert "the data it was fitted on (no report data was given)" in text
-    assert verdict(found, "ensemble", ACCURACY, 4).startswith("the ensemble of 4 models scores 70.00 %")
+    assert verdict(found, "ensemble", 4).startswith("the ensemble of 4 models scores 70.00 %")
 
 
 def test_a_metric_that_is_no_share_is_not_shown_in_percent() -> None:
-    found = records(record("best", fit=50), record("hl+", fit=90))
-    text = verdict(found, "hl+", METRICS["loss"], 4)
+    found = records(*(record(name, fit=n, metric=METRICS["loss"]) for name, n in (("best", 50), ("hl+", 90))))
+    text = verdict(found, "hl+", 4)
     assert "points" not in text
     assert "%" not in text.replace("95 % interval", "")

@@ -35,10 +35,7 @@ class Quadratic:
         self.models = random(DIMENSION) + 0.3 * random(models, DIMENSION)  # (K, D)
         self.pool: Pool = write(folder, [{"weight": w[None].clone()} for w in self.models])
         self.task = Task(
-            nn.Linear(DIMENSION, 1, bias=False).double(),
-            (self.x, self.y),
-            loss=squared_error,
-            metric="loss",
+            nn.Linear(DIMENSION, 1, bias=False).double(), (self.x, self.y), loss=squared_error, metric="loss"
         )
         mean = self.models.mean(dim=0)
         self.directions = self.models - mean  # (K, D)

@@ -32,15 +32,11 @@ def test_hl_reaches_the_best_point_of_the_hyperplane(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2])
-def test_so_does_mehl_by_gradient_descent(
-    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_does_mehl_by_gradient_descent(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "AdamW", GradientDescent)
     problem = Quadratic(tmp_path, models=5)
     settings: dict[str, Any] = {"steps": 6, "passes": 30, "batch_size": 64, "lr": 1.5 / problem.smoothness}
-    assert_optimal(
-        problem, weights_of(cook(problem.pool, problem.task, "mehl", block_size=block, **settings))
-    )
+    assert_optimal(problem, weights_of(cook(problem.pool, problem.task, "mehl", block_size=block, **settings)))
 
 
 def assert_optimal(problem: Quadratic, W: Tensor) -> None:

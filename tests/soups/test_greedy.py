@@ -53,9 +53,7 @@ def plain_greedy(pool: Pool, task: Task, ties: bool, indices: Tensor) -> list[in
     batch=st.integers(1, 9),
 )
 @settings(max_examples=25)
-def test_the_chosen_set_is_the_plain_algorithms(
-    seed: int, models: int, ties: bool, part: bool, batch: int
-) -> None:
+def test_the_chosen_set_is_the_plain_algorithms(seed: int, models: int, ties: bool, part: bool, batch: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pool = write(Path(folder), fine_tunes(mlp, models, seed=seed, steps=4, spread=0.4))
         task = Task(mlp(), samples(31, seed=seed), batch_size=batch)

@@ -53,14 +53,7 @@ def soup_of(result: Result) -> Soup:
 )
 @settings(max_examples=25)
 def test_columns_of_every_learned_soup_sum_to_one(
-    method: str,
-    models: int,
-    size: int,
-    granularity: str,
-    preset: str,
-    dtype: torch.dtype,
-    lr: float,
-    seed: int,
+    method: str, models: int, size: int, granularity: str, preset: str, dtype: torch.dtype, lr: float, seed: int
 ) -> None:
     simplex = method.startswith("learned")
     authors = preset == "authors" and method in ("hl", "hl+", "mehl", "mehl+")
@@ -116,9 +109,7 @@ def test_what_was_learned_is_what_W_builds(tmp_path: Path, method: str, given_: 
 
 
 @pytest.mark.parametrize(("method", "given_"), [*VARIANTS, AUTHORS])
-def test_a_learning_rate_of_zero_returns_the_start(
-    tmp_path: Path, method: str, given_: dict[str, Any]
-) -> None:
+def test_a_learning_rate_of_zero_returns_the_start(tmp_path: Path, method: str, given_: dict[str, Any]) -> None:
     pool, task = zoo(tmp_path, 4)
     found = weights_of(cook(pool, task, method, **brief(**{**given_, "lr": 0.0})))
     wanted = torch.full_like(found, 0.25)
@@ -140,9 +131,7 @@ def test_a_block_of_all_models_is_hl_exactly(tmp_path: Path, plus: str, preset: 
     assert [dict(h) for h in whole.history] == [dict(h) for h in blocks.history]
 
 
-@pytest.mark.parametrize(
-    ("method", "given_"), [*VARIANTS, AUTHORS, ("crossfit", {"block_size": 2, "folds": 3})]
-)
+@pytest.mark.parametrize(("method", "given_"), [*VARIANTS, AUTHORS, ("crossfit", {"block_size": 2, "folds": 3})])
 def test_permuting_ingredients_permutes_W_and_nothing_else(  # noqa: N802
     tmp_path: Path, method: str, given_: dict[str, Any]
 ) -> None:
@@ -229,12 +218,7 @@ def test_any_whole_number_is_a_seed(tmp_path: Path) -> None:
         cook(pool, task, "mehl", seed=seed, **brief(steps=1))
 
 
-@given(
-    models=st.integers(1, 30),
-    size=st.integers(1, 30),
-    passes=st.integers(1, 3),
-    seed=st.integers(0, 2**40),
-)
+@given(models=st.integers(1, 30), size=st.integers(1, 30), passes=st.integers(1, 3), seed=st.integers(0, 2**40))
 def test_every_model_is_visited_once_per_pass(models: int, size: int, passes: int, seed: int) -> None:
     size = min(size, models)
     blocks = schedule(models, size, passes=passes, seed=seed)

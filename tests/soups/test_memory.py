@@ -31,11 +31,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_models(tmp_path: Path) -> 
             os.link(file, tmp_path / "64" / f"model_{k}_{n}.safetensors")
 
     def measure(models: int) -> tuple[int, int]:
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("measure_memory.py")),
-            str(tmp_path / str(models)),
-        ]
+        command = [sys.executable, str(Path(__file__).with_name("measure_memory.py")), str(tmp_path / str(models))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)

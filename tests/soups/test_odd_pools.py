@@ -106,10 +106,7 @@ def test_a_soup_that_fp16_cannot_hold_is_not_written(tmp_path: Path) -> None:
         with pytest.raises(SoupError) as caught:
             write_it()
         text = str(caught.value)
-        assert (
-            "soup tensor 0.bias: expected values that float16 can hold, up to 65504, found one of 70000"
-            in text
-        )
+        assert "soup tensor 0.bias: expected values that float16 can hold, up to 65504, found one of 70000" in text
         assert "store the soup in a wider type" in text
     assert not (tmp_path / "soup").exists()
     assert soup.state_dict(dtype=torch.float32)["0.bias"][0] == 70000
@@ -138,9 +135,7 @@ def test_the_limit_is_where_rounding_puts_it(tmp_path: Path, value: float, held:
 @pytest.mark.parametrize(
     ("method", "preset"), [("mehl+", None), ("mehl+", "authors"), ("hl", "authors"), ("crossfit", None)]
 )
-def test_an_ingredient_that_is_the_mean_has_no_direction(
-    tmp_path: Path, method: str, preset: str | None
-) -> None:
+def test_an_ingredient_that_is_the_mean_has_no_direction(tmp_path: Path, method: str, preset: str | None) -> None:
     """Scaling it to unit norm must not divide by zero."""
     a, b = fine_tunes(mlp, 2)
     middle = {name: (a[name].double() + b[name].double()).div(2).float() for name in a}
@@ -152,9 +147,7 @@ def test_an_ingredient_that_is_the_mean_has_no_direction(
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-12, 1e-20, 1e-30, 1e-42])
-@pytest.mark.parametrize(
-    "given", [{}, {"preset": "authors"}, {"directions": "int8"}, {"directions": "bf16"}], ids=str
-)
+@pytest.mark.parametrize("given", [{}, {"preset": "authors"}, {"directions": "int8"}, {"directions": "bf16"}], ids=str)
 def test_tiny_directions_give_finite_soups(tmp_path: Path, size: float, given: dict[str, Any]) -> None:
     base = fine_tunes(mlp, 1)[0]
     base["0.bias"].zero_()  # where no difference is too small for a float

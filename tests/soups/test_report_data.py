@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from stockpot.soups.reporting import report_weights
 
 from stockpot import METHODS, Event, Task, compare, cook
 from stockpot.errors import TaskError
 from stockpot.pool import Pool
-from stockpot.run import Identity, Job, RunDirectory, run_job
-from stockpot.soups.settings import settings_for
+from stockpot.soups.result import report_weights
 from stockpot.task import Data
 from stockpot.task.store import Columns
 from zoo import fine_tunes, mlp, normed, samples, write, zoo
@@ -89,7 +87,7 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
             assert event.data == {"decisions": len(METHODS), "samples": 40}
             store.deadly = False
 
-    results = compare(pool, task, listen=listen, steps=3)
+    results = compare(pool, task, listen=listen, each={"crossfit": {"steps": 3}}, steps=3)
     assert kinds.count("unsealed") == 1
     assert kinds.count("cooked") == len(METHODS)
     assert "cooked" not in kinds[kinds.index("unsealed") :]
@@ -99,7 +97,6 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
 def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
     pool, task, store = poisoned(tmp_path / "pool")
     run = tmp_path / "run"
-    settings = {name: settings_for(name, **BRIEF) for name in METHODS}
 
     def listen(event: Event) -> None:
         if event.kind == "unsealed":
@@ -118,9 +115,10 @@ def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
         finally:
             store.deadly = True
 
-    with pytest.MonkeyPatch.context() as patch, RunDirectory.create(run, Identity("compare", "toy")) as place:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, "report_fingerprint", hashed)
-        run_job(place, Job(pool, task, settings, growth=True), listen)
+        each = {"crossfit": BRIEF}
+        compare(pool, task, run=run, growth=True, listen=listen, each=each, **BRIEF)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events].count("unsealed") == 1
     last_decision = max(i for i, event in enumerate(events) if event["kind"] == "cooked")
@@ -144,17 +142,15 @@ def test_a_task_that_has_looked_decides_nothing_new(tmp_path: Path) -> None:
         lambda: cook(pool, task, "hl+", exclude=["0.bias"], **BRIEF),
         lambda: cook(pool.subset([0, 1, 2]), task, "hl+", **BRIEF),
         lambda: cook(pool, task, "ensemble"),
-        lambda: compare(pool, task, ["hl+", "uniform"], **BRIEF),
     ):
         with pytest.raises(TaskError) as caught:
             again()
-        assert "this task's report data: expected to be looked at after the last decision" in str(
-            caught.value
-        )
+        assert "this task's report data: expected to be looked at after the last decision" in str(caught.value)
         assert "make a new Task" in str(caught.value)
-    assert not {"method", "step", "unsealed"} & {
-        event.kind for event in events
-    }  # said before hours of learning
+    both = compare(pool, task, ["hl+", "uniform"], **BRIEF)
+    assert list(both) == ["hl+"]
+    assert "expected to be looked at after the last decision" in both.failed["uniform"]
+    assert not {"method", "step", "unsealed"} & {event.kind for event in events}  # said before hours of learning
 
 
 def test_the_same_question_again_is_no_new_decision(tmp_path: Path) -> None:
@@ -164,7 +160,7 @@ def test_the_same_question_again_is_no_new_decision(tmp_path: Path) -> None:
         again = cook(pool, task, method, **BRIEF)
         assert again.report is not None
         assert first[method].report is not None
-        assert torch.equal(again.report.values, first[method].report.values)  # type: ignore[union-attr]
+        assert torch.equal(again.report.table, first[method].report.table)  # type: ignore[union-attr]
 
 
 def test_without_report_data_a_task_serves_for_ever(tmp_path: Path) -> None:
@@ -176,7 +172,7 @@ def test_without_report_data_a_task_serves_for_ever(tmp_path: Path) -> None:
 def test_weights_of_a_file_are_one_decision(tmp_path: Path) -> None:
     pool, task = reporting(tmp_path)
     scores = report_weights(task)
-    assert torch.equal(report_weights(task).values, scores.values)
+    assert torch.equal(report_weights(task).table, scores.table)
     with torch.no_grad():
         next(task.model.parameters()).add_(1.0)
     with pytest.raises(TaskError, match="a new decision"):

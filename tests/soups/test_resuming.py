@@ -100,9 +100,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
             assert rest.seen <= watch.seen - at + 2  # it did not start over (an evaluation may be repeated)
 
 
-@pytest.mark.parametrize(
-    ("changed", "found"), [({"seed": 1}, "seed 0, now 1"), (None, "batch_size None, now 16")]
-)
+@pytest.mark.parametrize(("changed", "found"), [({"seed": 1}, "seed 0, now 1"), (None, "batch_size None, now 16")])
 def test_what_was_learned_one_way_is_not_continued_in_another(
     tmp_path: Path, changed: dict[str, Any] | None, found: str
 ) -> None:

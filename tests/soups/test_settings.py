@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from stockpot.soups.track import steps_for
 from torch import Tensor
 
 from stockpot import METHODS, PRESETS, Result, Settings, Soup, Task, compare, cook
 from stockpot.errors import MethodError
-from stockpot.soups.settings import block_size_for, settings_for
-from zoo import fine_tunes, learning, mlp, samples, write, zoo
+from stockpot.soups import LEARNED, settings_for
+from stockpot.soups.registry import DEFAULT, settings_in_comparison
+from stockpot.soups.settings import as_json, block_size_for, declared, steps_for
+from zoo import fine_tunes, mlp, samples, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 6, "batch_size": 16, "lr": 0.05}
 
@@ -23,37 +24,48 @@ def W_of(result: Result) -> Tensor:  # noqa: N802
     return result.soup.W
 
 
-def test_a_method_name_sets_the_switches_and_the_paper_sets_the_rest() -> None:
+def test_every_setting_is_declared_once_with_its_type_bounds_and_description() -> None:
+    assert len(declared()) == 19
+    for name, (_, setting) in declared().items():
+        assert setting.help.endswith("."), name
+    assert as_json(Settings(granularity=str.upper))["granularity"] == "custom"
+
+
+def test_a_method_has_settings_of_its_own_and_the_paper_sets_the_rest() -> None:
     assert settings_for("mehl+") == Settings()
     assert settings_for("mehl+", "paper") == Settings()
     plain = Settings()
-    assert (plain.optimizer, plain.lr, plain.weight_decay, plain.schedule) == ("adamw", 0.01, 0.1, "cosine")
-    assert (plain.steps, plain.batch_size, plain.passes) == (1000, 128, 1)
+    assert (plain.lr, plain.weight_decay, plain.steps, plain.batch_size, plain.passes) == (0.01, 0.1, 1000, 128, 1)
     assert block_size_for(plain, 72) == 18
     assert block_size_for(plain, 5) == 5
     assert block_size_for(settings_for("hl"), 72) == 72
     learned = settings_for("learned")
-    assert (learned.parametrisation, learned.granularity, learned.lr, learned.weight_decay) == (
-        "simplex",
-        "model",
-        0.05,
-        0,
-    )
-    default = settings_for("crossfit")
-    assert (default.granularity, default.folds, default.guard) == ("tensor", 4, True)
+    assert (learned.granularity, learned.lr, learned.weight_decay, learned.beta) == ("model", 0.05, 0, True)
+    default = settings_for(DEFAULT)
+    assert (default.granularity, default.folds, default.block_size) == ("tensor", 4, "fit")
+    assert (default.steps, default.lr) == (300, 0.02)
+    assert set(METHODS) - LEARNED == {"best", "uniform", "greedy", "ensemble"}
 
 
-def test_the_authors_preset_is_what_their_code_does() -> None:
-    s = settings_for("mehl+", "authors")
-    assert (s.unit_norm, s.centre, s.reset, s.warmup, s.clip, s.weight_decay) == (
-        True,
-        "soup",
-        True,
-        0.2,
-        1.0,
-        0.0,
-    )
-    assert settings_for("mehl+", "authors", clip=None).clip is None  # the caller has the last word
+def test_beside_others_the_default_takes_its_schedule_from_its_own_settings_alone() -> None:
+    """Numbers that are meant for the paper's methods would make it another method."""
+    common = {"steps": 7, "epochs": None, "block_size": 2, "passes": 3, "lr": 0.5, "weight_decay": 0.0, "seed": 4}
+    found = settings_in_comparison("crossfit", None, {**common, "batch_size": 9}, {})
+    assert found == settings_for("crossfit", seed=4, batch_size=9)
+    own = settings_in_comparison("crossfit", None, common, {"crossfit": {"steps": 11}})
+    assert own.steps == 11
+    mehl = settings_in_comparison("mehl+", None, common, {})
+    assert (mehl.steps, mehl.block_size, mehl.passes, mehl.lr) == (7, 2, 3, 0.5)
+    assert settings_in_comparison("hl", None, common, {}).block_size is None
+    assert settings_in_comparison("mehl", None, {"granularity": "tensor"}, {}).granularity == "model"
+    assert settings_in_comparison("greedy", None, {"folds": 3}, {}).folds == 1
+
+
+def test_steps_of_one_method_replace_epochs_of_all_and_the_other_way_round() -> None:
+    some = settings_in_comparison("mehl+", None, {"steps": 500}, {"mehl+": {"epochs": 2.0}})
+    assert (some.steps, some.epochs) == (None, 2.0)
+    other = settings_in_comparison("mehl+", None, {"epochs": 2.0}, {"mehl+": {"steps": 500}})
+    assert (other.steps, other.epochs) == (500, None)
 
 
 def test_epochs_replace_the_default_number_of_steps() -> None:
@@ -84,91 +96,41 @@ def rates(tmp_path: Path, **settings: Any) -> list[float]:
     return [h["lr"] for h in cook(pool, task, "hl", **{**BRIEF, **settings}).history]
 
 
-def test_schedules(tmp_path: Path) -> None:
-    assert rates(tmp_path, schedule="constant") == [0.05] * 6
+def test_the_rate_falls_by_a_cosine(tmp_path: Path) -> None:
     cosine = [0.05 * (1 + torch.cos(torch.tensor(torch.pi * j / 6)).item()) / 2 for j in range(6)]
     assert rates(tmp_path) == pytest.approx(cosine)
-    warm = rates(tmp_path, warmup=0.5, schedule="constant")
-    assert warm == pytest.approx([0.0125, 0.025, 0.0375, 0.05, 0.05, 0.05])
-    both = rates(tmp_path, warmup=0.5)
-    assert both[:3] == pytest.approx(warm[:3])
-    assert both[3] == pytest.approx(0.05)
-    assert both[3] > both[4] > both[5] > 0
 
 
-def test_the_first_step_of_sgd_is_the_clipped_gradient(tmp_path: Path) -> None:
+def test_weight_decay_pulls_the_offsets_to_the_mean_and_leaves_beta_alone(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path)
-    sgd: dict[str, Any] = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "lr": 1.0}
-
-    def moved(**settings: Any) -> Tensor:
-        with learning(pool, task, "hl+", **{**BRIEF, **sgd, "steps": 1, "lr": 1e-3, **settings}) as learner:
-            learner.run()
-            return learner.tracks[0].raw / 1e-3
-
-    gradient = moved()
-    assert gradient.norm() > 1e-2
-    clipped = moved(clip=1e-3)
-    assert float(clipped.norm()) == pytest.approx(1e-3, rel=1e-3)
-    assert torch.allclose(clipped / clipped.norm(), gradient / gradient.norm(), atol=1e-4)
-
-
-def test_weight_decay_pulls_the_offsets_to_the_mean_and_leaves_the_temperature_alone(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path)
-    sgd: dict[str, Any] = {
-        "optimizer": "sgd",
-        "lr": 0.5,
-        "schedule": "constant",
-        "steps": 40,
-        "temperature": True,
-    }
-    loose = cook(pool, task, "hl", **{**BRIEF, **sgd, "weight_decay": 0.0})
-    tight = cook(pool, task, "hl", **{**BRIEF, **sgd, "weight_decay": 1.5})
+    given: dict[str, Any] = {**BRIEF, "steps": 40, "beta": True}
+    loose = cook(pool, task, "hl", **given, weight_decay=0.0)
+    tight = cook(pool, task, "hl", **given, weight_decay=10.0)
     assert (W_of(tight) - 0.25).norm() < 0.5 * (W_of(loose) - 0.25).norm()
     assert tight.soup is not None
-    assert tight.soup.temperature is not None
-    assert tight.soup.temperature > 0.5  # decay would have taken it to zero
+    assert tight.soup.about["beta"] > 0.5  # decay would have taken it to zero
 
 
-def test_a_learned_temperature_sharpens_or_softens_and_is_kept(tmp_path: Path) -> None:
+def test_a_learned_beta_sharpens_or_softens_and_is_recorded(tmp_path: Path) -> None:
     states = [{n: 0.2 * v for n, v in s.items()} for s in fine_tunes(mlp, 3, steps=150)]  # timid models
     pool, task = write(tmp_path / "pool", states), Task(mlp(), samples())
-    result = cook(pool, task, "learned", temperature=True, **{**BRIEF, "steps": 60})
+    result = cook(pool, task, "learned", **{**BRIEF, "steps": 60})
     assert result.soup is not None
-    assert result.soup.temperature is not None
-    assert result.soup.temperature > 1.2
-    assert Soup.load(result.soup.save(tmp_path / "soup")).temperature == result.soup.temperature
-    assert cook(pool, task, "learned", **BRIEF).soup.temperature is None  # type: ignore[union-attr]
+    beta = result.soup.about["beta"]
+    assert beta > 1.2
+    assert Soup.load(result.soup.save(tmp_path / "soup")).about["beta"] == beta
+    assert "beta" not in cook(pool, task, "learned", beta=False, **BRIEF).soup.about  # type: ignore[union-attr]
 
 
-def test_label_smoothing_is_in_the_loss_that_is_learned(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path)
-    plain = cook(pool, task, "hl", **BRIEF).history[0]["loss"]
-    smooth = cook(pool, task, "hl", label_smoothing=0.3, **BRIEF).history[0]["loss"]
-    Soup.uniform(pool).load_into(task.model)
-    batch = task.fit.batch(task.fit.order(0, 0, 16))
-    with task.evaluating():
-        assert plain == pytest.approx(float(task.loss(batch)))
-        assert smooth == pytest.approx(float(task.loss(batch, label_smoothing=0.3)))
-    assert smooth != plain
-
-
-def test_accumulation_changes_rounding_only(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path)
-    sgd: dict[str, Any] = {**BRIEF, "optimizer": "sgd", "lr": 0.5}
-    whole, parts = (cook(pool, task, "mehl+", accumulate=n, block_size=2, **sgd) for n in (1, 5))
-    assert (W_of(whole) - W_of(parts)).abs().max() <= 1e-5
-    assert (W_of(whole) - 0.25).abs().max() > 1e-3
-
-
-def test_free_weights_start_at_the_mean_and_need_not_sum_to_one(tmp_path: Path) -> None:
-    pool, task = zoo(tmp_path / "pool")
-    result = cook(pool, task, "mehl+", decentralise=False, block_size=2, **BRIEF)
+def test_beta_cannot_be_learned_through_a_loss_of_the_users_own(tmp_path: Path) -> None:
+    pool, _ = zoo(tmp_path)
+    task = Task(
+        mlp(), samples(), loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+    )
+    result = cook(pool, task, "learned", **BRIEF)
     assert result.soup is not None
-    assert result.soup.free
-    assert (W_of(result).sum(dim=0) - 1).abs().max() > 1e-3
-    again = Soup.load(result.soup.save(tmp_path / "soup"))
-    assert again.free
-    assert torch.equal(again.W, W_of(result))
+    assert "beta" not in result.soup.about
+    assert result.notes == ("beta was not learned: the task's loss is its own, so there are no logits to scale",)
 
 
 def test_a_granularity_of_your_own_and_a_kept_head(tmp_path: Path) -> None:
@@ -212,12 +174,14 @@ def test_compare_runs_every_method_on_the_same_data_and_reports_last(tmp_path: P
     task = Task(mlp(), samples(), samples(40, seed=5))
     seen: list[str] = []
     results = compare(
-        pool, task, preset="authors", block_size=2, listen=lambda e: seen.append(e.kind), **BRIEF
-    )
+        pool, task, preset="authors", block_size=2, listen=lambda e: seen.append(e.kind),
+        each={"crossfit": BRIEF}, **BRIEF,
+    )  # fmt: skip
     assert list(results) == list(METHODS)
     assert all(result.report is not None and result.report.n == 40 for result in results.values())
-    assert results["mehl"].settings.unit_norm
-    assert not results["learned"].settings.unit_norm
+    assert results["mehl"].soup is not None
+    assert results["mehl"].soup.about["preset"] == "authors"
+    assert "preset" not in results["learned"].soup.about  # type: ignore[union-attr]
     assert results["mehl"].settings.block_size == 2
     assert results["hl"].settings.block_size is None
     assert results["ensemble"].soup is None
@@ -242,7 +206,7 @@ def test_the_ensemble_averages_outputs(tmp_path: Path) -> None:
             model.load_state_dict({name: pool.tensor(k, name) for name in pool.specs})
             total += model(x)
     assert found.fit is not None
-    assert found.fit.mean == float((total.argmax(dim=1) == y).double().mean())
+    assert found.fit.value == float((total.argmax(dim=1) == y).double().mean())
 
 
 def test_best_is_the_first_of_the_highest(tmp_path: Path) -> None:
@@ -253,29 +217,24 @@ def test_best_is_the_first_of_the_highest(tmp_path: Path) -> None:
     assert result.notes == ("the best ingredient on the fitting data is model_1",)
     task.model.load_state_dict(good)
     assert result.fit is not None
-    assert result.fit.mean == task.score().mean
+    assert result.fit.value == task.score().value
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (
-            {"block_size": 0},
-            "setting block_size: expected at least 1 model, 'auto', 'fit', or None for all, found 0",
-        ),
-        ({"steps": 0}, "setting steps: expected at least 1, found 0"),
-        ({"lr": float("nan")}, "setting lr: expected 0 or more, found nan"),
-        ({"warmup": 1.0}, "setting warmup: expected a share in [0, 1), found 1.0"),
+        ({"block_size": 0}, "setting block_size: expected at least 1, found 0"),
+        ({"block_size": "all"}, "block_size 'all': expected one of auto, fit, found an unknown block_size"),
+        ({"steps": 0}, "setting steps: expected at least 1 and at most 1e+09, found 0"),
+        ({"steps": 2.5}, "setting steps: expected a whole number or None, found 2.5"),
+        ({"lr": float("nan")}, "setting lr: expected at least 0 and at most 1e+30, found nan"),
+        ({"lr": "0.1"}, "setting lr: expected a number, found '0.1'"),
+        ({"beta": 1}, "setting beta: expected True or False, found 1"),
+        ({"seed": None}, "setting seed: expected a whole number, found None"),
+        ({"granularity": "layer"}, "granularity 'layer': expected one of block, model, module, tensor"),
+        ({"granularity": 3}, "setting granularity: expected 'model', 'block', 'module', 'tensor' or a function"),
         ({"accumulate": 200}, "setting accumulate: expected between 1 and batch_size (128), found 200"),
-        ({"guard": True}, "setting guard: expected False, or folds of at least 2 to have held-out data"),
-        (
-            {"optimizer": "adam"},
-            "optimizer 'adam': expected one of adamw, sgd, found an unknown optimizer.\n  Fix: did you mean 'adamw'?",
-        ),
-        (
-            {"decentralise": False, "reset": True},
-            "setting decentralise: expected True, when centre, unit_norm or reset",
-        ),
+        ({"directions": "fp8"}, "directions 'fp8': expected one of auto, bf16, fp32, fp64, int8"),
         ({"leraning_rate": 1}, "setting 'leraning_rate': expected one of "),
     ],
 )
@@ -286,10 +245,6 @@ def test_settings_that_cannot_be(given: dict[str, Any], text: str) -> None:
 
 
 def test_switches_that_do_not_go_together() -> None:
-    with pytest.raises(
-        MethodError, match="preset 'authors' with method 'learned': expected a hyperplane method"
-    ):
-        settings_for("learned", "authors")
     with pytest.raises(MethodError, match="expected None: the softmax couples all models, found 4"):
         settings_for("learned", block_size=4)
     assert set(PRESETS) == {"paper", "authors"}

@@ -34,12 +34,7 @@ def run(pool: Pool, name: str) -> dict[str, object]:
     assert result.soup is not None
     losses = [h["loss"] for h in result.history if h["kind"] in ("step", "held_out")]
     skipped = [h["step"] for h in result.history if h["kind"] == "skipped"]
-    return {
-        "W": result.soup.W.tolist(),
-        "losses": losses,
-        "skipped": skipped,
-        "beta": result.soup.about.get("beta"),
-    }
+    return {"W": result.soup.W.tolist(), "losses": losses, "skipped": skipped, "beta": result.soup.about.get("beta")}
 
 
 def main(rank: int, folder: Path) -> None:

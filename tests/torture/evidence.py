@@ -59,18 +59,14 @@ def facts(folder: Path) -> dict[str, Any]:
     run = folder / "run.json"
     if run.exists():
         value = json.loads(run.read_text())
-        found["run.json"] = {
-            k: value.get(k) for k in ("status", "fit_digest", "report_digest", "recipe_digest")
-        }
+        found["run.json"] = {k: value.get(k) for k in ("status", "fit_digest", "report_digest", "recipe_digest")}
     return found
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     lines = [f"{name}: missing" for name in expected if name not in found]
     lines += [f"{name}: left over" for name in found if name not in expected]
-    return lines + [
-        f"{name}: differs" for name in expected if name in found and expected[name] != found[name]
-    ]
+    return lines + [f"{name}: differs" for name in expected if name in found and expected[name] != found[name]]
 
 
 def _temporary(name: str) -> bool:

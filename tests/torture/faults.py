@@ -34,7 +34,7 @@ PHASES = (
 # Where each phase is entered: module, object in it, name of the function.
 _PLACES = (
     ("stockpot.pool.pool", "", "scan", "reading ingredients"),
-    ("stockpot.cooking", "", "describe_pool", "describing the pool"),
+    ("stockpot.run.record", "", "describe_pool", "describing the pool"),
     ("stockpot.soups.problem", "Problem", "individual", "scoring ingredients"),
     ("stockpot.soups.learn", "Learner", "run", "steps"),
     ("stockpot.engine.loader", "Loader", "load", "block loads"),
@@ -62,9 +62,7 @@ class Fault:
     tell_entry: Callable[[int], int]
     tell_count: Callable[[int], None]
     at: int = 0
-    entry: tuple[int, int, float] | None = (
-        None  # phase, which time it is entered, seconds from then to SIGKILL
-    )
+    entry: tuple[int, int, float] | None = None  # phase, which time it is entered, seconds from then to SIGKILL
     error: int | None = None  # None: SIGKILL
     lasting: bool = False  # every later call fails too, as on a full disk
     save_every: float = 0.0

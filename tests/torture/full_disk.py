@@ -68,9 +68,7 @@ class Disk:
         said = command.text()
         self.refusals[case.name] += 1
         wrong = list(damaged(out))
-        ours = (
-            "expected room and permission to write" in said and "What was done is kept; resume with:" in said
-        )
+        ours = "expected room and permission to write" in said and "What was done is kept; resume with:" in said
         nowhere = "expected a place to write to" in said  # not even the directory could be made
         if command.code != 1 or "Traceback" in said or not (ours or nowhere):
             wrong.append(f"code {command.code}, and it said: {said.strip()[-600:]}")
@@ -161,14 +159,10 @@ def _umount(place: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--pages", type=int, default=1, help="pages by which the disk grows")
-    parser.add_argument(
-        "--calls", type=int, default=5, help="every how many calls an error is injected; 0: never"
-    )
+    parser.add_argument("--calls", type=int, default=5, help="every how many calls an error is injected; 0: never")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     mounts = _INSIDE in os.environ
@@ -195,9 +189,7 @@ def main() -> None:
     for failure in disk.failures:
         print(f"FAILED {failure}")
     kind = (
-        "on small file systems and by injected errors"
-        if mounts
-        else "by injected errors only: mounting is not allowed"
+        "on small file systems and by injected errors" if mounts else "by injected errors only: mounting is not allowed"
     )
     print(f"{sum(disk.refusals.values())} full disks, {kind}, in {time.monotonic() - began:.0f} s")
     print(f"{len(disk.failures)} failures")

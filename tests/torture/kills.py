@@ -47,9 +47,7 @@ class Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=220)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
@@ -125,9 +123,7 @@ def _run(case: Case, whole: Whole, folder: Path, chance: random.Random, tally: T
     last = Command(case.arguments(out), folder, folder / "log", charts=False)
     if not last.wait() or last.code != 0:
         last.kill()
-        tally.failures.append(
-            f"{case.name}: cannot be continued after {story}: code {last.code}\n{last.text()}"
-        )
+        tally.failures.append(f"{case.name}: cannot be continued after {story}: code {last.code}\n{last.text()}")
         return
     wrong = differences(whole.facts, facts(out))
     tally.failures += [f"{case.name}: after {story}: {line}" for line in wrong]
@@ -142,10 +138,7 @@ def _stricken(
     given: dict[str, Any] = {"charts": chance.random() < 0.1, "save_every": chance.choice((0.0, 0.1, 1e9))}
     how = kind
     if kind == "call":
-        given["at"], given["save_every"] = (
-            chance.randint(1, max(1, whole.calls)),
-            0.0,
-        )  # as when they were counted
+        given["at"], given["save_every"] = (chance.randint(1, max(1, whole.calls)), 0.0)  # as when they were counted
         how = f"call {given['at']}"
     elif kind == "phase":
         phase = chance.choice(list(whole.entries))

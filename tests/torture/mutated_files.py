@@ -69,9 +69,7 @@ def judge(original: Original, path: Path, honest: Tensors) -> str:
     return AS_ITS_BYTES
 
 
-def one(
-    case: int, seed: int, pool: list[Original], honest: dict[str, Tensors], room: Path
-) -> tuple[str, str]:
+def one(case: int, seed: int, pool: list[Original], honest: dict[str, Tensors], room: Path) -> tuple[str, str]:
     """(what was done, what happened)."""
     rng = random.Random(f"{seed}.{case}")
     original = pool[case % len(pool)]
@@ -89,9 +87,7 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _work(
-    cases: range, seed: int, pool: list[Original], honest: dict[str, Tensors], room: Path, out: int
-) -> None:
+def _work(cases: range, seed: int, pool: list[Original], honest: dict[str, Tensors], room: Path, out: int) -> None:
     """In a process of its own: one line per case, before and after, so that the parent knows where it died."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
     start = _peak()
@@ -169,11 +165,7 @@ def run(count: int, seed: int, first: int = 0) -> tuple[Counter[tuple[str, str]]
     with tempfile.TemporaryDirectory(prefix="mutated-") as place:
         folder = Path(place)
         pool = originals(folder / "originals")
-        honest = {
-            original.name: original.read(original.path, original.key)
-            for original in pool
-            if original.openable
-        }
+        honest = {original.name: original.read(original.path, original.key) for original in pool if original.openable}
         honest |= {original.name: {} for original in pool if not original.openable}
         for original in pool:  # the decoders and the package agree on what is not damaged
             expected = WHOLE if original.openable else REFUSED
@@ -201,9 +193,7 @@ def main() -> int:
     for case, what in failures[:50]:
         print(f"case {case}: {what}")
     total = sum(counts.values())
-    print(
-        f"{total:,} damaged files, seed {given.seed}, {len(failures)} failures, {time.monotonic() - began:.0f} s"
-    )
+    print(f"{total:,} damaged files, seed {given.seed}, {len(failures)} failures, {time.monotonic() - began:.0f} s")
     return 1 if failures or total != given.count else 0
 
 

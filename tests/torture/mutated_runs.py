@@ -28,7 +28,7 @@ from stockpot.errors import StockpotError
 from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.report.page import page_of
-from stockpot.report.reading import read
+from stockpot.report.reading import Run
 from stockpot.run.rebuild import rebuild_soup, recommended_soup
 from stockpot.task import Task
 from zoo import mlp, samples, zoo
@@ -48,18 +48,14 @@ class SlowError(BaseException):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
-    folder = Path(
-        tempfile.mkdtemp(prefix="stockpot-runs-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    )
+    folder = Path(tempfile.mkdtemp(prefix="stockpot-runs-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     began, outcomes, failures = time.monotonic(), Counter[str](), list[str]()
     try:
         honest = prepare(folder)
@@ -89,13 +85,7 @@ class Honest:
         self.runs = [folder / "finished", folder / "interrupted"]
         self.outside = folder / "outside"
         (self.outside / "folder" / "best").mkdir(parents=True)
-        for name in (
-            "file",
-            "folder/x.json",
-            "folder/result.json",
-            "folder/best/result.json",
-            "folder/soup.json",
-        ):
+        for name in ("file", "folder/x.json", "folder/result.json", "folder/best/result.json", "folder/soup.json"):
             (self.outside / name).write_text("what only the user has")
         compare(self.pool, task(), METHODS, run=self.runs[0], **OPTIONS)
 
@@ -107,7 +97,7 @@ class Honest:
             compare(self.pool, task(), METHODS, run=self.runs[1], listen=stop, **OPTIONS)
         except KeyboardInterrupt:
             assert list(self.runs[1].rglob("state.safetensors"))
-        page_of(read(self.runs[0]))  # what drawing loads, it loads once
+        page_of(Run(self.runs[0]))  # what drawing loads, it loads once
         self.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.before = snapshot(self.outside)
 
@@ -169,11 +159,11 @@ def one(rng: random.Random, folder: Path, honest: Honest) -> tuple[str, str]:
 
 
 def _report(run: Path, honest: Honest) -> None:
-    read(run)
+    Run(run)
 
 
 def _page(run: Path, honest: Honest) -> None:
-    page_of(read(run))
+    page_of(Run(run))
 
 
 def _rebuild(run: Path, honest: Honest) -> None:
@@ -200,9 +190,7 @@ COMMANDS: list[tuple[str, Callable[[Path, Honest], None]]] = [
 
 def damage(run: Path, outside: Path, rng: random.Random) -> str:
     """One change of the kind a stranger or a broken disk makes; in words."""
-    entries = sorted(
-        path for path in run.rglob("*") if not path.is_symlink() and (path.is_dir() or path.is_file())
-    )
+    entries = sorted(path for path in run.rglob("*") if not path.is_symlink() and (path.is_dir() or path.is_file()))
     documents = [path for path in entries if path.suffix == ".json" and path.is_file()]
     kind = rng.choice(("value", "value", "value", "value", "bytes", "bytes", "special", "special"))
     if kind == "value" and documents:
@@ -224,9 +212,7 @@ def damage(run: Path, outside: Path, rng: random.Random) -> str:
         shutil.rmtree(path)
     else:
         path.unlink()
-    how = rng.choice(
-        ("link to a file", "link to a folder", "link to nothing", "FIFO", "folder", "gone", "device")
-    )
+    how = rng.choice(("link to a file", "link to a folder", "link to nothing", "FIFO", "folder", "gone", "device"))
     if how.startswith("link"):
         target = {"file": "file", "folder": "folder", "nothing": "nothing"}[how.split()[-1]]
         path.symlink_to(outside / target)

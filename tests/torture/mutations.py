@@ -55,11 +55,7 @@ def originals(folder: Path) -> list[Original]:
     tensors = state()
     base = tensors["encoder.weight"]
     views = {**tensors, "turned": base.t(), "tied": base, "part": base[1:3, ::2]}
-    nested = {
-        "state_dict": tensors,
-        "optimizer": {"lr": 0.1, "betas": (0.9, 0.99), "x": torch.zeros(3)},
-        "epoch": 3,
-    }
+    nested = {"state_dict": tensors, "optimizer": {"lr": 0.1, "betas": (0.9, 0.99), "x": torch.zeros(3)}, "epoch": 3}
     save_file(tensors, folder / "a.safetensors", {"format": "pt", "note": "some words"})
     torch.save(views, folder / "b.pt")
     torch.save(nested, folder / "c.ckpt")
@@ -142,14 +138,7 @@ def _fitting(name: str, content: bytearray) -> list[Mutation]:
     if name.endswith(".safetensors"):
         return [*ANY, *[edit_header] * 5, header_length, pad_header, swap_words]
     if content[:4] == b"PK\x03\x04":
-        return [
-            *ANY,
-            *[edit_zip_field] * 4,
-            *[edit_pickle] * 4,
-            *[edit_pickle_bytes] * 2,
-            swap_records,
-            swap_words,
-        ]
+        return [*ANY, *[edit_zip_field] * 4, *[edit_pickle] * 4, *[edit_pickle_bytes] * 2, swap_records, swap_words]
     return [*ANY, edit_bare_pickle]
 
 
@@ -215,32 +204,13 @@ ANY: list[Mutation] = [truncate, flip_bit, flip_early_bit, set_bytes, insert, re
 # JSON ----------------------------------------------------------------------------------------------------------
 
 
-_ODD: tuple[Any, ...] = (
-    0,
-    1,
-    -1,
-    2**31,
-    2**63,
-    2**64,
-    1.5,
-    None,
-    True,
-    "",
-    "x",
-    "../x",
-    [],
-    {},
-    [0],
-    [2**62] * 3,
-)
+_ODD: tuple[Any, ...] = (0, 1, -1, 2**31, 2**63, 2**64, 1.5, None, True, "", "x", "../x", [], {}, [0], [2**62] * 3)
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) in a JSON value."""
     found: list[tuple[Any, Any]] = []
-    keys: Any = (
-        list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    )
+    keys: Any = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         found.append((value, key))
         found += _places(value[key])
@@ -294,9 +264,7 @@ def edit_header(content: bytearray, rng: random.Random) -> None:
 
 def header_length(content: bytearray, rng: random.Random) -> None:
     length = int.from_bytes(content[:8], "little")
-    value = rng.choice(
-        (0, 1, length - 1, length + 1, length + 8, 2**31, 2**63, 2**64 - 1, rng.randrange(2**12))
-    )
+    value = rng.choice((0, 1, length - 1, length + 1, length + 8, 2**31, 2**63, 2**64 - 1, rng.randrange(2**12)))
     content[:8] = struct.pack("<Q", value % 2**64)
 
 
@@ -316,12 +284,7 @@ _ENTRY = {4: 2, 6: 2, 8: 2, 10: 2, 16: 4, 20: 4, 24: 4, 28: 2, 30: 2, 32: 2, 38:
 _LOCAL = {4: 2, 6: 2, 8: 2, 14: 4, 18: 4, 22: 4, 26: 2, 28: 2}
 _END = {4: 2, 6: 2, 8: 2, 10: 2, 12: 4, 16: 4, 20: 2}
 _WIDE_END = {4: 8, 12: 2, 24: 8, 32: 8, 40: 8, 48: 8}
-_FIELDS = (
-    (b"PK\x01\x02", _ENTRY),
-    (b"PK\x03\x04", _LOCAL),
-    (b"PK\x05\x06", _END),
-    (b"PK\x06\x06", _WIDE_END),
-)
+_FIELDS = ((b"PK\x01\x02", _ENTRY), (b"PK\x03\x04", _LOCAL), (b"PK\x05\x06", _END), (b"PK\x06\x06", _WIDE_END))
 
 
 def edit_zip_field(content: bytearray, rng: random.Random) -> None:
@@ -332,9 +295,7 @@ def edit_zip_field(content: bytearray, rng: random.Random) -> None:
     place, size = rng.choice(list(fields.items()))
     start = rng.choice(at) + place
     old = int.from_bytes(content[start : start + size], "little")
-    new = rng.choice(
-        (0, 1, old + 1, old - 1, old + 64, old ^ (1 << rng.randrange(8 * size)), 2 ** (8 * size) - 1, 8)
-    )
+    new = rng.choice((0, 1, old + 1, old - 1, old + 64, old ^ (1 << rng.randrange(8 * size)), 2 ** (8 * size) - 1, 8))
     content[start : start + size] = (new % 2 ** (8 * size)).to_bytes(size, "little")
 
 

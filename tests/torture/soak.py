@@ -22,9 +22,7 @@ GROWTH = 0.05  # share of memory that may come on top after that
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--warm", type=int, default=WARM)
     parser.add_argument("--charts", type=int, default=5, help="a report with charts in every so many runs")
@@ -76,9 +74,7 @@ def _compare(place: Path, number: int, charts: int) -> None:
     from stockpot.report import write_report
 
     prepare(place, seed=number % 3)
-    recipe = load_recipe(
-        place / ("normed.yaml" if number % 2 else "plain.yaml"), ["output.dir=out", "method.steps=6"]
-    )
+    recipe = load_recipe(place / ("normed.yaml" if number % 2 else "plain.yaml"), ["output.dir=out", "method.steps=6"])
     compared = compare(build_pool(recipe), build_task(recipe), **cook_arguments(recipe, "compare", "soak"))
     assert not compared.failed, compared.failed
     assert compared.path is not None

@@ -82,16 +82,10 @@ def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool.open(tmp_path / "pool")
     assert pool.names == ("trial_000", "trial_001")
     assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made if record.score)
-    assert [event.kind for event in events if event.kind in ("pretraining", "probe")] == [
-        "pretraining",
-        "probe",
-    ]
+    assert [event.kind for event in events if event.kind in ("pretraining", "probe")] == ["pretraining", "probe"]
     start, _ = read_file(tmp_path / "pool" / "search" / "start.safetensors", tmp_path)
     before, _ = read_file(tmp_path / "pretrained.safetensors", tmp_path)
-    assert {name for name in start if not torch.equal(start[name], before[name])} == {
-        "head.weight",
-        "head.bias",
-    }
+    assert {name for name in start if not torch.equal(start[name], before[name])} == {"head.weight", "head.bias"}
     Task(DigitViT(), digits("fit"), digits("report")).check_names(pool.specs)
 
     def listen(event: Event) -> None:
@@ -118,9 +112,7 @@ def test_two_processes_make_the_same_pool_as_one(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(demo, "BESIDE", SHORT + demo.BESIDE)
     for processes in (1, 2):
         assert len(make_demo_pool(tmp_path / str(processes), trials=4, processes=processes)) == 4
-    one, two = (
-        {path.name: path.read_bytes() for path in (tmp_path / n / "pool").glob("*.safetensors")} for n in "12"
-    )
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / n / "pool").glob("*.safetensors")} for n in "12")
     assert one == two
 
 

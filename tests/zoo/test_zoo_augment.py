@@ -65,9 +65,7 @@ def test_a_shift_moves_images_and_fills_with_zero() -> None:
     seen = set()
     for before, after in zip(x, out, strict=True):
         padded = nn.functional.pad(before, (1, 1, 1, 1))
-        places = [
-            (r, c) for r in range(3) for c in range(3) if torch.equal(padded[:, r : r + 8, c : c + 8], after)
-        ]
+        places = [(r, c) for r in range(3) for c in range(3) if torch.equal(padded[:, r : r + 8, c : c + 8], after)]
         assert len(places) == 1
         seen.add(places[0])
     assert len(seen) == 9
@@ -111,12 +109,7 @@ def test_dropped_tokens_spare_padding_and_the_first_position() -> None:
     ids = torch.randint(5, 90, (40, 30), generator=_source())
     attention = torch.ones_like(ids)
     attention[:, 20:] = 0
-    batch = {
-        "input_ids": ids,
-        "attention_mask": attention,
-        "token_type_ids": torch.zeros_like(ids),
-        "labels": ids,
-    }
+    batch = {"input_ids": ids, "attention_mask": attention, "token_type_ids": torch.zeros_like(ids), "labels": ids}
     out, _ = augment(batch, 1.0, Augmentation(mask_id=3), seed=0, step=0)
     dropped = out["input_ids"] != ids
     assert set(out["input_ids"][dropped].tolist()) == {3}

@@ -62,9 +62,7 @@ def test_other_code_is_another_search(tmp_path: Path) -> None:
 
 def test_more_trials_are_the_same_search_and_fewer_are_not(tmp_path: Path) -> None:
     search(tmp_path)
-    more = dataclasses.replace(
-        PLAN, trials=(*PLAN.trials, *(Trial(lr=0.3, epochs=1, seed=n) for n in range(9)))
-    )
+    more = dataclasses.replace(PLAN, trials=(*PLAN.trials, *(Trial(lr=0.3, epochs=1, seed=n) for n in range(9))))
     assert len(search(tmp_path, more)) == 11
     with pytest.raises(RunError, match=r"plan.trials.2.lr: 0.3 there, nothing now"):
         search(tmp_path)
@@ -80,14 +78,14 @@ def _change(file: Path, change: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda record: {**record, "path": "../outside.safetensors"}, "ValueError: the path '../outside"),
-        (lambda record: {**record, "path": "trial_000.safetensors"}, "ValueError: the path 'trial_000"),
-        (lambda record: {**record, "path": 3}, "ValueError: the path 3"),
+        (lambda record: {**record, "path": "../outside.safetensors"}, "found the path '../outside"),
+        (lambda record: {**record, "path": "trial_000.safetensors"}, "found the path 'trial_000"),
+        (lambda record: {**record, "path": 3}, "found the path 3"),
         (lambda record: {**record, "settings": {"lr": "x"}}, "MethodError: fine-tuning setting lr"),
         (lambda record: {**record, "settings": {"learning": 1}}, "TypeError"),
-        (lambda record: {**record, "score": {"value": "high"}}, "ValueError: 'high' for a number"),
+        (lambda record: {**record, "score": {"value": "high"}}, "found 'high' for a number"),
         (lambda record: {**record, "losses": 3}, "TypeError"),
-        (lambda record: {**record, "seconds": "long"}, "ValueError"),
+        (lambda record: {**record, "seconds": "long"}, "could not convert string to float"),
         (lambda record: [record], "TypeError"),
         (lambda record: None, "TypeError"),
         (lambda record: {}, "KeyError: 'path'"),
@@ -189,8 +187,7 @@ def test_no_link_in_the_folder_is_followed(tmp_path: Path, place: str, missing: 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
-    "place",
-    [".lock", "search/.trial_001.lock", "search/plan.json", "search/start.safetensors", "trial_001.json"],
+    "place", [".lock", "search/.trial_001.lock", "search/plan.json", "search/start.safetensors", "trial_001.json"]
 )
 def test_no_fifo_is_waited_for(tmp_path: Path, place: str) -> None:
     search(tmp_path)

@@ -15,10 +15,7 @@ from stockpot.events import Event
 from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
 from stockpot.zoo.weights import read_file
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PLAN = Plan(
     tuple(Trial(lr=3e-3, epochs=3, augmentation=0.5, label_smoothing=0.1, seed=n) for n in range(3)),
     batch_size=32,
@@ -42,22 +39,17 @@ def test_a_search_on_the_device_learns(tmp_path: Path, autocast: torch.dtype | N
     records = search(tmp_path, autocast=autocast)
     assert all(not record.failed and record.losses[-1] < record.losses[0] for record in records)
     assert all(
-        value.device.type == "cpu"
-        for value in read_file(tmp_path / "trial_000.safetensors", tmp_path)[0].values()
+        value.device.type == "cpu" for value in read_file(tmp_path / "trial_000.safetensors", tmp_path)[0].values()
     )
 
 
 def test_two_processes_share_the_device(tmp_path: Path) -> None:
     alone = search(tmp_path / "one")
-    program = (
-        f"from pathlib import Path; from test_zoo_gpu import search; search(Path({str(tmp_path / 'two')!r}))"
-    )
+    program = f"from pathlib import Path; from test_zoo_gpu import search; search(Path({str(tmp_path / 'two')!r}))"
     with subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent) as other:
         together = search(tmp_path / "two")
     assert other.returncode == 0
-    assert [record.losses for record in together] == [
-        pytest.approx(record.losses, rel=1e-2) for record in alone
-    ]
+    assert [record.losses for record in together] == [pytest.approx(record.losses, rel=1e-2) for record in alone]
 
 
 def test_a_killed_trial_continues_on_the_device(tmp_path: Path) -> None:

@@ -86,9 +86,7 @@ def test_processes_share_the_trials_and_make_the_same_pool(tmp_path: Path, alone
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no locks that die with their process")
-def test_what_a_killed_process_leaves_is_taken_over_by_one_that_waits(
-    tmp_path: Path, alone: dict[str, bytes]
-) -> None:
+def test_what_a_killed_process_leaves_is_taken_over_by_one_that_waits(tmp_path: Path, alone: dict[str, bytes]) -> None:
     out = tmp_path / "pool"
     with process(out) as first:
         until(first, "epoch trial_000")
@@ -110,9 +108,7 @@ def test_a_killed_search_goes_on_to_the_same_bits(tmp_path: Path, alone: dict[st
     with process(out) as killed:
         until(killed, line)
         killed.kill()
-    (out / f".trial_001.json.{16 * 'a'}.writing").write_text(
-        "half"
-    )  # what a kill in the middle of a write leaves
+    (out / f".trial_001.json.{16 * 'a'}.writing").write_text("half")  # what a kill in the middle of a write leaves
     with process(out) as again:
         again.communicate(timeout=120)
     assert again.returncode == 0
@@ -126,7 +122,7 @@ def test_half_written_files_of_others_at_work_are_left_alone(tmp_path: Path) -> 
     finetune(mlp(), samples(48), None, out, plan)
     stray = out / f".trial_001.json.{16 * 'a'}.writing"
     stray.write_text("another process is writing this")
-    folder = Folder(out, ["trial_000", "trial_001"])
+    folder = Folder(out, 2)
     with files.Lock(out / "search", ".trial_001.lock"), folder.prepared_alone(lambda event: None):
         assert stray.exists()
     with folder.prepared_alone(lambda event: None):
@@ -194,9 +190,7 @@ def test_another_metric_loss_or_precision_is_refused(tmp_path: Path) -> None:
         finetune(model, samples(48), samples(48), out, plan, autocast=torch.bfloat16)
 
 
-def test_a_stop_in_the_middle_of_a_trial_is_saved_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_in_the_middle_of_a_trial_is_saved_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the losses of an epoch have been looked at only in part."""
     plan = Plan((Trial(lr=0.1, epochs=3),), batch_size=4, probe=None)
     torch.manual_seed(0)

@@ -14,10 +14,7 @@ from stockpot.zoo.plan import draw
 
 
 @given(
-    low=st.floats(1e-6, 1.0),
-    factor=st.floats(1, 1000),
-    scale=st.sampled_from(["log", "linear"]),
-    seed=st.integers(),
+    low=st.floats(1e-6, 1.0), factor=st.floats(1, 1000), scale=st.sampled_from(["log", "linear"]), seed=st.integers()
 )
 def test_draws_stay_inside_their_range(low: float, factor: float, scale: str, seed: int) -> None:
     space = {"min": low, "max": low * factor, "scale": scale}

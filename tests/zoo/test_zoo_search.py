@@ -203,18 +203,14 @@ def test_a_trial_that_diverges_is_recorded_and_the_rest_goes_on(tmp_path: Path) 
     assert next(e for e in events if e.data.get("failure")).data["trial"] == "trial_001"
     assert Pool.open(tmp_path).names == ("trial_000", "trial_002")
     search(tmp_path / "without", PLAN)
-    assert same(
-        contents(tmp_path)["trial_002.safetensors"], contents(tmp_path / "without")["trial_002.safetensors"]
-    )
+    assert same(contents(tmp_path)["trial_002.safetensors"], contents(tmp_path / "without")["trial_002.safetensors"])
     search(tmp_path, plan, listen=lambda event: pytest.fail("repeated") if event.kind == "trial" else None)
 
 
 def test_a_search_in_which_all_trials_fail_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LearningError) as caught:
         search(tmp_path, dataclasses.replace(PLAN, trials=(BROKEN, BROKEN)))
-    assert "all 2 trials: expected at least one that trains to the end, found trial_000 (lr 1e+20)" in str(
-        caught.value
-    )
+    assert "all 2 trials: expected at least one that trains to the end, found trial_000 (lr 1e+20)" in str(caught.value)
 
 
 def test_a_probe_that_diverges_is_an_error(tmp_path: Path) -> None:
@@ -235,9 +231,7 @@ def test_a_probe_that_diverges_is_an_error(tmp_path: Path) -> None:
             "label_smoothing: expected 0 with a loss of your own",
         ),
         (
-            dataclasses.replace(
-                PLAN, augmentation=Augmentation(mixup=0.2), trials=(Trial(1e-3, augmentation=1.0),)
-            ),
+            dataclasses.replace(PLAN, augmentation=Augmentation(mixup=0.2), trials=(Trial(1e-3, augmentation=1.0),)),
             {"loss": lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])},
             TaskError,
             "mixup: expected images or features",

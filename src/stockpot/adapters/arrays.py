@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from stockpot.adapters.tables import LIMITS, Column, Limits, Table, as_text, bad_data, first_line, not_there
-from stockpot.errors import CheckpointError, DataError
+from stockpot.errors import DataError
+from stockpot.pool import open_checkpoint
 
 _FILES = (".npz", ".safetensors")
 _KINDS = "a .npz or .safetensors file, or a folder of .npy files"
@@ -20,111 +22,83 @@ def read_arrays(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
         for place in (path / part, *(path / f"{part}{suffix}" for suffix in _FILES)):
             if place.exists():
                 return Table(str(place), _load(place, limits))
-        if len(known := _files(path)) > 1 and not any(path.glob("*.npy")):
-            raise bad_data(
-                f"part {part!r} of {path}",
-                f"a file such as {part}.npz",
-                ", ".join(known),
-                "name one of them as the split, such as fit: val",
-            )
+        known = sorted(file.name for file in path.iterdir() if file.suffix in _FILES)
+        if len(known) > 1 and not any(path.glob("*.npy")):
+            fix = "name one of them as the split, such as fit: val"
+            raise bad_data(f"part {part!r} of {path}", f"a file such as {part}.npz", ", ".join(known), fix)
     columns = _load(path, limits)
-    return Table(str(path), columns if part is None else _named(columns, part, path))
-
-
-def _named(columns: dict[str, Column], part: str, path: Path) -> dict[str, Column]:
-    """`x_test` and `test_x` are column x of part test."""
-    chosen: dict[str, Column] = {}
-    for name, column in columns.items():
-        if name.endswith(f"_{part}"):
-            chosen[name[: -len(part) - 1]] = column
-        elif name.startswith(f"{part}_"):
-            chosen[name[len(part) + 1 :]] = column
-    if not chosen:
-        raise bad_data(
-            f"part {part!r} of {path}",
-            f"a file of that name, or arrays such as x_{part} and y_{part}",
-            f"arrays {', '.join(columns)}",
-            "name a part that is there, or use fractions",
-        )
-    return chosen
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir() if file.suffix in _FILES)
+    if part is None:
+        return Table(str(path), columns)
+    # `x_test` and `test_x` are column x of part test.
+    ends = {name.removesuffix(f"_{part}"): column for name, column in columns.items() if name.endswith(f"_{part}")}
+    starts = {name.removeprefix(f"{part}_"): column for name, column in columns.items() if name.startswith(f"{part}_")}
+    if not ends and not starts:
+        expected = f"a file of that name, or arrays such as x_{part} and y_{part}"
+        fix = "name a part that is there, or use fractions"
+        raise bad_data(f"part {part!r} of {path}", expected, f"arrays {', '.join(columns)}", fix)
+    return Table(str(path), {**starts, **ends})
 
 
 def _load(path: Path, limits: Limits) -> dict[str, Column]:
     if path.is_dir():
-        if files := sorted(path.glob("*.npy")):
-            return {file.stem: _checked(file, file.stem, _npy(file), limits) for file in files}
-        known = _files(path)
-        if len(known) == 1:
-            return _load(path / known[0], limits)
-        fix = "name one of them as the split, such as fit: val.npz"
-        found = ", ".join(known) or "none of them"
-        raise bad_data(str(path), "one .npz or .safetensors file, or .npy files", found, fix)
-    if not path.is_file():
+        files = sorted(path.glob("*.npy"))
+        known = sorted(file for file in path.iterdir() if file.suffix in _FILES)
+        if not files and len(known) != 1:
+            fix = "name one of them as the split, such as fit: val.npz"
+            found = ", ".join(file.name for file in known) or "none of them"
+            raise bad_data(path, "one .npz or .safetensors file, or .npy files", found, fix)
+        if not files:
+            return _load(known[0], limits)
+    elif not path.is_file():
         raise not_there(path, _KINDS)
-    if path.suffix not in _FILES:
+    elif path.suffix not in _FILES:
         fix = "save inputs and labels together with numpy.savez(path, x=..., y=...)"
-        raise bad_data(str(path), _KINDS, path.suffix or "no ending", fix)
-    try:
-        arrays = _safetensors(path) if path.suffix == ".safetensors" else _npz(path, limits)
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can raise almost anything
-        raise _unreadable(path, error) from error
-    return {name: _checked(path, name, array, limits) for name, array in arrays.items()}
+        raise bad_data(path, _KINDS, path.suffix or "no ending", fix)
+    else:
+        files = [path]
+    arrays: dict[str, Any] = {}
+    for file in files:
+        try:
+            arrays |= _arrays(file, limits)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can raise almost anything
+            raise _unreadable(file, first_line(error)) from error
+    return {name: _column(path, name, array, limits) for name, array in arrays.items()}
 
 
-def _npy(path: Path) -> Any:
-    try:
-        if not path.is_file():
-            raise OSError("not a regular file")
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except Exception as error:
-        raise _unreadable(path, error) from error
-
-
-def _npz(path: Path, limits: Limits) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        limits.check_unfolded(path, sum(record.file_size for record in archive.infolist()))
-    with np.load(path, allow_pickle=False) as content:
-        return {name: content[name] for name in content.files}
-
-
-def _safetensors(path: Path) -> dict[str, Any]:
-    import torch
-
-    from stockpot.pool import open_checkpoint
-
-    try:
-        file = open_checkpoint(path)
-        tensors = {name: file.tensor(name) for name in file.specs}
-    except CheckpointError as error:
-        raise _unreadable(path, error) from error
-    halves = (torch.bfloat16, torch.float16)
+def _arrays(file: Path, limits: Limits) -> dict[str, Any]:
+    if not file.is_file():
+        raise OSError("not a regular file")
+    if file.suffix == ".npy":
+        with file.open("rb") as stream:
+            return {file.stem: np.lib.format.read_array(stream, allow_pickle=False)}
+    if file.suffix == ".npz":
+        with zipfile.ZipFile(file) as archive:
+            limits.check_unfolded(file, sum(record.file_size for record in archive.infolist()))
+        with np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    opened, halves = open_checkpoint(file), (torch.bfloat16, torch.float16)
+    tensors = {name: opened.tensor(name) for name in opened.specs}
     return {name: (t.float() if t.dtype in halves else t).numpy() for name, t in tensors.items()}
 
 
-def _checked(path: Path, name: str, array: Any, limits: Limits) -> Column:
+def _column(path: Path, name: str, array: Any, limits: Limits) -> Column:
+    where, fix = f"{path}, {name}", "leave it out of the file"
     if not isinstance(array, np.ndarray):  # numpy hands out as bytes what is no array
-        raise _unreadable(path, ValueError(f"{name}, which is no array"))
+        raise _unreadable(path, f"{name}, which is no array")
     if array.ndim == 0:
-        expected, fix = "an array with one entry per sample", "leave it out of the file"
-        raise bad_data(f"{path}, {name}", expected, "a single value", fix)
+        raise bad_data(where, "an array with one entry per sample", "a single value", fix)
     if len(array) and array.nbytes == 0:  # any number of rows in a file of any size
         found = f"{len(array):,} rows of nothing ({array.dtype}, shape {array.shape})"
-        raise bad_data(f"{path}, {name}", "an array that holds something", found, "leave it out of the file")
-    limits.check_rows(f"{path}, {name}", len(array))
+        raise bad_data(where, "an array that holds something", found, fix)
+    limits.check_rows(where, len(array))
     if array.dtype.kind in "US" and array.ndim == 1:
-        return [as_text(value, f"{path}, {name}, row {row}") for row, value in enumerate(array.tolist())]
+        return [as_text(value, f"{where}, row {row}") for row, value in enumerate(array.tolist())]
     return array
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    said = first_line(error)
-    if "pickle" in said.lower():
-        said = "Python objects, which are not read because they can run code"
-    return bad_data(str(path), "plain arrays", said, "save numbers or text only")
+def _unreadable(path: Path, found: str) -> DataError:
+    if "pickle" in found.lower():
+        found = "Python objects, which are not read because they can run code"
+    return bad_data(path, "plain arrays", found, "save numbers or text only")

@@ -23,7 +23,6 @@ _SHARED = ("string_view", "binary_view", "list_view", "large_list_view", "run_en
 
 
 def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
-    need("pyarrow")
     parquet = need("pyarrow.parquet")
     try:
         with parquet.ParquetFile(file) as opened:
@@ -31,7 +30,8 @@ def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
             limits.check_rows(file, about.num_rows)
             groups = [about.row_group(index) for index in range(about.num_row_groups)]
             chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-            limits.check_unfolded(file, sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks))
+            values = sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks)
+            limits.check_unfolded(file, values)
             # One value may stand in the file once and in a million rows: few rows at a time, counted as they come.
             largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
             size = min(_BATCH, max(1, limits.unfolded(file) // (8 * max(largest, 1))))
@@ -39,40 +39,29 @@ def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
     except DataError:
         raise
     except Exception as error:  # a damaged file raises almost anything
-        raise bad_data(str(file), "a Parquet file", first_line(error), "check the file") from error
+        raise bad_data(file, "a Parquet file", first_line(error), "check the file") from error
 
 
 def read_dataset(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
     """A Hugging Face dataset as `save_to_disk` leaves it: Arrow streams, and a state file that lists them."""
-    folder = _dataset_folder(path, part)
-    pyarrow = need("pyarrow")
+    folder, pyarrow = _dataset_folder(path, part), need("pyarrow")
+    listing = folder / "state.json"
+    files = _listed(listing, lambda state: [entry["filename"] for entry in state["_data_files"]])
+    if not files or not all((folder / name).is_file() for name in files):
+        raise _broken(listing, f"{', '.join(files) or 'no files'}, which are not there")
     pieces: list[dict[str, Column]] = []
-    for file in _dataset_files(folder):
+    for file in (folder / name for name in files):
         try:
             with pyarrow.memory_map(str(file)) as source:
                 stream = pyarrow.ipc.open_stream(source)
                 pieces.append(_columns(stream, stream.schema, file, limits))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise _broken(file, error) from error
+            raise _broken(file, first_line(error)) from error
     limits.check_rows(folder, sum(len(Table(str(folder), piece)) for piece in pieces))
-    if len({tuple(piece) for piece in pieces}) > 1:
-        raise _broken(folder, ValueError("files with different columns"))
     try:
-        return Table(str(folder), {n: _joined([piece[n] for piece in pieces]) for n in pieces[0]})
-    except ValueError as error:
-        raise _broken(folder, error) from error
-
-
-def _dataset_files(folder: Path) -> list[Path]:
-    listing, fix = folder / "state.json", "save the dataset again with save_to_disk"
-    try:
-        names = [entry["filename"] for entry in read_json(listing, follow=True)["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _broken(listing, error) from error
-    for name in names or [None]:
-        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise bad_data(str(listing), "names of files in that folder", repr(name)[:120], fix)
-    return [folder / name for name in names]
+        return Table(str(folder), {name: _joined([piece[name] for piece in pieces]) for name in pieces[0]})
+    except (KeyError, ValueError) as error:
+        raise _broken(folder, "files with different columns") from error
 
 
 def _dataset_folder(path: Path, part: str | None) -> Path:
@@ -81,30 +70,34 @@ def _dataset_folder(path: Path, part: str | None) -> Path:
         raise not_there(path, expected)
     listing = path / "dataset_dict.json"
     if listing.is_file():
-        try:
-            splits = read_json(listing, follow=True)["splits"]
-            if not isinstance(splits, list) or not all(isinstance(s, str) and Path(s).name == s for s in splits):
-                raise ValueError("splits that are no plain names")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _broken(listing, error) from error
+        splits = _listed(listing, lambda content: content["splits"])
         if part is None and len(splits) == 1:
             part = splits[0]
         if part not in splits:
-            raise bad_data(
-                str(path),
-                "the name of one of its splits" if part is None else f"a split {part!r}",
-                f"splits {', '.join(splits)}",
-                f"write fit: {splits[-1]}, or {{of: {splits[-1]}, fraction: 0.5}}" if splits else "save it again",
-            )
+            wanted = "the name of one of its splits" if part is None else f"a split {part!r}"
+            fix = "write fit: {0}, or {{of: {0}, fraction: 0.5}}".format(splits[-1] if splits else "NAME")
+            raise bad_data(path, wanted, f"splits {', '.join(splits)}", fix)
     folder = path if part is None else path / part
     if not (folder / "state.json").is_file():
-        raise bad_data(str(folder), expected, "no state.json", "use dataset.save_to_disk")
+        raise bad_data(folder, expected, "no state.json", "use dataset.save_to_disk")
     return folder
 
 
-def _broken(file: Path, error: Exception) -> DataError:
+def _listed(file: Path, pick: Any) -> list[str]:
+    """Names in a listing, none of which leads out of its folder."""
+    try:
+        names = pick(read_json(file, follow=True))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _broken(file, first_line(error)) from error
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        fix = "save the dataset again with save_to_disk"
+        raise bad_data(file, "names of files in that folder", repr(names)[:120], fix)
+    return names
+
+
+def _broken(file: Path, found: str) -> DataError:
     fix = "save the dataset again with save_to_disk"
-    return bad_data(str(file), "part of a dataset written by save_to_disk", first_line(error), fix)
+    return bad_data(file, "part of a dataset written by save_to_disk", found, fix)
 
 
 def _columns(batches: Iterable[Any], schema: Any, file: Path, limits: Limits) -> dict[str, Column]:
@@ -141,52 +134,42 @@ def _cost(array: Any, pyarrow: Any) -> int:
 
 
 def _column(chunked: Any, pyarrow: Any) -> Column:
-    types, kind = pyarrow.types, chunked.type
-    chunks = [chunk for chunk in chunked.chunks if len(chunk)]
+    kind, chunks = chunked.type, [chunk for chunk in chunked.chunks if len(chunk)]
     if isinstance(kind, pyarrow.FixedShapeTensorType) and chunks and chunked.null_count == 0:
         return np.concatenate([chunk.to_numpy_ndarray() for chunk in chunks])
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _column(pyarrow.chunked_array([c.storage for c in chunks], kind.storage_type), pyarrow)
-    if types.is_dictionary(kind):
-        return [value for chunk in chunks for value in _looked_up(chunk)]
-    if chunks and chunked.null_count == 0 and (_is_list(kind, types) or _is_number(kind, types)):
-        arrays = [_dense(chunk, pyarrow) for chunk in chunks]
-        dense = [array for array in arrays if array is not None]
-        if len(dense) == len(chunks) and len({array.shape[1:] for array in dense}) == 1:
-            return np.concatenate(dense)
+    if pyarrow.types.is_dictionary(kind):  # equal values stay one object
+        words = [(chunk.dictionary.to_pylist(), chunk.indices.to_pylist()) for chunk in chunks]
+        return [None if index is None else values[index] for values, indices in words for index in indices]
+    arrays = [_dense(chunk, pyarrow) for chunk in chunks]
+    dense = [array for array in arrays if array is not None]
+    if dense and len(dense) == len(chunks) and len({array.shape[1:] for array in dense}) == 1:
+        return np.concatenate(dense)
     values: list[Any] = chunked.to_pylist()
     return values
 
 
 def _dense(chunk: Any, pyarrow: Any) -> Array | None:
     """Numbers, or lists in lists of numbers, as an array; None where lengths differ or something is missing."""
-    shape, compute = [len(chunk)], need("pyarrow.compute")
-    while _is_list(chunk.type, pyarrow.types):
+    shape, types, compute = [len(chunk)], pyarrow.types, need("pyarrow.compute")
+    while _is_list(chunk.type, types):
         lengths = compute.min_max(compute.list_value_length(chunk)).as_py()
         if chunk.null_count or lengths["min"] != lengths["max"] or not lengths["max"]:
             return None
         shape.append(lengths["max"])
         chunk = chunk.flatten()
-    if chunk.null_count or not _is_number(chunk.type, pyarrow.types):
+    kind = chunk.type
+    if chunk.null_count or not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         return None
     array: Array = chunk.to_numpy(zero_copy_only=False).reshape(shape)
     return array
-
-
-def _looked_up(chunk: Any) -> list[Any]:
-    """Equal values of a dictionary stay one object."""
-    values = chunk.dictionary.to_pylist()
-    return [None if index is None else values[index] for index in chunk.indices.to_pylist()]
 
 
 def _joined(columns: list[Column]) -> Column:
     if all(isinstance(column, np.ndarray) for column in columns):
         return np.concatenate(columns)
     return [value for column in columns for value in column]
-
-
-def _is_number(kind: Any, types: Any) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _is_list(kind: Any, types: Any) -> bool:

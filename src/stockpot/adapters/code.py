@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stockpot.errors import TaskError, describe
+from stockpot.adapters.extras import bad_model, said
 
 
 def load_code(reference: str, folder: Path) -> Callable[..., Any]:
@@ -25,14 +25,8 @@ def load_code(reference: str, folder: Path) -> Callable[..., Any]:
         found = getattr(found, part, None)
     if not callable(found):
         known = ", ".join(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
-        raise TaskError(
-            describe(
-                f"python: {reference}",
-                expected=f"a function {attribute} in {module.__file__}",
-                found=f"functions {known}" if known else "no functions there",
-                fix="correct the name after the colon",
-            )
-        )
+        there, fix = f"functions {known}" if known else "no functions there", "correct the name after the colon"
+        raise bad_model(f"python: {reference}", f"a function {attribute} in {module.__file__}", there, fix)
     return found  # type: ignore[no-any-return]
 
 
@@ -42,14 +36,8 @@ def call_code(reference: str, folder: Path, *args: Any, **options: Any) -> Any:
     try:
         return function(*args, **options)
     except Exception as error:
-        raise TaskError(
-            describe(
-                f"python: {reference}",
-                expected="a function that returns",
-                found=f"{type(error).__name__}: {error}",
-                fix="correct the function or the options it is given",
-            )
-        ) from error
+        fix = "correct the function or the options it is given"
+        raise bad_model(f"python: {reference}", "a function that returns", said(error), fix) from error
 
 
 def code_digest(reference: str, folder: Path) -> tuple[str, str] | None:
@@ -76,37 +64,31 @@ def _file(name: str, folder: Path) -> Path | None:
 def _module(name: str, folder: Path, reference: str) -> ModuleType:
     file = _file(name, folder)
     try:
-        if file is None:
-            return import_module(name)
         # As `python script.py` does: files beside the recipe may import each other, also later.
-        if str(folder) not in sys.path:
+        if file is not None and str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-        loaded = sys.modules.get(name)
-        if loaded is None:
-            loaded = import_module(name)
-        if loaded.__file__ is not None and Path(loaded.__file__).resolve() == file.resolve():
-            return loaded
-        return _private(name, file)  # a module of another recipe or library has the same name
+        loaded = sys.modules.get(name) or import_module(name)
+        own = file is None or (loaded.__file__ and Path(loaded.__file__).resolve() == file.resolve())
+        return loaded if own or file is None else _private(name, file)
     except Exception as error:
+        found, fix = said(error), "correct the module"
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            found, fix = ("no such module", f"write {name.replace('.', '/')}.py beside the recipe, or install it")
-        else:
-            found, fix = f"{type(error).__name__}: {error}", "correct the module"
-        raise TaskError(describe(f"python: {reference}", expected=f"a module {name}", found=found, fix=fix)) from error
+            found = "no such module"
+            fix = f"write {name.replace('.', '/')}.py beside the recipe, or install it"
+        raise bad_model(f"python: {reference}", f"a module {name}", found, fix) from error
 
 
 def _private(name: str, file: Path) -> ModuleType:
+    """The module under another name, because one of another recipe or library has its own."""
     key = f"_stockpot_{abs(hash(str(file.resolve()))):x}_{name.replace('.', '_')}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[key]
-        raise
-    return module
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[key] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return sys.modules[key]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 
 EXTRAS = {
     "transformers": "transformers",
@@ -23,7 +23,11 @@ EXTRAS = {
 
 
 def bad_model(what: str, expected: str, found: str, fix: str) -> TaskError:
-    return TaskError(describe(what, expected=expected, found=found, fix=fix))
+    return TaskError.of(what, expected=expected, found=found, fix=fix)
+
+
+def said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def need(module: str) -> Any:
@@ -33,12 +37,9 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library
-        raise bad_model(
-            f"library {library}",
-            "an installed one, because the recipe names it",
-            "none" if missing else f"one that does not load ({error})",
-            f"pip install 'stockpot[{EXTRAS[library]}]'",
-        ) from error
+        expected = "an installed one, because the recipe names it"
+        found = "none" if missing else f"one that does not load ({error})"
+        raise bad_model(f"library {library}", expected, found, f"pip install 'stockpot[{EXTRAS[library]}]'") from error
 
 
 def unknown_model(key: str, name: str, listing: str, known: Iterable[str]) -> TaskError:
@@ -50,24 +51,18 @@ def unknown_model(key: str, name: str, listing: str, known: Iterable[str]) -> Ta
 
 
 @contextmanager
-def no_log() -> Iterator[None]:
-    """Nobody logs anything below errors: what matters comes back as errors of ours."""
-    before = logging.root.manager.disable
+def silent(bars: Any = None) -> Iterator[None]:
+    """Nobody logs anything below errors: what matters comes back as errors of ours.
+
+    With `transformers.utils.logging` as `bars`, no progress bars are shown either.
+    """
+    before, shown = logging.root.manager.disable, bars is not None and bars.is_progress_bar_enabled()
     logging.disable(max(before, logging.WARNING))
+    if shown:
+        bars.disable_progress_bar()
     try:
         yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def no_bars(log: Any) -> Iterator[None]:
-    """Nobody shows progress bars either; `log` is `transformers.utils.logging`."""
-    shown = log.is_progress_bar_enabled()
-    log.disable_progress_bar()
-    try:
-        with no_log():
-            yield
-    finally:
         if shown:
-            log.enable_progress_bar()
+            bars.enable_progress_bar()

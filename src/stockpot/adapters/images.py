@@ -10,7 +10,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +54,7 @@ def read_image_folder(path: Path, part: str | None, limits: Limits = LIMITS) -> 
         limits.check_rows(folder, len(images))
     if not images:
         fix = f"put images ({', '.join(sorted(SUFFIXES))}) into folders named after their class"
-        raise bad_data(str(folder), "one sub-folder of images per class", "no images in sub-folders", fix)
+        raise bad_data(folder, "one sub-folder of images per class", "no images in sub-folders", fix)
     return Table(str(folder), {"image": images, "label": labels})
 
 
@@ -73,83 +73,77 @@ def decode(
     items: Any = column
     if isinstance(column, np.ndarray):
         items = _image_array(column, wanted, name)
-        if wanted.size is None or items.shape[2:] == wanted.size or items.dtype == np.float32:
+        if wanted.size is None or items.shape[2:] == wanted.size:
             return torch.from_numpy(np.ascontiguousarray(items))
     need("PIL")
     first = prepare(items[0], wanted, folder, limits)  # (C, H, W)
-    shape = (len(items), *first.shape)
+    shape, needed = (len(items), *first.shape), first.nbytes * len(items)
+
+    def image(row: int) -> Array:
+        return prepare(items[row], wanted, folder, limits)
+
     if cache is not None:
-        how = f"{wanted.size} {wanted.resize} {wanted.interpolation} {wanted.channels}"
-        file = check_inside(cache, cache / f"{name}-{_digest(items, folder, how)[:16]}.u8")
-        if not file.is_file() or file.stat().st_size != first.nbytes * len(items):
-            with _new_file(file, first.nbytes * len(items)) as place:
+        file = check_inside(cache, cache / f"{name}-{_digest(items, folder, wanted)[:16]}.u8")
+        if not file.is_file() or file.stat().st_size != needed:
+            with _new_file(file, needed) as place:
                 mapped = np.memmap(place, np.uint8, "r+", shape=shape)
-                _fill(mapped, items, wanted, folder, limits, name, listen)
+                _fill(mapped, image, name, listen)
                 mapped.flush()  # msync: on the disk before it gets its name
                 del mapped
         # Private: nothing that is done to the tensor reaches the file.
-        return torch.from_file(str(file), shared=False, size=int(np.prod(shape)), dtype=torch.uint8).view(shape)
-    if (needed := first.nbytes * len(items)) > memory_limit:
-        raise bad_data(
-            f"{name} data",
-            f"images within data.memory_limit ({memory_limit:,} bytes)",
-            f"{len(items):,} images of {first.nbytes:,} bytes, {needed:,} in all",
-            "raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache",
-        )
+        return torch.from_file(str(file), shared=False, size=needed, dtype=torch.uint8).view(shape)
+    if needed > memory_limit:
+        expected = f"images within data.memory_limit ({memory_limit:,} bytes)"
+        found = f"{len(items):,} images of {first.nbytes:,} bytes, {needed:,} in all"
+        fix = "raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache"
+        raise bad_data(f"{name} data", expected, found, fix)
     images = np.empty(shape, np.uint8)
-    _fill(images, items, wanted, folder, limits, name, listen)
+    _fill(images, image, name, listen)
     return torch.from_numpy(images)  # the same memory
 
 
-def _fill(
-    images: Array, items: Any, wanted: ImageInput, folder: Path, limits: Limits, name: str, listen: Listener
-) -> None:
+def _fill(images: Array, image: Callable[[int], Array], name: str, listen: Listener) -> None:
     """All images into `images`, on every core: image libraries let go of the interpreter while they decode."""
 
     def some(start: int) -> int:
-        stop = min(start + _AT_ONCE, len(items))
+        stop = min(start + _AT_ONCE, len(images))
         for row in range(start, stop):
-            image = prepare(items[row], wanted, folder, limits)
-            if image.shape != images.shape[1:]:
-                raise bad_data(
-                    f"{name} data, image {row}",
-                    f"shape {images.shape[1:]} as the first image",
-                    str(image.shape),
-                    "set data.preprocessing.size, so that all images are resized",
-                )
-            images[row] = image
+            made = image(row)
+            if made.shape != images.shape[1:]:
+                expected = f"shape {images.shape[1:]} as the first image"
+                fix = "set data.preprocessing.size, so that all images are resized"
+                raise bad_data(f"{name} data, image {row}", expected, str(made.shape), fix)
+            images[row] = made
         return stop
 
     workers = ThreadPoolExecutor(os.cpu_count())
     try:
-        for done in workers.map(some, range(0, len(items), _AT_ONCE)):
-            progress(listen, f"decoding {name} images", done, len(items), unit="images")
+        for done in workers.map(some, range(0, len(images), _AT_ONCE)):
+            progress(listen, f"decoding {name} images", done, len(images), unit="images")
     finally:
         workers.shutdown(cancel_futures=True)  # after a bad image the rest need not be looked at
-
-
-# One image ------------------------------------------------------------------------------------------------
 
 
 def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS) -> Array:
     """One image as uint8 (C, H, W)."""
     pil: Any = need("PIL.Image")
-    if isinstance(item, np.ndarray):  # (C, H, W)
-        what = "an image"
-        picture = pil.fromarray(item[0] if len(item) == 1 else np.ascontiguousarray(item.transpose(1, 2, 0)))
+    source, what = _source(item), "an encoded image"
+    if isinstance(source, np.ndarray):  # (C, H, W)
+        picture = pil.fromarray(source[0] if len(source) == 1 else np.ascontiguousarray(source.transpose(1, 2, 0)))
     else:
-        source = (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
-        what = "an encoded image" if isinstance(source, bytes) else f"image {source}"
-        picture = _eight_bits(_opened(source, what, folder, limits, pil), what, pil)
-    if wanted.channels is not None:
-        picture = picture.convert(_MODES[wanted.channels])
-    elif picture.mode not in _MODES.values():
-        picture = picture.convert("RGB")
+        what = what if isinstance(source, bytes) else f"image {source}"
+        picture = _opened(source, what, folder, limits, pil)
+    if wanted.channels is not None or picture.mode not in _MODES.values():
+        picture = picture.convert(_MODES[wanted.channels or 3])
     if wanted.size is not None:
-        how = getattr(pil.Resampling, wanted.interpolation.upper())
-        picture = _fit(picture, wanted, how, what, limits)
+        picture = _fit(picture, wanted, getattr(pil.Resampling, wanted.interpolation.upper()), what, limits)
     pixels = np.asarray(picture, dtype=np.uint8)
     return np.expand_dims(pixels, 0) if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
+
+
+def _source(item: Any) -> Any:
+    """An array, encoded bytes or a path; images of a Hugging Face dataset hold one of the latter."""
+    return (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
 
 
 def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> Any:
@@ -160,7 +154,6 @@ def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> A
         with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
             _check_pixels(picture.size, what, limits)
             picture.load()
-            return picture
     except DataError:
         raise
     except FileNotFoundError as error:
@@ -168,31 +161,20 @@ def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> A
         raise bad_data(what, "a file", "nothing there", fix) from error
     except Exception as error:  # damaged images raise almost anything
         raise bad_data(what, "a readable image", str(error), "remove or replace it") from error
+    # Pixels of 16 bits keep their upper byte; the library would cut them off at 255, and floats at 0 and 255.
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        return pil.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 256).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        found = "32-bit whole numbers" if picture.mode == "I" else "floating-point pixels"
+        fix = "save it with 8 or 16 bits, or give the images as floating-point arrays in data.arrays"
+        raise bad_data(what, "pixels of 8 or 16 bits", found, fix)
+    return picture
 
 
 def _check_pixels(size: tuple[int, int], what: str, limits: Limits) -> None:
     if size[0] * size[1] > limits.pixels:
-        raise bad_data(
-            what,
-            f"at most {limits.pixels:,} pixels",
-            f"{size[0]} x {size[1]}",
-            "remove it, or raise data.limits.pixels if you trust it",
-        )
-
-
-def _eight_bits(picture: Any, what: str, pil: Any) -> Any:
-    """Pixels of 16 bits keep their upper byte; the library would cut them off at 255, and floats at 0 and 255."""
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
-        values = np.asarray(picture).astype(np.int64)
-        return pil.fromarray((np.clip(values, 0, 65535) // 256).astype(np.uint8))
-    if picture.mode in ("I", "F"):
-        raise bad_data(
-            what,
-            "pixels of 8 or 16 bits",
-            "32-bit whole numbers" if picture.mode == "I" else "floating-point pixels",
-            "save it with 8 or 16 bits, or give the images as floating-point arrays in data.arrays",
-        )
-    return picture
+        fix = "remove it, or raise data.limits.pixels if you trust it"
+        raise bad_data(what, f"at most {limits.pixels:,} pixels", f"{size[0]} x {size[1]}", fix)
 
 
 def _fit(picture: Any, wanted: ImageInput, how: Any, what: str, limits: Limits) -> Any:
@@ -210,18 +192,13 @@ def _fit(picture: Any, wanted: ImageInput, how: Any, what: str, limits: Limits) 
     return picture.crop((left, top, left + width, top + height))  # outside the image: black
 
 
-# Arrays of images -----------------------------------------------------------------------------------------
-
-
 def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
     """uint8 or float32 (n, C, H, W), checked; only uint8 images can be resized."""
     what = f"images of the {name} data"
     if array.ndim == 3:
         images = np.expand_dims(array, 1)
-    elif array.ndim == 4 and array.shape[1] in (1, 3):
-        images = array
-    elif array.ndim == 4 and array.shape[3] in (1, 3):
-        images = np.moveaxis(array, 3, 1)
+    elif array.ndim == 4 and {array.shape[1], array.shape[3]} & {1, 3}:
+        images = array if array.shape[1] in (1, 3) else np.moveaxis(array, 3, 1)
     else:
         expected = "shape (n, H, W), (n, C, H, W) or (n, H, W, C) with 1 or 3 channels"
         raise bad_data(what, expected, str(array.shape), "name them as data.features if they are no images")
@@ -233,10 +210,9 @@ def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
         return images.astype(np.float32)
     if images.dtype != np.uint8:
         raise bad_data(what, "uint8 or floating-point pixels", str(images.dtype), "convert them")
-    have = images.shape[1]
-    if wanted.channels in (None, have):
+    if wanted.channels in (None, images.shape[1]):
         return images
-    if have == 1:
+    if wanted.channels == 3:
         return np.repeat(images, 3, axis=1)
     # The weights of the ITU-R 601 grey that image libraries use.
     grey = images.transpose(0, 2, 3, 1) @ np.array([0.299, 0.587, 0.114], np.float32)
@@ -244,22 +220,18 @@ def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
     return rounded
 
 
-# Decoded images in a file ---------------------------------------------------------------------------------
-
-
-def _digest(items: Iterable[Any], folder: Path, how: str) -> str:
+def _digest(items: Any, folder: Path, wanted: ImageInput) -> str:
     """Of what the pixels depend on. Files count by name, size and times, so that reading them is not necessary."""
+    how = f"{wanted.size} {wanted.resize} {wanted.interpolation} {wanted.channels}"
     total = hashlib.sha256(how.encode())
-    for item in items:
-        source: Any = item.get("bytes") or item.get("path") if isinstance(item, dict) else item
+    for source in map(_source, items):
         if isinstance(source, np.ndarray):
             total.update(str(source.shape).encode() + np.ascontiguousarray(source).tobytes())
         elif isinstance(source, bytes):
             total.update(len(source).to_bytes(8, "little") + source)
         else:
             facts = os.stat(folder / source)  # noqa: PTH116  (the fastest, for millions of files)
-            times = f"{facts.st_mtime_ns}\0{facts.st_ctime_ns}"
-            total.update(f"{source}\0{facts.st_size}\0{times}\0".encode())
+            total.update(f"{source}\0{facts.st_size}\0{facts.st_mtime_ns}\0{facts.st_ctime_ns}\0".encode())
     return total.hexdigest()
 
 
@@ -269,31 +241,23 @@ def _new_file(file: Path, needed: int) -> Iterator[Path]:
 
     The whole file is reserved: a disk that is full when a page of a mapping is written ends the process.
     """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(file.parent).free) < needed:
-            raise OSError(f"{free:,} bytes free")
-        handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
-    except OSError as error:
-        raise _no_place(file.parent, needed, error) from error
+    temporary = None
     try:
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(handle, 0, needed)
-            else:
-                os.truncate(handle, needed)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if (free := shutil.disk_usage(file.parent).free) < needed:
+                raise OSError(f"{free:,} bytes free")
+            handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
+            with os.fdopen(handle, "wb") as opened:
+                getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))(opened.fileno(), 0, needed)
         except OSError as error:
-            raise _no_place(file.parent, needed, error) from error
-        finally:
-            os.close(handle)
+            expected, found = f"{needed:,} bytes for decoded images", error.strerror or str(error)
+            fix = "name another folder in data.cache"
+            raise bad_data(f"data.cache {file.parent}", expected, found, fix) from error
         yield Path(temporary)
         Path(temporary).replace(file)
         sync_directory(file.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def _no_place(folder: Path, needed: int, error: OSError) -> DataError:
-    expected, found = f"{needed:,} bytes for decoded images", error.strerror or str(error)
-    return bad_data(f"data.cache {folder}", expected, found, "name another folder in data.cache")

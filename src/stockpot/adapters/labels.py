@@ -8,17 +8,17 @@ per sample are targets only where the recipe says so.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from stockpot.adapters.tables import Array, Column, Table, as_text, bad_data, is_missing
+from stockpot.adapters.tables import Array, Column, Table, as_numbers, as_text, bad_data, is_missing
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
 
 DEFAULTS = ("label", "labels", "y", "target")
-_MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"))
+_MISSING = frozenset(["", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"])
 _LARGEST = 2**31  # No head has so many classes.
 _SHOWN = 8
 _OTHER = "correct the label, or list the labels in data.classes in the order of the head"
@@ -27,10 +27,9 @@ _FILL = "fill it in or remove the row"
 
 def label_name(table: Table, given: str | None) -> str:
     """The label column: the given one, or the first usual name that is there."""
-    if given is None:
-        given = next((name for name in DEFAULTS if name in table.columns), DEFAULTS[0])
-    table.column(given, "data.label")
-    return given
+    name = given or next((name for name in DEFAULTS if name in table.columns), DEFAULTS[0])
+    table.column(name, "data.label")
+    return name
 
 
 def encode(
@@ -54,28 +53,33 @@ def encode(
         return {split: _several(split, column, names) for split, column in columns.items()}
     cells = {split: _cells(split, column) for split, column in columns.items()}
     first: dict[str, tuple[str, int]] = {}  # label: the split and row it is met in first
-    count: dict[str, int] = {}
     for split, texts in cells.items():
         for row, text in enumerate(texts):
             first.setdefault(text, (split, row))
-            count[text] = count.get(text, 0) + 1
-    number = _numbering(first, count, classes, model_names, head, listen)
-    return {s: np.array([number[text] for text in texts], dtype=np.int64) for s, texts in cells.items()}
+    number = _known(first, classes, model_names)
+    if number is None:
+        count = Counter(text for texts in cells.values() for text in texts)
+        _refuse_mixture(first, count)
+        if head is not None and len(first) != head:  # sorted, one name too many or too few moves the others
+            rarest = ", ".join(repr(label) for label in sorted(first, key=count.__getitem__)[:_SHOWN])[:300]
+            fix = "list all classes in data.classes in the order of the head, and correct labels that are none of them"
+            expected = f"the names of all {head} classes of the model"
+            raise bad_data("labels", expected, f"{len(first)}, the rarest of them {rarest}", fix)
+        listen(Event("classes", {"names": sorted(first)}))
+        number = {label: index for index, label in enumerate(sorted(first))}
+    return {split: np.array([number[text] for text in texts], dtype=np.int64) for split, texts in cells.items()}
 
 
 def _cells(split: str, column: Column) -> list[str]:
     """Every label as text, nothing as an empty one."""
     if isinstance(column, np.ndarray):
-        if column.ndim == 2 and column.shape[1] == 1:
-            column = column[:, 0]
+        column = _squeezed(column)
         if column.ndim != 1 or column.dtype.kind not in "biuf":
-            raise bad_data(
-                f"labels of the {split} data",
-                "one whole number or class name per sample",
-                f"{column.dtype} values of shape {column.shape}",
-                "name the right column in data.label, or write data.target: multi if each row marks its classes "
-                "with 0 and 1; for other targets use data.python with data.loss",
+            fix = (
+                "name the right column in data.label, or write data.target: multi if each row marks its classes with "
+                "0 and 1; for other targets use data.python with data.loss"
             )
+            raise _odd_column(split, "one whole number or class name per sample", column, fix)
         column = (column.astype(np.int64) if column.dtype.kind == "b" else column).tolist()
     cells = []
     for row, value in enumerate(column):
@@ -86,19 +90,13 @@ def _cells(split: str, column: Column) -> list[str]:
     return cells
 
 
-def _numbering(
-    first: Mapping[str, tuple[str, int]],
-    count: Mapping[str, int],
-    classes: Sequence[str] | None,
-    model_names: Sequence[str] | None,
-    head: int | None,
-    listen: Listener,
-) -> dict[str, int]:
-    """The class of every label there is, or the error for the first that has none."""
-    named = model_names is not None and any(label in model_names for label in first)
+def _known(
+    first: Mapping[str, tuple[str, int]], classes: Sequence[str] | None, model_names: Sequence[str] | None
+) -> dict[str, int] | None:
+    """The class of every label where numbers or given names say it; None where there are names alone."""
     whole = {label: number for label in first if (number := _whole(label)) is not None}
-    names = classes if classes is not None else model_names if named else None
-    if names is None:
+    names = classes if classes is not None else model_names
+    if classes is None and not any(label in (model_names or ()) for label in first):
         if len(whole) == len(first):
             for label, number in whole.items():
                 if number < 0:
@@ -106,19 +104,8 @@ def _numbering(
             return whole
         if all(re.fullmatch(r"LABEL_\d{1,9}", label) for label in first):  # what transformers calls them
             return {label: int(label.removeprefix("LABEL_")) for label in first}
-        names = model_names
     if names is None:
-        _refuse_mixture(first, count)
-        if head is not None and len(first) != head:  # sorted, one name too many or too few moves the others
-            rare = sorted(first, key=lambda label: count[label])[:_SHOWN]
-            raise bad_data(
-                "labels",
-                f"the names of all {head} classes of the model",
-                f"{len(first)}, the rarest of them {', '.join(map(repr, rare))}"[:300],
-                "list the classes in data.classes in the order of the head, and correct labels that are none of them",
-            )
-        listen(Event("classes", {"names": sorted(first)}))
-        return {label: index for index, label in enumerate(sorted(first))}
+        return None
     known = {name: index for index, name in enumerate(names)}
     if len(known) < len(names):
         raise bad_data("data.classes", "every class once", ", ".join(names)[:200], "remove what is there twice")
@@ -126,49 +113,37 @@ def _numbering(
     for label, place in first.items():
         plain = str(whole[label]) if label in whole and label not in known else label  # 3.0 for a class named 3
         if plain not in known:
-            more = ", ..." if len(known) > _SHOWN else ""
             own = "" if classes is not None else "of the model "
-            fix = "correct the label or data.classes" if classes is not None else _OTHER
-            raise _odd(*place, f"one of the classes {own}{', '.join([*known][:_SHOWN])}{more}", f"label {label!r}", fix)
+            expected = f"one of the classes {own}{_shown(known)}"
+            raise _odd(*place, expected, f"label {label!r}", _OTHER)
         found[label] = known[plain]
     return found
 
 
 def _refuse_mixture(first: Mapping[str, tuple[str, int]], count: Mapping[str, int]) -> None:
     """Names alone are classes. Names with a number or a gap among them are a mistake in the file, or not classes."""
-    numbers = [label for label in first if _number(label) is not None]
-    for label in first:
+    for label, place in first.items():
         if label in _MISSING:
-            fix = "fill it in or remove the row; if it is a class, list all classes in data.classes"
-            raise _odd(*first[label], "a class", f"label {label!r}" if label else "nothing", fix)
-    if numbers and len(numbers) == len(first):
+            fix = f"{_FILL}; if it is a class, list all classes in data.classes"
+            raise _odd(*place, "a class", f"label {label!r}" if label else "nothing", fix)
+    numbers = {label for label in first if _number(label) is not None}
+    if len(numbers) == len(first):
         label = next(label for label in first if _whole(label) is None)
         fix = "write data.target: number if numbers are to be predicted, or name another column in data.label"
         raise _odd(*first[label], "a class: a whole number or a name", f"label {label!r}", fix)
     if numbers:
-        rows = sum(count[label] for label in numbers)
-        names_are_odd = rows >= sum(count.values()) - rows
-        label = next(label for label in first if (label in numbers) != names_are_odd)
-        expected = f"a {'number' if names_are_odd else 'name'} like most labels"
-        raise _odd(*first[label], expected, f"label {label!r}", _OTHER)
+        few_names = 2 * sum(count[label] for label in numbers) >= sum(count.values())
+        label = next(label for label in first if (label in numbers) != few_names)
+        raise _odd(*first[label], f"a {'number' if few_names else 'name'} like most labels", f"label {label!r}", _OTHER)
 
 
 def _numbers(split: str, column: Column) -> Array:
     """float32 (n,) or (n, d), finite."""
-    values: Any = column
-    if not isinstance(column, np.ndarray):
-        values = []
-        for row, cell in enumerate(column):
-            value = _number(cell) if isinstance(cell, str) else cell
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise _odd(split, row, "a number", "nothing" if is_missing(cell) else repr(cell), _FILL)
-            values.append(float(value))
-    array = np.asarray(values)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.dtype.kind not in "iuf" or array.ndim > 2:
-        found = f"{array.dtype} values of shape {array.shape}"
-        raise bad_data(f"labels of the {split} data", "numbers", found, "name another column in data.label")
+    array = _squeezed(as_numbers(column, f"labels of the {split} data", lambda row: _where(split, row)))
+    if array.ndim > 2:
+        raise _odd_column(
+            split, "one number or a list of numbers per sample", array, "name another column in data.label"
+        )
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         row = int(np.argmin(finite))
@@ -181,23 +156,19 @@ def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:
     if isinstance(column, np.ndarray):
         if column.ndim == 2 and column.dtype.kind in "biuf" and bool(np.isin(column, (0, 1)).all()):
             return column.astype(np.float32)
-        expected = "a list of 0 and 1 per sample, one for each class"
-        found = f"{column.dtype} values of shape {column.shape}"
         fix = "correct the column, or leave data.target out if a sample has one class"
-        raise bad_data(f"labels of the {split} data", expected, found, fix)
+        raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", column, fix)
     if names is None:
         expected = "the names of all classes, because rows list theirs"
         raise bad_data("data.classes", expected, "none", "list them in the order of the head")
     number = {name: index for index, name in enumerate(names)}
     made = np.zeros((len(column), len(number)), dtype=np.float32)
     for row, cell in enumerate(column):
-        if not isinstance(cell, (list, tuple)):
+        if not isinstance(cell, list):
             raise _odd(split, row, "a list of classes", "nothing" if is_missing(cell) else repr(cell), _FILL)
-        for value in cell:
-            label = as_text(value, _where(split, row)).strip()
+        for label in (as_text(value, _where(split, row)).strip() for value in cell):
             if label not in number:
-                shown = ", ".join([*number][:_SHOWN])
-                raise _odd(split, row, f"classes out of {shown}", f"label {label!r}", _OTHER)
+                raise _odd(split, row, f"classes out of {_shown(number)}", f"label {label!r}", _OTHER)
             made[row, number[label]] = 1
     return made
 
@@ -215,9 +186,21 @@ def _whole(label: str) -> int | None:
     return int(value) if value is not None and abs(value) < _LARGEST and value == int(value) else None
 
 
+def _squeezed(array: Array) -> Array:
+    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _shown(names: Mapping[str, int]) -> str:
+    return ", ".join([*names][:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
 def _where(split: str, row: int) -> str:
     return f"{split} data, row {row} (from 0)"
 
 
 def _odd(split: str, row: int, expected: str, found: str, fix: str) -> DataError:
     return bad_data(_where(split, row), expected, found[:120], fix)
+
+
+def _odd_column(split: str, expected: str, array: Array, fix: str) -> DataError:
+    return bad_data(f"labels of the {split} data", expected, f"{array.dtype} values of shape {array.shape}", fix)

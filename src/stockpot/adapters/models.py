@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from stockpot.adapters import transformers
 from stockpot.adapters.code import call_code
-from stockpot.adapters.extras import bad_model, need, no_log, unknown_model
+from stockpot.adapters.extras import bad_model, need, silent, unknown_model
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.pool import open_checkpoint
 
@@ -42,22 +42,16 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "transformers":
-            loaded = transformers.load(
-                source if isinstance(source, dict) else folder / Path(source).expanduser(),
-                auto_class=auto_class,
-                tokenizer=tokenizer,
-                classes=classes,
-                options=options,
-                pretrained=pretrained,
-            )
+            place = source if isinstance(source, dict) else folder / Path(source).expanduser()
+            given = {"auto_class": auto_class, "tokenizer": tokenizer, "classes": classes, "pretrained": pretrained}
+            loaded = transformers.load(place, options=options, **given)  # type: ignore[arg-type]
         elif kind == "python":
             if classes is not None:
                 options.setdefault("classes", classes)
             model = call_code(source, folder, **options)
             if not isinstance(model, nn.Module):
-                returned = f"one that returned {type(model).__name__}"
-                expected = "a function that returns an nn.Module"
-                raise bad_model(f"python: {source}", expected, returned, "return the model itself")
+                found, expected = f"one that returned {type(model).__name__}", "a function that returns an nn.Module"
+                raise bad_model(f"python: {source}", expected, found, "return the model itself")
             loaded = LoadedModel(model, classes=classes)
         else:
             by_name = {"timm": load_timm, "torchvision": load_torchvision, "open_clip": load_open_clip}
@@ -82,19 +76,12 @@ def load_weights(model: nn.Module, path: Path) -> tuple[str, ...]:
     left = tuple(name for name in own if name not in fits)
     if not fits or len({name.rpartition(".")[0] for name in left}) > 1:
         shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-        raise bad_model(
-            f"weights {path}",
-            "tensors for all of the model except a new head",
-            f"none that fit {shown}",
-            "give the checkpoint this architecture was pre-trained as",
-        )
+        expected, fix = "tensors for all of the model except a new head", "give the checkpoint it was pre-trained as"
+        raise bad_model(f"weights {path}", expected, f"none that fit {shown}", fix)
     with torch.no_grad():
         for name in sorted(fits):
             own[name].copy_(checkpoint.tensor(given[name]))
     return left
-
-
-# timm and torchvision -------------------------------------------------------------------------------------
 
 
 def load_timm(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel:
@@ -137,23 +124,16 @@ def torchvision_image(preset: Any) -> ImageInput:
     return ImageInput((crop, crop), int(preset.resize_size[0]), tuple(preset.mean), tuple(preset.std), str(how), 3)
 
 
-# OpenCLIP -------------------------------------------------------------------------------------------------
-
-
 def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel:
     """The image encoder with a linear head; `text: false` also drops the text tensors that published soups keep."""
     library = need("open_clip")
     if name.startswith("hf-hub:") or name.replace("/", "-") not in library.list_models():
         raise unknown_model("model.open_clip", name, "open_clip.list_models()", library.list_models())
     if classes is None:
-        raise bad_model(
-            "model.open_clip",
-            "model.classes, the size of the linear head",
-            "none",
-            "add classes: 1000, or however many the checkpoints have",
-        )
+        fix = "add classes: 1000, or however many the checkpoints have"
+        raise bad_model("model.open_clip", "model.classes, the size of the linear head", "none", fix)
     normalise, text = bool(options.pop("normalise", True)), bool(options.pop("text", True))
-    with no_log():  # the library warns of random weights; they come later
+    with silent():  # the library warns of random weights; they come later
         encoder = library.create_model(name, pretrained=None, precision="fp32", pretrained_hf=False, **options)
     visual = encoder.visual
     width = int(getattr(visual, "output_dim", None) or encoder.text_projection.shape[1])

@@ -17,7 +17,7 @@ from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import LIMITS, Array, Limits, Table, as_text, bad_data, is_missing, pick, read_table
+from stockpot.adapters.tables import LIMITS, Array, Limits, Table, as_numbers, as_text, bad_data, pick, read_table
 from stockpot.events import Listener, ignore
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
@@ -39,24 +39,18 @@ class Columns:
             return self
         skipped = {self.label} if self.label is not None else set(DEFAULTS)
         others = [name for name in table.columns if name not in skipped]
-        for usual in ("image", "text", "x"):
-            if usual in others:
-                others = [usual]
-        if len(others) != 1:
-            raise bad_data(
-                f"input in {table.where}",
-                "the name of its column in data.text, data.image, data.features or data.tokens",
-                f"none named, and columns {', '.join(table.columns)}",
-                "name it",
-            )
-        name = others[0]
+        usual = [name for name in ("x", "text", "image") if name in others][-1:]
+        if len(others) != 1 and not usual:
+            expected = "the name of its column in data.text, data.image, data.features or data.tokens"
+            found = f"none named, and columns {', '.join(table.columns)}"
+            raise bad_data(f"input in {table.where}", expected, found, "name it")
+        (name,) = usual or others
         column = table.columns[name]
-        is_array = isinstance(column, np.ndarray)
-        if name == "image" or (is_array and column.dtype == np.uint8 and column.ndim >= 3):  # type: ignore[union-attr]
+        if not isinstance(column, np.ndarray):
+            return Columns(**{"image": name} if name == "image" else {"text": (name,)}, label=self.label)
+        if name == "image" or (column.dtype == np.uint8 and column.ndim >= 3):
             return Columns(image=name, label=self.label)
-        if is_array:
-            return Columns(features=(name,), label=self.label)
-        return Columns(text=(name,), label=self.label)
+        return Columns(features=(name,), label=self.label)
 
 
 @dataclass(frozen=True)
@@ -99,12 +93,13 @@ def read_splits(
         for name in (name for name in rows if name in wanted):
             inputs = _Inputs(source, model, image, table, rows[name], name, listen).read(columns)
             y = torch.from_numpy(targets[part][rows[name]]) if part in targets else None
-            if isinstance(inputs, dict):
-                if y is None and "input_ids" in inputs:
-                    y = _next_tokens(inputs)
-                made[name] = inputs if y is None else {**inputs, "labels": y}
-            else:
+            if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
+                continue
+            if y is None and "input_ids" in inputs:  # language models learn their own input; padding is not judged
+                ids = inputs["input_ids"]
+                y = ids.masked_fill(inputs.get("attention_mask", torch.ones_like(ids)) == 0, -100)
+            made[name] = inputs if y is None else {**inputs, "labels": y}
     return made
 
 
@@ -115,12 +110,8 @@ def _targets(
     if model.language and source.columns.label is None:
         return {}
     called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
-    columns = {
-        called[part]: table.column(label_name(table, source.columns.label), "data.label")
-        for part, table in parts.items()
-    }
     encoded = encode(
-        columns,
+        {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
         target=source.target,
         classes=source.classes,
         model_names=model.class_names,
@@ -148,104 +139,59 @@ class _Inputs:
         if columns.image is not None:
             return self._images(columns.image)
         if columns.tokens is not None:
-            ids = self._whole(columns.tokens, "data.tokens")
-            if not self.model.keywords:
-                return ids
-            if "attention_mask" not in self.table.columns:
-                return {"input_ids": ids}
-            return {"input_ids": ids, "attention_mask": self._whole("attention_mask", "data.tokens")}
-        assert columns.features is not None
-        found = [self._numbers(name, "data.features") for name in columns.features]
+            ids = {"input_ids": self._whole(columns.tokens)}
+            if self.model.keywords and "attention_mask" in self.table.columns:
+                ids["attention_mask"] = self._whole("attention_mask")
+            return ids if self.model.keywords else ids["input_ids"]
+        found = [self._numbers(name, "data.features") for name in columns.features or ()]
         wide = found[0] if len(found) == 1 else np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
         return torch.from_numpy(wide.astype(np.float32))
 
     def _images(self, column: str) -> Tensor | dict[str, Tensor]:
-        place = self.source.path if not (part := self._part()) else self.source.path / part
+        source = self.source
+        place = source.path / (source.shares[self.name].part or "")
         images = decode(
             pick(self.table.column(column, "data.image"), self.rows),
             self.image,
             folder=place if place.is_dir() else place.parent,  # paths are relative to the table they are in
             name=self.name,
-            memory_limit=self.source.memory_limit,
-            cache=self.source.cache,
-            limits=self.source.limits,
+            memory_limit=source.memory_limit,
+            cache=source.cache,
+            limits=source.limits,
             listen=self.listen,
         )
-        for key in ("mean", "std"):
-            given = len(getattr(self.image, key))
-            if images.dtype == torch.uint8 and given not in (1, images.shape[1]):
-                raise bad_data(
-                    f"data.preprocessing.{key}",
-                    f"{images.shape[1]} numbers, one per channel",
-                    str(given),
-                    "set channels: 1 or 3 in data.preprocessing, or give as many numbers",
-                )
+        channels = images.shape[1]
+        for key in ("mean", "std") if images.dtype == torch.uint8 else ():
+            if (given := len(getattr(self.image, key))) not in (1, channels):
+                fix = "set channels: 1 or 3 in data.preprocessing, or give as many numbers"
+                raise bad_data(f"data.preprocessing.{key}", f"{channels} numbers, one per channel", str(given), fix)
         return {"pixel_values": images} if self.model.keywords else images
 
-    def _part(self) -> str | None:
-        return self.source.shares[self.name].part
-
-    def _whole(self, name: str, key: str) -> Tensor:
-        array = self._numbers(name, key)
-        if array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
-            raise bad_data(f"{key}: {name}", "whole numbers", "fractions", "name a column of token ids")
+    def _whole(self, name: str) -> Tensor:
+        array = self._numbers(name, "data.tokens")
+        if not np.array_equal(array, np.floor(array)):
+            raise bad_data(f"data.tokens: {name}", "whole numbers", "fractions", "name a column of token ids")
         return torch.from_numpy(array.astype(np.int64))
 
     def _numbers(self, name: str, key: str) -> Array:
         column = pick(self.table.column(name, key), self.rows)
-        fix = "name a column of numbers, or fill in what is missing"
-        if not isinstance(column, np.ndarray):
-            for row, value in zip(self.rows.tolist(), column, strict=True):
-                where = f"{key}: {name}, row {row} (from 0) of {self.table.where}"
-                if is_missing(value):
-                    raise bad_data(where, "numbers", "nothing", fix)
-                try:
-                    np.asarray(value, dtype=np.float64)
-                except (TypeError, ValueError, OverflowError) as error:
-                    raise bad_data(where, "numbers", repr(value)[:80], fix) from error
-            try:
-                column = np.asarray(column, dtype=np.float64)
-            except ValueError as error:
-                expected = "as many numbers in every row"
-                raise bad_data(f"{key}: {name}", expected, "rows of different lengths", fix) from error
-        if column.dtype.kind not in "biuf":
-            raise bad_data(f"{key}: {name}", "numbers", str(column.dtype), "name another column")
-        return column
+        return as_numbers(column, f"{key}: {name}", lambda row: self._where(key, name, row))
 
     def _tokenised(self, names: tuple[str, ...]) -> dict[str, Tensor]:
+        columns = []
+        for name in names:
+            cells = pick(self.table.column(name, "data.text"), self.rows)
+            columns.append([as_text(cell, self._where("data.text", name, row)) for row, cell in enumerate(cells)])
         text = self.model.text
-        columns = [
-            [
-                as_text(value, f"data.text: {name}, row {row} (from 0) of {self.table.where}")
-                for row, value in zip(
-                    self.rows.tolist(), pick(self.table.column(name, "data.text"), self.rows), strict=True
-                )
-            ]
-            for name in names
-        ]
         if text is None:
-            raise bad_data(
-                f"data.text: {', '.join(names)}",
-                "a transformers model with a tokenizer",
-                "none",
-                "set model.tokenizer to its folder; for other models use data.tokens or data.python",
-            )
+            fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
+            raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
         tokenizer = text.load()
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         limits = (self.source.max_length, text.max_length, tokenizer.model_max_length)
-        encoded = tokenizer(
-            *columns,
-            padding="longest",
-            truncation=True,
-            max_length=min(n for n in limits if n is not None),
-            return_tensors="pt",
-        )
-        return dict(encoded)
+        longest = min(n for n in limits if n is not None)
+        return dict(tokenizer(*columns, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
 
-
-def _next_tokens(inputs: dict[str, Tensor]) -> Tensor:
-    """Language models learn their own input; padding is not judged."""
-    mask = inputs.get("attention_mask")
-    ids = inputs["input_ids"].clone()
-    return ids if mask is None else ids.masked_fill(mask == 0, -100)
+    def _where(self, key: str, name: str, row: int) -> str:
+        return f"{key}: {name}, row {self.rows[row]} (from 0) of {self.table.where}"

@@ -18,7 +18,6 @@ from stockpot.files import read_bytes
 ORDER = ("report", "fit", "train")
 _LIST = 2**30  # Bytes of a list of samples.
 _SHOWN = 3
-_FIX = "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,8 @@ class Share:
     count: int | None = None
     rows: Path | None = None
 
-    @property
-    def whole(self) -> bool:
-        return self.fraction is None and self.count is None and self.rows is None
+    def of(self, size: int) -> float:
+        return self.count if self.count is not None else (self.fraction or 1.0) * size
 
     def __str__(self) -> str:
         return str(self.count) if self.count is not None else f"{self.fraction or 1:g}"
@@ -50,35 +48,22 @@ def cut(
     listed: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
     """Disjoint, sorted row numbers for every share of one part; those of `listed` are decided already."""
-    listed = listed or {}
-    for one, two in itertools.combinations(listed, 2):
-        common = np.intersect1d(listed[one], listed[two])
+    rows: dict[str, Array] = dict(listed or {})
+    for one, two in itertools.combinations(rows, 2):
+        common = np.intersect1d(rows[one], rows[two])
         if len(common):
-            raise bad_data(
-                f"splits of {where}",
-                f"different samples in data.{one} and data.{two}",
-                f"{len(common):,} listed for both, the first is number {common[0]:,}",
-                "take them out of one of the two files",
-            )
-    shares = {name: share for name, share in shares.items() if name not in listed}
-    left = np.setdiff1d(np.arange(size), np.concatenate([np.empty(0, np.int64), *listed.values()]))
-    chosen = _shares(len(left), None if labels is None else labels[left], shares, seed, where)
-    return {**listed, **{name: left[rows] for name, rows in chosen.items()}}
-
-
-def _shares(size: int, labels: Array | None, shares: Mapping[str, Share], seed: int, where: str) -> dict[str, Array]:
-    if len(shares) == 1 and next(iter(shares.values())).whole and size:
-        return {next(iter(shares)): np.arange(size)}
-    order = stratified_order(size, labels, seed)
-    rows: dict[str, Array] = {}
+            found = f"{len(common):,} listed for both, the first is number {common[0]:,}"
+            fix = "take them out of one of the two files"
+            raise bad_data(f"splits of {where}", f"different samples in data.{one} and data.{two}", found, fix)
+    left = np.setdiff1d(np.arange(size), np.concatenate([np.empty(0, np.int64), *rows.values()]))
+    size, order = len(left), left[stratified_order(len(left), None if labels is None else labels[left], seed)]
+    others = {name: shares[name] for name in ORDER if name in shares and name not in rows}
     start, exact = 0, 0.0
-    for name in (n for n in ORDER if n in shares):
-        share = shares[name]
-        # Rounding the running total, not each share, lets halves of an odd number make the whole.
-        exact += share.count if share.count is not None else (share.fraction or 1.0) * size
-        end = round(exact)
+    for name, share in others.items():
+        exact += share.of(size)
+        end = round(exact)  # of the running total, not of each share: halves of an odd number make the whole
         if end > size:
-            wanted = ", ".join(f"{n}: {s}" for n, s in shares.items())
+            wanted = ", ".join(f"{n}: {s}" for n, s in shares.items() if n in others)
             raise bad_data(f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples")
         if end == start:
             found = f"none: {where} has {size}"
@@ -105,11 +90,11 @@ def stratified_order(size: int, labels: Array | None, seed: int) -> Array:
     return shuffled[np.argsort(place, kind="stable")]
 
 
-# Samples named one by one: a published split, repeated exactly --------------------------------------------
-
-
 def read_rows(file: Path, table: Table) -> Array:
-    """Sorted row numbers of `table`, from a `.npy` array or from a text file with one sample per line."""
+    """Samples named one by one: a published split, repeated exactly.
+
+    Sorted row numbers of `table`, from a `.npy` array or from a text file with one sample per line.
+    """
     if not file.is_file():
         raise not_there(file, "a .npy array or a text file that lists samples")
     try:
@@ -149,8 +134,7 @@ def _named(file: Path, names: Sequence[str], table: Table) -> Array:
     images = table.columns.get("image")
     if not isinstance(images, list) or not all(isinstance(image, (str, Path)) for image in images):
         raise _wrong(file, "numbers of samples: this part has no image files to name", repr(names[0]))
-    base = f"{table.where}/"
-    number = {str(image).removeprefix(base): row for row, image in enumerate(images)}
+    number = {str(image).removeprefix(f"{table.where}/"): row for row, image in enumerate(images)}
     gone = [name for name in names if name not in number]
     if gone:
         more = f" and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
@@ -160,4 +144,5 @@ def _named(file: Path, names: Sequence[str], table: Table) -> Array:
 
 
 def _wrong(file: Path, expected: str, found: str) -> DataError:
-    return bad_data(str(file), expected, found, _FIX)
+    fix = "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
+    return bad_data(file, expected, found, fix)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stockpot.errors import DataError, describe
+from stockpot.errors import DataError
 
 # An array of numbers with samples first, or a list: texts, image paths, encoded images.
 Array = np.ndarray[Any, Any]
@@ -35,12 +35,8 @@ class Limits:
 
     def check_rows(self, where: object, rows: int) -> None:
         if rows > self.rows:
-            raise bad_data(
-                str(where),
-                f"at most {self.rows:,} rows",
-                f"{rows:,}",
-                f"raise data.limits.rows to {rows} if you trust the file",
-            )
+            fix = f"raise data.limits.rows to {rows} if you trust the file"
+            raise bad_data(where, f"at most {self.rows:,} rows", f"{rows:,}", fix)
 
     def unfolded(self, path: Path) -> int:
         """How many bytes the file may hold once nothing in it is compressed or shared."""
@@ -48,23 +44,20 @@ class Limits:
 
     def check_unfolded(self, path: Path, needed: int) -> None:
         if needed > self.unfolded(path):
-            raise bad_data(
-                str(path),
-                f"content of at most {self.unfolded(path):,} bytes in a file of {path.stat().st_size:,}",
-                f"at least {needed:,}",
-                f"raise data.limits.bytes to {2 ** math.ceil(math.log2(needed))} if you trust the file",
-            )
+            expected = f"content of at most {self.unfolded(path):,} bytes in a file of {path.stat().st_size:,}"
+            fix = f"raise data.limits.bytes to {2 ** math.ceil(math.log2(needed))} if you trust the file"
+            raise bad_data(path, expected, f"at least {needed:,}", fix)
 
 
 LIMITS = Limits()
 
 
-def bad_data(what: str, expected: str, found: str, fix: str) -> DataError:
-    return DataError(describe(what, expected=expected, found=found, fix=fix))
+def bad_data(what: object, expected: str, found: str, fix: str) -> DataError:
+    return DataError.of(str(what), expected=expected, found=found, fix=fix)
 
 
-def not_there(what: object, expected: str, fix: str = "check the path; it is relative to the recipe") -> DataError:
-    return bad_data(str(what), expected, "nothing there", fix)
+def not_there(what: object, expected: str) -> DataError:
+    return bad_data(what, expected, "nothing there", "check the path; it is relative to the recipe")
 
 
 def first_line(error: Exception) -> str:
@@ -118,7 +111,24 @@ def as_text(value: Any, where: str) -> str:
     raise bad_data(where, "text", type(value).__name__, "name a column of texts")
 
 
-# Files of text --------------------------------------------------------------------------------------------
+def as_numbers(column: Column, what: str, where: Callable[[int], str]) -> Array:
+    """An array of numbers; `where` names the row of the first cell that is none."""
+    fix = "name a column of numbers, or fill in what is missing"
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind not in "biuf":
+            raise bad_data(what, "numbers", str(column.dtype), fix)
+        return column
+    for row, value in enumerate(column):
+        try:
+            is_number = not is_missing(value) and "_" not in str(value) and bool(np.asarray(value, np.float64).size)
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
+            raise bad_data(where(row), "numbers", "nothing" if is_missing(value) else repr(value)[:80], fix)
+    try:
+        return np.asarray(column, dtype=np.float64)
+    except ValueError as error:
+        raise bad_data(what, "as many numbers in every row", "rows of different lengths", fix) from error
 
 
 def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
@@ -133,7 +143,7 @@ def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
             return Table(str(file), _jsonl(file, limits))
         return Table(str(file), _csv(file, "\t" if suffix == ".tsv" else ",", limits))
     except UnicodeDecodeError as error:
-        raise bad_data(str(file), "UTF-8 text", str(error), "save the file as UTF-8") from error
+        raise bad_data(file, "UTF-8 text", str(error), "save the file as UTF-8") from error
 
 
 def _file(path: Path, part: str | None) -> Path:
@@ -142,24 +152,19 @@ def _file(path: Path, part: str | None) -> Path:
         if place.suffix.lower() in SUFFIXES:
             return place
         expected = f"a file ending in {', '.join(SUFFIXES)}"
-        raise bad_data(str(place), expected, place.suffix or "no ending", "convert or rename it")
-    if part is not None:
-        for suffix in SUFFIXES:
-            if (named := path / f"{part}{suffix}").is_file():
-                return named
+        raise bad_data(place, expected, place.suffix or "no ending", "convert or rename it")
+    for suffix in SUFFIXES if part is not None else ():
+        if (named := path / f"{part}{suffix}").is_file():
+            return named
     if path.is_dir():
-        known = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
-        if part is None and len(known) == 1 and (path / known[0]).is_file():
+        known = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
+        if part is None and len(known) == 1:
             return path / known[0]
         found = f"a folder with {', '.join(known)}" if known else "a folder without tables"
-        raise bad_data(str(place), "one table", found, "name one of them as the split, such as fit: val.csv")
+        raise bad_data(place, "one table", found, "name one of them as the split, such as fit: val.csv")
     if path.is_file():
-        raise bad_data(
-            f"part {part!r}",
-            f"a file in a folder, but {path} is one file",
-            "no parts in it",
-            "set data.table to the folder, or use fractions for the splits",
-        )
+        fix = "set data.table to the folder, or use fractions for the splits"
+        raise bad_data(f"part {part!r}", f"a file in a folder, but {path} is one file", "no parts in it", fix)
     raise not_there(place, "a CSV, TSV, JSONL or Parquet file")
 
 
@@ -171,20 +176,15 @@ def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:
             names = next(rows, [])
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    raise bad_data(
-                        f"{file}, row {len(content) + 2}",
-                        f"{len(names)} values, as many as column names",
-                        str(len(row)),
-                        "correct the row; put quotes around text with delimiters",
-                    )
+                    where, expected = f"{file}, row {len(content) + 2}", f"{len(names)} values, as many as column names"
+                    fix = "correct the row; put quotes around text with delimiters"
+                    raise bad_data(where, expected, str(len(row)), fix)
                 content.append(row)
                 limits.check_rows(file, len(content))
         except csv.Error as error:
-            where = f"{file}, line {rows.line_num}"
-            raise bad_data(where, "CSV", str(error), "correct the line") from error
+            raise bad_data(f"{file}, line {rows.line_num}", "CSV", str(error), "correct the line") from error
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        found = f"{', '.join(twice)} twice"
-        raise bad_data(f"{file}, first line", "column names, each once", found, "rename them")
+        raise bad_data(f"{file}, first line", "column names, each once", f"{', '.join(twice)} twice", "rename them")
     return {name: [row[index] for row in content] for index, name in enumerate(names)}
 
 
@@ -205,13 +205,12 @@ def _jsonl(file: Path, limits: Limits) -> dict[str, Column]:
                 raise bad_data(where, wanted, found, "correct the line")
             records.append(record)
             limits.check_rows(file, len(records))
-    names = list(records[0]) if records else []
-    return {name: _numbers_or_list([record[name] for record in records]) for name in names}
+    return {name: _numbers_or_list([record[name] for record in records]) for name in (records[0] if records else ())}
 
 
 def _numbers_or_list(values: list[Any]) -> Column:
     """An array where values are numbers, or lists of numbers of one length."""
-    if any(isinstance(v, (str, bytes, dict)) or v is None for v in values):
+    if any(isinstance(v, (str, dict)) or v is None for v in values):
         return values
     try:
         array = np.array(values)

@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from stockpot.adapters.extras import bad_model, need, no_bars
+from stockpot.adapters.extras import bad_model, need, said, silent
 from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
 from stockpot.errors import TaskError
 from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
 from stockpot.pool.discover import find_checkpoints
 
-_WEIGHTS = tuple(
-    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
-)
+_WEIGHTS = [f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")]
 # What a configuration may say to make the library fetch or import code of others.
 _CODE = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
 # PIL's numbers for resampling filters, which is how processors write them.
@@ -51,10 +49,16 @@ def load(
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
+    place, text = tokenizer or folder, None
+    if place is not None:
+        local = {"local_files_only": True, "trust_remote_code": False}
+        read: Callable[[], Any] = lambda: transformers.AutoTokenizer.from_pretrained(place, **local)  # noqa: E731
+        length = getattr(config, "max_position_embeddings", None)
+        text = TextInput(lambda: _try(f"tokenizer in {place}", read), length)
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        text=_text(transformers, tokenizer or folder, config),
+        text=text,
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
         classes=getattr(config, "num_labels", None),
@@ -67,8 +71,7 @@ def class_names(id2label: Any) -> tuple[str, ...] | None:
 
     LABEL_0, LABEL_1 are what the library makes up when nobody named the classes.
     """
-    given = id2label if isinstance(id2label, dict) else {}
-    names = {str(number): str(name) for number, name in given.items()}
+    names = {str(key): str(name) for key, name in id2label.items()} if isinstance(id2label, dict) else {}
     ordered = tuple(names.get(str(number), "") for number in range(len(names)))
     made_up = all(re.fullmatch(r"LABEL_\d+", name) for name in ordered)
     return None if made_up or "" in ordered or len(set(ordered)) < len(ordered) else ordered
@@ -77,46 +80,29 @@ def class_names(id2label: Any) -> tuple[str, ...] | None:
 def pool_class_names(sources: Iterable[object]) -> tuple[str, ...] | None:
     """The names that the checkpoints' own configurations give the classes; refused where two of them differ."""
     found: dict[tuple[str, ...], Path] = {}
-    for checkpoint in find_checkpoints(sources)[0]:
-        file = checkpoint / "config.json"
-        if file.is_file():
-            content = _json(file)
-            names = class_names(content.get("id2label") if isinstance(content, dict) else None)
-            if names is not None:
-                found.setdefault(names, file)
+    for file in (checkpoint / "config.json" for checkpoint in find_checkpoints(sources)[0]):
+        content = _json(file) if file.is_file() else None
+        if names := class_names(content.get("id2label") if isinstance(content, dict) else None):
+            found.setdefault(names, file)
     if len(found) > 1:
         (one, first), (two, second) = list(found.items())[:2]
-        raise bad_model(
-            f"class names in {second}",
-            f"those of {first}: {', '.join(one)[:200]}",
-            ", ".join(two)[:200],
-            "leave out checkpoints that were trained on other labels, or correct id2label",
-        )
+        expected = f"those of {first}: {', '.join(one)[:200]}"
+        fix = "leave out checkpoints that were trained on other labels, or correct id2label"
+        raise bad_model(f"class names in {second}", expected, ", ".join(two)[:200], fix)
     return next(iter(found), None)
 
 
 def _pretrained(transformers: Any, builder: Any, folder: Path, config: Any, new_head: bool) -> Any:
-    with no_bars(transformers.utils.logging):
+    options = {"local_files_only": True, "trust_remote_code": False, "ignore_mismatched_sizes": new_head}
+    with silent(transformers.utils.logging):
         model, info = _try(
-            str(folder),
-            lambda: builder.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=new_head,
-                output_loading_info=True,
-            ),
+            str(folder), lambda: builder.from_pretrained(folder, config=config, output_loading_info=True, **options)
         )
     # The library loads what it finds and leaves the rest random: fine for a head, not for a model.
     left, total = len(info["missing_keys"]) + len(info["mismatched_keys"]), len(model.state_dict())
     if 2 * left > total:
-        raise bad_model(
-            f"weights in {folder}",
-            f"tensors for {type(model).__name__}",
-            f"none for {left} of its {total} tensors",
-            "check model.auto_class and the folder",
-        )
+        expected, found = f"tensors for {type(model).__name__}", f"none for {left} of its {total} tensors"
+        raise bad_model(f"weights in {folder}", expected, found, "check model.auto_class and the folder")
     return model
 
 
@@ -125,16 +111,14 @@ def _configuration(source: Path | dict[str, Any]) -> tuple[dict[str, Any], Path 
         return dict(source), None
     file = source / "config.json" if source.is_dir() else source
     if not file.is_file():
-        raise bad_model(
-            f"model.transformers {source}",
-            "a local model folder with a config.json, or such a file",
-            "a folder without one" if source.is_dir() else "nothing there",
-            "download the model first; stockpot reads local files only",
-        )
+        found = "a folder without one" if source.is_dir() else "nothing there"
+        fix = "download the model first; stockpot reads local files only"
+        expected = "a local model folder with a config.json, or such a file"
+        raise bad_model(f"model.transformers {source}", expected, found, fix)
     content = _json(file)
     if not isinstance(content, dict) or "model_type" not in content:
-        expected = "a model configuration with model_type"
-        raise bad_model(str(file), expected, "none", "give the config.json of a transformers model")
+        fix = "give the config.json of a transformers model"
+        raise bad_model(str(file), "a model configuration with model_type", "none", fix)
     return content, file.parent
 
 
@@ -148,20 +132,13 @@ def _json(file: Path) -> Any:
 def _class(transformers: Any, auto_class: str | None, content: dict[str, Any]) -> Any:
     name = auto_class or next(iter(content.get("architectures") or []), None)
     if name is None:
-        raise bad_model(
-            "model.transformers",
-            "a configuration that says its architectures, or model.auto_class",
-            "neither",
-            "add auto_class: AutoModelForSequenceClassification, or the class you trained",
-        )
+        expected = "a configuration that says its architectures, or model.auto_class"
+        fix = "add auto_class: AutoModelForSequenceClassification, or the class you trained"
+        raise bad_model("model.transformers", expected, "neither", fix)
     found = getattr(transformers, name, None) if re.fullmatch(r"[A-Z]\w*", str(name)) else None
     if found is None or not hasattr(found, "from_pretrained"):
-        raise bad_model(
-            f"model class {name!r}",
-            "a class of the installed transformers",
-            "an unknown one",
-            "set model.auto_class, such as AutoModelForImageClassification",
-        )
+        fix = "set model.auto_class, such as AutoModelForImageClassification"
+        raise bad_model(f"model class {name!r}", "a class of the installed transformers", "an unknown one", fix)
     return found
 
 
@@ -171,62 +148,34 @@ def _try(subject: str, make: Callable[[], Any]) -> Any:
     except TaskError:
         raise
     except Exception as error:  # the library raises almost anything on a configuration it does not like
-        raise bad_model(
-            f"transformers, {subject}",
-            "a model that can be built",
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            "check the configuration, model.auto_class and model.options",
-        ) from error
-
-
-def _text(transformers: Any, folder: Path | None, config: Any) -> TextInput | None:
-    if folder is None:
-        return None
-
-    def tokenizer() -> Any:
-        return _try(
-            f"tokenizer in {folder}",
-            lambda: transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False),
-        )
-
-    return TextInput(tokenizer, getattr(config, "max_position_embeddings", None))
-
-
-# Images ---------------------------------------------------------------------------------------------------
+        fix = "check the configuration, model.auto_class and model.options"
+        raise bad_model(f"transformers, {subject}", "a model that can be built", said(error), fix) from error
 
 
 def _image(folder: Path | None, config: Any) -> ImageInput | None:
-    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", 3)
-    for name in ("preprocessor_config.json", "processor_config.json") if folder is not None else ():
-        assert folder is not None
-        if (folder / name).is_file():
-            content = read_json(folder / name, follow=True)
+    size, channels = _exact(getattr(config, "image_size", None)), getattr(config, "num_channels", 3)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if folder is not None and (folder / name).is_file():
+            content = _json(folder / name)
             content = content.get("image_processor", content)
             if {"image_mean", "size", "do_normalize", "do_resize"} & set(content):
                 return processor_image(content, channels)
-    if size is None:
-        return None
-    height, width = (size, size) if isinstance(size, int) else tuple(size)
-    return ImageInput(size=(height, width), channels=channels if channels in (1, 3) else None)
+    return None if size is None else ImageInput(size=size, channels=channels if channels in (1, 3) else None)
 
 
 def processor_image(content: dict[str, Any], channels: int | None) -> ImageInput:
     """An image processor's configuration in our words; no library needed to read it."""
     size, resize = _geometry(content)
-    mean, std = (0.0,), (1.0,)
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
     if content.get("do_normalize", True) and content.get("image_mean") is not None:
         mean, std = tuple(content["image_mean"]), tuple(content["image_std"])
     factor = content.get("rescale_factor", 1 / 255) if content.get("do_rescale", True) else 1.0
     # Ours: (pixel / 255 - mean) / std. Another factor f means (255 f pixel / 255 - mean) / std.
     scale = 255 * float(factor)
-    return ImageInput(
-        size=size,
-        resize=resize,
-        mean=tuple(m / scale for m in mean),
-        std=tuple(s / scale for s in std),
-        interpolation=_FILTERS.get(content.get("resample", 2), "bilinear"),
-        channels=channels if channels in (1, 3) else None,
-    )
+    mean, std = tuple(m / scale for m in mean), tuple(s / scale for s in std)
+    how = _FILTERS.get(content.get("resample", 2), "bilinear")
+    return ImageInput(size, resize, mean, std, how, channels if channels in (1, 3) else None)
 
 
 def _geometry(content: dict[str, Any]) -> tuple[tuple[int, int] | None, int | None]:
@@ -234,21 +183,19 @@ def _geometry(content: dict[str, Any]) -> tuple[tuple[int, int] | None, int | No
     given = content.get("size") if content.get("do_resize", True) else None
     size, crop = _exact(given), _exact(content.get("crop_size")) if content.get("do_center_crop") else None
     edge = given.get("shortest_edge") if isinstance(given, dict) else None
-    if edge is None:
-        if crop is not None and size is not None and size[0] == size[1]:
-            return crop, size[0]
-        return crop or size, None
     portion = content.get("crop_pct")
-    if portion is not None:  # ConvNeXt: small images are cropped, large ones squeezed
+    if edge is not None and portion is not None:  # ConvNeXt: small images are cropped, large ones squeezed
         return (edge, edge), int(edge / portion) if edge < 384 else None
-    return crop or (edge, edge), edge
+    if edge is not None:
+        return crop or (edge, edge), edge
+    if crop is not None and size is not None and size[0] == size[1]:
+        return crop, size[0]
+    return crop or size, None
 
 
 def _exact(size: Any) -> tuple[int, int] | None:
-    if isinstance(size, int):
-        return size, size
+    if isinstance(size, dict) and "height" in size and "width" in size:
+        size = (size["height"], size["width"])
     if isinstance(size, (list, tuple)) and len(size) == 2:
         return int(size[0]), int(size[1])
-    if isinstance(size, dict) and "height" in size and "width" in size:
-        return int(size["height"]), int(size["width"])
-    return None
+    return (size, size) if isinstance(size, int) else None

@@ -99,7 +99,7 @@ class Activity:
             for word in ("block", "fold")
             if self._plan[f"{word}s"].get(self._name, 1) > 1 or data[word] > 0
         )
-        total = self._plan["methods"].get(self._method, 0)
+        total = self._plan["methods"].get(self._name, 0)
         self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
 
     def state(self) -> str:

@@ -29,9 +29,7 @@ class Batch(NamedTuple):
     size: int
 
 
-TakeStep = Callable[
-    [Tensor, Batch], Tensor
-]  # (rate, batch) -> (2,) loss and whether it was skipped, on the device
+TakeStep = Callable[[Tensor, Batch], Tensor]  # (rate, batch) -> (2,) loss and whether it was skipped, on the device
 
 
 class CapturedStep:
@@ -80,9 +78,7 @@ class DeviceBatches:
         if resident:
             self._columns = [column.to(device) for column in self._columns]
         else:
-            self._pinned = [
-                [torch.empty_like(leaf).pin_memory() for _, leaf in leaves(example)] for _ in range(2)
-            ]
+            self._pinned = [[torch.empty_like(leaf).pin_memory() for _, leaf in leaves(example)] for _ in range(2)]
             self._stage = [[torch.empty_like(leaf) for leaf in self._whole] for _ in range(2)]
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._ready = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
@@ -149,7 +145,5 @@ class Gather:
 
 def _bytes(tensor: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """(rows, bytes of a row): numpy does not know every dtype, but it knows bytes."""
-    view: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = (
-        tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
-    )
+    view: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
     return view

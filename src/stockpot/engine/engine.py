@@ -13,7 +13,7 @@ from stockpot.engine import distributed, plan, resources
 from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
-from stockpot.engine.loader import Loader, StreamingLoader
+from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
 from stockpot.engine.low_memory import Projector, recomputing
 from stockpot.engine.optimiser import AdamW
 from stockpot.events import Event, Listener, ignore
@@ -48,6 +48,7 @@ class Engine:
         block_size: int,
         fixed_block: bool = True,
         theta_bar: Tensor | None = None,  # (P,) where it is known from an earlier run on the same pool
+        last: LastBlock | None = None,
         listen: Listener = ignore,
     ) -> None:
         self.live = live
@@ -71,7 +72,7 @@ class Engine:
         self._directions: Directions | None = None
         try:
             self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
-            self.loader = self._loader()
+            self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
                 self._stack.enter_context(live.task.compiled())
@@ -101,9 +102,7 @@ class Engine:
             models=len(live.pool),
             parameters=live.plan.size,
             model_width=width,
-            held_models=1
-            if self._cuda
-            else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
+            held_models=1 if self._cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
             batch=min(o.batch_size, len(data)),
             step=step,
             sample=sample,
@@ -162,9 +161,9 @@ class Engine:
         slope = (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
         return int(peaks[0] - slope * sizes[0]), slope, kept
 
-    def _loader(self) -> Loader:
+    def _loader(self, last: LastBlock | None) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32:
-            return Loader(self.live, self.plan.dtype)
+            return Loader(self.live, self.plan.dtype, last)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
 
     # The block and the soup ---------------------------------------------------------------------------
@@ -172,9 +171,7 @@ class Engine:
     def load(self, block: Sequence[int]) -> Directions:
         """The block's directions theta_k - theta_bar; those that are loaded already are used again."""
         if self._directions is None or self._block != tuple(block):
-            if (
-                self._captured is None
-            ):  # a graph keeps what it was captured with: the same places, other values
+            if self._captured is None:  # a graph keeps what it was captured with: the same places, other values
                 self._drop_block()
             self._directions = None  # free the old block before loading the next one
             self._directions = self.loader.load(list(block), self.theta_bar)
@@ -204,18 +201,14 @@ class Engine:
         assert self._directions is not None
         with torch.no_grad():
             if self._directions.fast and not self.live.copied:
-                self._directions.mix(
-                    theta_fix, c, out=self.live.flat
-                )  # rounds to the model's dtype on the way
+                self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
             else:
                 self._directions.mix(theta_fix, c, out=self.live.theta)
                 self.live.push()
 
     # The gradient -------------------------------------------------------------------------------------
 
-    def gradient(
-        self, D: Directions, batch: Batch, beta: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def gradient(self, D: Directions, batch: Batch, beta: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The mean loss of the model on a batch, its gradient by the block's coefficients (b, G), and by beta.
 
         One backward pass through the mixed model and one projection (eq. 6). Losses are sums with weights, so a
@@ -237,15 +230,9 @@ class Engine:
             with torch.no_grad():
                 # In low-memory mode backward has projected already.
                 projector = self._projector
-                slope = (
-                    D.project(live.collect_gradient()) if projector is None else projector.finish()
-                )  # (b, G)
+                slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
-                of_beta = (
-                    []
-                    if factor is None
-                    else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
-                )
+                of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
                 distributed.add_up([slope, sums, *of_beta])
                 unscale = batch.size / (scale * sums[1])
             if scale == 1.0 or bool(slope.isfinite().all()):
@@ -292,11 +279,7 @@ class Engine:
         if self._captured is None:
             return fresh
         kept = self._captured.optimiser
-        if (kept.alpha.shape, kept.beta is None, kept.weight_decay) != (
-            fresh.alpha.shape,
-            beta is None,
-            weight_decay,
-        ):
+        if (kept.alpha.shape, kept.beta is None, kept.weight_decay) != (fresh.alpha.shape, beta is None, weight_decay):
             return fresh
         kept.load(fresh.save())
         return kept
@@ -344,9 +327,7 @@ class Engine:
         key = (id(data.columns), size)
         if key not in self._device_batches:
             resident = self.plan.parts["data"] > 0
-            self._device_batches[key] = DeviceBatches(
-                data, self.live.device, size, self.plan.accumulate, resident
-            )
+            self._device_batches[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, resident)
         return self._device_batches[key]
 
     def _drop_block(self) -> None:

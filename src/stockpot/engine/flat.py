@@ -54,7 +54,7 @@ class FlatPlan:
         position = 0
         for group in range(len(layout)):
             begin = position
-            for names in by_group[group]:
+            for names in sorted(by_group[group]):  # so that layouts of other groups have the same places
                 shape = tuple(specs[names[0]].shape)
                 stop = position + math.prod(shape)
                 slots.append(Slot(tuple(names), shape, position, stop, group))

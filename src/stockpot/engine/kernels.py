@@ -111,9 +111,7 @@ def _encode_tiles(
     tl.store(ROW + start + columns, x.to(ROW.dtype.element_ty), mask=inside)
 
 
-def project(
-    rows: Tensor, gradient: Tensor, tiles: Tiles, scale: Tensor | None, shape: Shape | None = None
-) -> Tensor:
+def project(rows: Tensor, gradient: Tensor, tiles: Tiles, scale: Tensor | None, shape: Shape | None = None) -> Tensor:
     """rows: (b, P) fp32, bf16 or int8; gradient: (P,); scale: (tiles, b) for int8 -> (b, G) fp32"""
     partial = torch.empty(tiles.count, rows.shape[0], dtype=torch.float32, device=rows.device)
     project_part(
@@ -151,9 +149,7 @@ def add_parts(partial: Tensor, tiles: Tiles) -> Tensor:
     b, groups = partial.shape[1], tiles.first.numel() - 1
     out = torch.empty(b, groups, dtype=torch.float32, device=partial.device)
     few = 16
-    _add_tiles[(groups, triton.cdiv(b, few))](
-        partial, out, tiles.first, b, groups, BK=few, BT=64, num_warps=4
-    )
+    _add_tiles[(groups, triton.cdiv(b, few))](partial, out, tiles.first, b, groups, BK=few, BT=64, num_warps=4)
     return out
 
 

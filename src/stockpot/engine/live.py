@@ -41,9 +41,7 @@ class Live:
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
         kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
         narrow = len(kinds) == 1 and cuda
-        self.flat = self._zeros(
-            next(iter(kinds)) if narrow else self.dtype
-        )  # (P,) what the model is a view of
+        self.flat = self._zeros(next(iter(kinds)) if narrow else self.dtype)  # (P,) what the model is a view of
         self._theta: Tensor | None = self.flat if self.flat.dtype == self.dtype else None
         self._grad: Tensor | None = None
         self.bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places

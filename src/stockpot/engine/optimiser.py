@@ -37,11 +37,7 @@ class AdamW:
     def step(self, loss: Tensor, slope: Tensor, slope_beta: Tensor | None, rate: Tensor) -> Tensor:
         """One step down the slope (b, G); returns (loss, whether it was skipped), on the device."""
         with torch.no_grad():
-            g = (
-                slope.reshape(-1)
-                if slope_beta is None
-                else torch.cat([slope.reshape(-1), slope_beta.view(1)])
-            )
+            g = slope.reshape(-1) if slope_beta is None else torch.cat([slope.reshape(-1), slope_beta.view(1)])
             m = self.m.lerp(g, 1 - BETA1)
             v = self.v * BETA2 + (1 - BETA2) * g * g
             n = self.count + 1
@@ -65,9 +61,7 @@ class AdamW:
         mean = (self.total / self.taken if self.taken > 0 else self.x).to("cpu", copy=True)
         self.total.zero_()
         self.taken.zero_()
-        return mean[: self.alpha.numel()].view(self.alpha.shape), None if self.beta is None else float(
-            mean[-1]
-        )
+        return mean[: self.alpha.numel()].view(self.alpha.shape), None if self.beta is None else float(mean[-1])
 
     def restart(self, alpha: Tensor, beta: float | None) -> None:
         """Go on from other coefficients (b, G), and remember nothing."""

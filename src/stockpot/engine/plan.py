@@ -62,9 +62,7 @@ class Need:
     kept: int = 0  # bytes of weights and buffers that are not mixed
 
 
-def parts(
-    need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool
-) -> dict[str, int]:
+def parts(need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool) -> dict[str, int]:
     P = need.parameters
     width = torch.tensor([], dtype=dtype).element_size()
     activations = int(need.sample * -(-need.batch // accumulate))
@@ -126,16 +124,10 @@ def choose(
     while not fixed_block and blocks[-1] > 1:
         blocks.append(blocks[-1] // 2)
     for b in blocks:
-        reason = (
-            "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
-        )
+        reason = "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
         for pieces in cuts:
             best = plan(b, dtype, pieces, low_memory, reason)
             if best.total <= budget:
                 return best
     best = plan(blocks[-1], dtype, cuts[-1], True, "gradients would not fit at once")
-    return (
-        best
-        if best.total <= budget
-        else replace(best, reason="may not fit: the smallest arrangement there is")
-    )
+    return best if best.total <= budget else replace(best, reason="may not fit: the smallest arrangement there is")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -79,19 +79,18 @@ def quantised(checkpoints: Sequence[Checkpoint]) -> list[str]:
 
 
 def _quantised_names(specs: Specs) -> list[str]:
-    scaled: dict[str, set[torch.dtype]] = {}  # module or tensor -> dtypes of its scales
+    scales: defaultdict[str, set[torch.dtype]] = defaultdict(set)  # module or tensor -> dtypes of what scales it
     for name, spec in specs.items():
-        if _SCALE.fullmatch(name.rpartition(".")[2]):
-            module = name.rpartition(".")[0]
-            scaled.setdefault(module, set()).add(spec.dtype)
+        module, _, own = name.rpartition(".")
+        if _SCALE.fullmatch(own):
+            scales[module].add(spec.dtype)
     found = []
     for name, spec in specs.items():
         module, _, own = name.rpartition(".")
-        scales = scaled.get(module, set()) | scaled.get(name, set())
-        byte = spec.dtype.itemsize == 1 and spec.dtype != torch.bool and not _SCALE.fullmatch(own)
-        floating = spec.dtype.is_floating_point or spec.dtype.is_complex
-        packed = not floating and spec.dtype != torch.bool and _PACKED.fullmatch(own) and spec.numel > 1
-        if packed or (byte and scales - {spec.dtype}):
+        integer = not (spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype == torch.bool)
+        packed = integer and spec.numel > 1 and _PACKED.fullmatch(own)
+        byte = (integer or spec.dtype.is_floating_point) and spec.dtype.itemsize == 1 and not _SCALE.fullmatch(own)
+        if packed or (byte and (scales[module] | scales[name]) - {spec.dtype}):
             found.append(name)
     return found
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stockpot.errors import PoolError, describe
 from stockpot.events import Listener, ignore
 from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.scan import Scan, scan
+from stockpot.pool.scan import Scan, TensorScan, scan
 from stockpot.pool.source import TensorSpec, listed, shown
 
 
@@ -72,33 +72,25 @@ class PoolFacts:
 def facts_of(
     checkpoints: Sequence[Checkpoint], specs: Mapping[str, TensorSpec], statistics: frozenset[str], found: Scan
 ) -> PoolFacts:
-    frozen = frozenset(name for name in specs if len({table[name] for table in found.values}) == 1)
+    frozen = frozenset(name for name, tensor in found.tensors.items() if len({*tensor.values}) == 1)
     tied = _tied(checkpoints, specs, found)
     duplicates = tuple(tuple(group) for group in _groups(found.digests))
     passed_over = {*frozen, *statistics, *(name for names in tied for name in names[1:])}
-    counted = [name for name in found.squares if name not in passed_over]
-    return PoolFacts(
-        frozen=frozen,
-        tied=tied,
-        duplicates=duplicates,
-        digests=found.digests,
-        nonfinite=nonfinite(checkpoints, found),
-        distances=_distances(found, counted, duplicates),
-    )
+    counted = [found.tensors[name] for name in specs if name not in passed_over]
+    distances = _distances(found.gram, counted, duplicates)
+    return PoolFacts(frozen, tied, duplicates, found.digests, nonfinite(checkpoints, found), distances)
 
 
-def _distances(found: Scan, counted: Sequence[str], duplicates: Sequence[Sequence[int]]) -> Distances:
-    gram = found.gram + sum(found.repeated[name] for name in counted if name in found.repeated)  # (K, K)
-    lengths = torch.zeros(len(gram), dtype=torch.float64)  # (K,)
-    for name in counted:
-        lengths += found.squares[name]
+def _distances(gram: Tensor, counted: Sequence[TensorScan], duplicates: Sequence[Sequence[int]]) -> Distances:
+    gram = gram + sum(tensor.gram for tensor in counted if tensor.gram is not None)  # (K, K)
+    norms = sum((tensor.squares for tensor in counted), torch.zeros(len(gram), dtype=torch.float64)).sqrt()
     own = gram.diagonal()
     pairs = (own[:, None] + own[None, :] - 2 * gram).clamp_min(0).sqrt().fill_diagonal_(0.0)
     for group in duplicates:
         pairs[torch.tensor(group)[:, None], torch.tensor(group)] = 0.0  # known exactly
     # With the mean as origin, the inner product of a model with itself is its squared distance to the mean.
-    to_mean = own - gram.mean(dim=0) - gram.mean(dim=1) + gram.mean()
-    return Distances(pairs, to_mean.clamp_min(0).sqrt(), lengths.sqrt())
+    to_mean = (own - gram.mean(dim=0) - gram.mean(dim=1) + gram.mean()).clamp_min(0).sqrt()
+    return Distances(pairs, to_mean, norms)
 
 
 def _groups(values: Sequence[Hashable]) -> list[list[int]]:
@@ -118,15 +110,12 @@ def _tied(
     one tensor in some file, or their content must not be one repeated value.
     """
     names = [name for name, spec in specs.items() if spec.numel]
-    contents = [
-        (tuple(checkpoint.specs[name] for checkpoint in checkpoints), tuple(table[name] for table in found.stored))
-        for name in names
-    ]
+    contents = [(tuple(c.specs[name] for c in checkpoints), found.tensors[name].stored) for name in names]
     aliased = {name: (k, g) for k, c in enumerate(checkpoints) for g, group in enumerate(c.aliases) for name in group}
     result: list[tuple[str, ...]] = []
     for positions in _groups(contents):
         group = [names[position] for position in positions]
-        if not all(group[0] in constant for constant in found.constant):
+        if not all(found.tensors[group[0]].constant):
             result.append(tuple(group))
             continue
         declared: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
@@ -139,26 +128,31 @@ def _tied(
 
 def nonfinite(checkpoints: Sequence[Checkpoint], found: Scan) -> dict[int, str]:
     """The places of bad checkpoints, and what is wrong with each."""
+    bad: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in found.tensors.items():
+        for k in tensor.counts.sum(dim=0).nonzero().flatten().tolist():
+            counts = zip(tensor.counts[:, k].tolist(), ("NaN", "infinite"), strict=True)
+            text = " and ".join(f"{count} {what}" for count, what in counts if count)
+            bad[k].append(f"{name} ({text} of {checkpoints[k].specs[name].numel})")
     return {
         k: describe(
-            shown(checkpoint.path),
+            shown(checkpoints[k].path),
             expected="finite weights",
-            found=f"others in {len(bad)} of its tensors: {listed([f'{n} ({counts})' for n, counts in bad.items()])}",
+            found=f"others in {len(texts)} of its tensors: {listed(texts)}",
             fix="leave this checkpoint out of the pool (a recipe's `pool.nonfinite: drop` does);"
             " its training diverged or the file is damaged",
         )
-        for k, (checkpoint, bad) in enumerate(zip(checkpoints, found.nonfinite, strict=True))
-        if bad
+        for k, texts in sorted(bad.items())
     }
 
 
-def require_finite(problems: Mapping[int, str], total: int) -> None:
+def require_finite(checkpoints: Sequence[Checkpoint], found: Scan) -> None:
+    problems = nonfinite(checkpoints, found)
     if problems:
-        head = f"{len(problems)} of {total} checkpoints have weights that are not finite"
+        head = f"{len(problems)} of {len(checkpoints)} checkpoints have weights that are not finite"
         raise PoolError("\n".join((head, *problems.values())))
 
 
 def verify_finite(checkpoint: Checkpoint, listen: Listener = ignore) -> None:
     """For one checkpoint that is in no pool: raise if there is a NaN or infinite weight, naming every tensor."""
-    found = scan([checkpoint], checkpoint.specs, listen)
-    require_finite(nonfinite([checkpoint], found), 1)
+    require_finite([checkpoint], scan([checkpoint], checkpoint.specs, listen))

@@ -40,28 +40,12 @@ class Weights:
     others: tuple[str, ...]
 
 
-class _UnclearError(Exception):
-    """Weights at `place` and below it."""
-
-    def __init__(self, place: str, below: str) -> None:
-        self.place, self.below = place, below
-
-
 def find_weights(saved: object, key: str | None, path: Path) -> Weights:
     if key is not None:
         return _by_key(saved, key, path)
-    try:
-        nested = dict(_nested(saved, (), strict=True))
-        if nested and _outweighs(saved, nested, "", strict=True):
-            nested = {}
-    except _UnclearError as error:
-        where = f"under {error.place!r}" if error.place else "at the top"
-        raise refusal(
-            path,
-            expected="weights in one place",
-            found=f"tensors {where} and about as many numbers under {error.below!r}",
-            fix=f"name the place of the weights, for example key={error.below!r}, or save them in a file of their own",
-        ) from error
+    nested = dict(_nested(saved, (), path))
+    if nested and _outweighs(saved, nested, "", path):
+        nested = {}
     order = [*(p for p in nested if not is_average(p)), *(p for p in nested if is_average(p))]
     if order:
         return Weights(nested[order[0]], order[0], tuple(order[1:]))
@@ -88,7 +72,7 @@ def shown_key(key: object) -> str:
 
 
 def _by_key(saved: object, key: str, path: Path) -> Weights:
-    nested = dict(_nested(saved, (), strict=False))
+    nested = dict(_nested(saved, (), None))
     averages = [place for place in nested if is_average(place)]
     found = _follow(saved, key)
     if found is None and key == "ema" and averages:
@@ -100,36 +84,39 @@ def _by_key(saved: object, key: str, path: Path) -> Weights:
     raise refusal(path, expected=f"weights under the key {key!r}", found=what, fix=fix)
 
 
-def _nested(saved: object, path: tuple[str, ...], *, strict: bool) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Every place with weights that a known key leads to, the preferred first."""
-    if not isinstance(saved, Mapping) or len(path) >= _DEPTH:
+def _nested(saved: object, above: tuple[str, ...], path: Path | None) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Every place with weights that a known key leads to, the preferred first. With a `path`, doubts are errors."""
+    if not isinstance(saved, Mapping) or len(above) >= _DEPTH:
         return
     for name in (*RAW_KEYS, *EMA_KEYS):
         inner = saved.get(name)
         if not isinstance(inner, Mapping):
             continue
-        place = ".".join((*path, name))
-        deeper = dict(_nested(inner, (*path, name), strict=strict))
-        if deeper and not _outweighs(inner, deeper, place, strict=strict):
+        place = ".".join((*above, name))
+        deeper = dict(_nested(inner, (*above, name), path))
+        if deeper and not _outweighs(inner, deeper, place, path):
             yield from deeper.items()
         elif _holds_tensors(inner):
             yield place, inner
 
 
-def _outweighs(above: object, below: Mapping[str, Mapping[Any, Any]], place: str, *, strict: bool) -> bool:
-    """Whether the weights are a mapping's own tensors, and what lies deeper in it is something else.
+def _outweighs(saved: object, nested: Mapping[str, Mapping[Any, Any]], place: str, path: Path | None) -> bool:
+    """Whether the weights are a mapping's own tensors, and what is nested in it is something else.
 
     A score or the state of a random generator beside the weights is no reason to doubt, but weights that stand beside
     a table of settings under `params` must not be passed over.
     """
-    own = _numbers(above.values()) if isinstance(above, Mapping) else 0
-    largest = max(below, key=lambda key: _numbers(below[key].values()))
-    deeper = _numbers(below[largest].values())
-    if own * _CLEARLY <= deeper or not own:
-        return False
-    if own < deeper * _CLEARLY and strict:
-        raise _UnclearError(place, largest)
-    return own >= deeper * _CLEARLY
+    own = _numbers(saved.values()) if isinstance(saved, Mapping) else 0
+    below, most = max(((key, _numbers(inner.values())) for key, inner in nested.items()), key=lambda pair: pair[1])
+    if path is not None and own and most < own * _CLEARLY and own < most * _CLEARLY:
+        where = f"under {place!r}" if place else "at the top"
+        raise refusal(
+            path,
+            expected="weights in one place",
+            found=f"tensors {where} and about as many numbers under {below!r}",
+            fix=f"name the place of the weights, for example key={below!r}, or save them in a file of their own",
+        )
+    return own > 0 and own >= most * _CLEARLY
 
 
 def _numbers(values: Iterable[object]) -> int:

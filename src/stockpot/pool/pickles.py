@@ -19,37 +19,26 @@ from typing import Any
 
 import torch
 
-_STORAGES: dict[str, int] = {  # size of one element in bytes
-    **dict.fromkeys(("torch.DoubleStorage", "torch.LongStorage", "torch.ComplexFloatStorage"), 8),
-    **dict.fromkeys(("torch.FloatStorage", "torch.IntStorage", "torch.QInt32Storage"), 4),
-    **dict.fromkeys(("torch.HalfStorage", "torch.BFloat16Storage", "torch.ShortStorage"), 2),
-    **dict.fromkeys(("torch.CharStorage", "torch.ByteStorage", "torch.BoolStorage"), 1),
-    **dict.fromkeys(("torch.QInt8Storage", "torch.QUInt8Storage", "torch.storage.UntypedStorage"), 1),
-    "torch.ComplexDoubleStorage": 16,
+_STORAGES = {  # size of one element in bytes
+    f"torch.{kind}Storage": size
+    for size, kinds in {
+        1: "Char Byte Bool QInt8 QUInt8 storage.Untyped",
+        2: "Half BFloat16 Short",
+        4: "Float Int QInt32",
+        8: "Double Long ComplexFloat",
+        16: "ComplexDouble",
+    }.items()
+    for kind in kinds.split()
 }
 _BY_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls its first argument
 _ENCODE = "_codecs.encode"  # how protocol 2 writes bytes
+# Sparse, quantised and meta tensors cannot be mixed, but are loaded so that the error can name them.
+_REBUILT = "tensor tensor_v2 tensor_v3 parameter parameter_with_state sparse_tensor qtensor meta_tensor_no_storage"
 _CALLED = {
-    _ENCODE,
-    "collections.OrderedDict",
-    "collections.Counter",
-    "builtins.set",
-    "__builtin__.set",
-    "builtins.complex",
-    "__builtin__.complex",
-    "torch.Size",
-    "torch.device",
-    "torch.serialization._get_layout",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    # What follows cannot be mixed, but is loaded so that the error can name the tensor.
-    "torch._utils._rebuild_sparse_tensor",
-    "torch._utils._rebuild_qtensor",
-    "torch._utils._rebuild_meta_tensor_no_storage",
-    _BY_TYPE,
+    *(f"torch._utils._rebuild_{kind}" for kind in _REBUILT.split()),
+    *(f"{module}.{kind}" for module in ("builtins", "__builtin__") for kind in ("set", "complex")),
+    *("collections.OrderedDict", "collections.Counter", "torch.Size", "torch.device"),
+    *("torch.serialization._get_layout", _BY_TYPE, _ENCODE),
 }
 _BUILT = {"collections.OrderedDict"}  # a state dict carries its version in an attribute
 _KNOWN = {

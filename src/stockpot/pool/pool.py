@@ -84,7 +84,9 @@ class Pool:
             specs, differing = common_specs(opened, mixed_dtypes)
             differing += [*mixed_averages(opened), *quantised(opened)]
         if len(paths) < 2 and not problems and not unreadable:
-            problems.append(_too_few(paths))
+            found = f"only one, {shown(paths[0])}" if paths else "no sources"
+            fix = "give several checkpoints of the same model"
+            problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))
         opened_with = {
@@ -139,7 +141,7 @@ class Pool:
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Raise if there is a NaN or infinite weight, naming every file and tensor. Reads everything once."""
-        require_finite(nonfinite(self.checkpoints, self._scanned(listen)), len(self))
+        require_finite(self.checkpoints, self._scanned(listen))
 
     def verify_unchanged(self) -> None:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
@@ -173,7 +175,7 @@ class Pool:
 
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:
-            self._scan = scan(self.checkpoints, self.specs, listen, left_out=self.statistics)
+            self._scan = scan(self.checkpoints, self.specs, listen, no_weights=self.statistics)
         return self._scan
 
 
@@ -198,26 +200,13 @@ def _change(file: Path, before: Stamp | None, now: Stamp | None) -> str | None:
     return f"{shown(file)}: written to"
 
 
-def _too_few(paths: Sequence[Path]) -> str:
-    found = f"only one, {shown(paths[0])}" if paths else "no sources"
-    return describe(
-        "the pool", expected="at least two ingredients", found=found, fix="give several checkpoints of the same model"
-    )
-
-
 def _error(problems: list[str], unreadable: list[str], differing: list[str], total: int) -> PoolError:
     """One error for all, of the most specific kind that is true."""
+    sorts = {PoolError: problems, CheckpointError: unreadable, MismatchError: differing}
+    words = ("wrong sources", "unreadable", "different")
+    counts = [f"{len(texts)} {what}" for texts, what in zip(sorts.values(), words, strict=True) if texts]
+    kind = next(kind for kind, texts in sorts.items() if texts) if len(counts) == 1 else PoolError
     everything = [*problems, *unreadable, *differing]
-    kind = PoolError
-    if not problems and not differing:
-        kind = CheckpointError
-    elif not problems and not unreadable:
-        kind = MismatchError
     if len(everything) == 1:
         return kind(everything[0])
-    counts = [
-        f"{len(texts)} {what}"
-        for texts, what in ((problems, "wrong sources"), (unreadable, "unreadable"), (differing, "different"))
-        if texts
-    ]
     return kind("\n".join((f"{total} checkpoints cannot be used as a pool ({', '.join(counts)})", *everything)))

@@ -31,38 +31,49 @@ THREADS = 8  # twice as many gained nothing on 16 slow cores
 BLOCK = 1 << 26  # bytes of all ingredients together that are hashed and summed before the next are read
 CHUNK = 1 << 18  # values of all ingredients together that a thread holds in fp64 at a time
 _INLINE = 1 << 16  # bytes; less is done at once, a thread would cost more
-_WAITING = 256  # tensors whose hashes may be outstanding
+_WAITING = 256  # tensors whose work may be outstanding
 _EVENTS = 200  # progress events at most, about, however many tensors there are
 
 
 @dataclass(frozen=True)
-class Scan:
-    """What the pass found, one entry for each ingredient. `measured` is false when only hashes were asked for."""
+class TensorScan:
+    """What the pass found of one tensor, for each of K ingredients."""
 
-    measured: bool
-    digests: tuple[str, ...]
-    stored: tuple[Mapping[str, str], ...]  # tensor -> SHA-256 of its bytes in the file
-    values: tuple[Mapping[str, str], ...]  # tensor -> the same in the pool's dtype
-    constant: tuple[frozenset[str], ...]  # tensors that are one repeated value
-    nonfinite: tuple[Mapping[str, str], ...]  # tensor -> how many values are NaN or infinite
-    gram: Tensor  # (K, K) float64: inner products over what differs; their origin is the same for all ingredients
-    repeated: Mapping[str, Tensor]  # the same of each tensor with the content of an earlier one, not in `gram`
-    squares: Mapping[str, Tensor]  # tensor -> (K,) float64: sums of squares
+    stored: tuple[str, ...]  # SHA-256 of its bytes in the file
+    values: tuple[str, ...]  # the same in the pool's dtype
+    constant: tuple[bool, ...]  # whether it is one repeated value
+    counts: Tensor  # (2, K): how many values are NaN and infinite
+    squares: Tensor  # (K,) float64: sums of squares
+    gram: Tensor | None = None  # (K, K) float64: inner products, where they are not in those of the whole
 
-    def part(self, chosen: Sequence[int]) -> Scan:
-        """The same of some ingredients."""
-        index = torch.tensor(chosen)
-        return Scan(
-            self.measured,
-            tuple(self.digests[k] for k in chosen),
+    def part(self, chosen: Sequence[int]) -> TensorScan:
+        return TensorScan(
             tuple(self.stored[k] for k in chosen),
             tuple(self.values[k] for k in chosen),
             tuple(self.constant[k] for k in chosen),
-            tuple(self.nonfinite[k] for k in chosen),
-            self.gram[index][:, index],
-            {name: gram[index][:, index] for name, gram in self.repeated.items()},
-            {name: squares[index] for name, squares in self.squares.items()},
+            self.counts[:, chosen],
+            self.squares[chosen],
+            None if self.gram is None else self.gram[chosen][:, chosen],
         )
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the pass found. `measured` is false when only hashes were asked for.
+
+    The inner products leave out what is frozen or no weight, and content that an earlier tensor has, which may be tied
+    to it; their origin is the same for all ingredients.
+    """
+
+    measured: bool
+    digests: tuple[str, ...]
+    tensors: Mapping[str, TensorScan]
+    gram: Tensor  # (K, K) float64
+
+    def part(self, chosen: Sequence[int]) -> Scan:
+        """The same of some ingredients."""
+        tensors = {name: tensor.part(chosen) for name, tensor in self.tensors.items()}
+        return Scan(self.measured, tuple(self.digests[k] for k in chosen), tensors, self.gram[chosen][:, chosen])
 
 
 def scan(
@@ -70,11 +81,31 @@ def scan(
     specs: Mapping[str, TensorSpec],
     listen: Listener,
     *,
-    left_out: frozenset[str] = frozenset(),
+    no_weights: frozenset[str] = frozenset(),
     hashes_only: bool = False,
 ) -> Scan:
-    """Read everything once. `left_out` are tensors that distances do not count."""
-    return _Pass(checkpoints, specs, listen, left_out, hashes_only).run()
+    """Read everything once. `no_weights` are tensors that distances do not count."""
+    total = sum(checkpoint.specs[name].nbytes for checkpoint in checkpoints for name in specs)
+    done = announced = 0
+    progress(listen, "hash", 0, total)
+    found: dict[str, TensorScan] = {}
+    gram = torch.zeros(len(checkpoints), len(checkpoints), dtype=torch.float64)
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in _finished(checkpoints, specs, hashes_only):
+        stored, values = tensor.digests()
+        content = (*(checkpoint.specs[name] for checkpoint in checkpoints), *stored)
+        differs = tensor.floating and name not in no_weights and len({*values}) > 1
+        repeated = tensor.gram if differs and content in seen else None
+        if differs and content not in seen:
+            gram += tensor.gram
+        seen.add(content)
+        found[name] = TensorScan(stored, values, tuple(tensor.constant), tensor.counts, tensor.squares, repeated)
+        done += tensor.nbytes
+        if done - announced >= max(total // _EVENTS, 1) or (done == total and announced < total):
+            progress(listen, "hash", done, total)
+            announced = done
+    digests = tuple(_digest(checkpoint.specs, found, k) for k, checkpoint in enumerate(checkpoints))
+    return Scan(not hashes_only, digests, found, gram)
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
@@ -83,111 +114,31 @@ def raw_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-class _Pass:
-    def __init__(
-        self,
-        checkpoints: Sequence[Checkpoint],
-        specs: Mapping[str, TensorSpec],
-        listen: Listener,
-        left_out: frozenset[str],
-        hashes_only: bool,
-    ) -> None:
-        self.checkpoints, self.specs, self.listen = checkpoints, specs, listen
-        self.left_out, self.hashes_only = left_out, hashes_only
-        models = range(len(checkpoints))
-        self.stored: list[dict[str, str]] = [{} for _ in models]
-        self.values: list[dict[str, str]] = [{} for _ in models]
-        self.constant: list[set[str]] = [set() for _ in models]
-        self.nonfinite: list[dict[str, str]] = [{} for _ in models]
-        self.squares: dict[str, Tensor] = {}
-        self.gram = torch.zeros(len(models), len(models), dtype=torch.float64)
-        self.seen: set[tuple[object, ...]] = set()
-        self.repeated: dict[str, Tensor] = {}
-        self.total = sum(c.specs[name].nbytes for c in checkpoints for name in specs)
-        self.done = self.next_event = 0
-
-    def run(self) -> Scan:
-        workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="stockpot-scan")
-        waiting: deque[tuple[str, _Tensor]] = deque()
-        held = 0  # bytes in the blocks of those that wait
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # torch's own threads would stand in the way of ours
-        self._tell(0)
-        try:
-            for name, spec in self.specs.items():
-                tensor = _Tensor([c.tensor(name) for c in self.checkpoints], spec.dtype)
-                self._follow(tensor, workers)
-                waiting.append((name, tensor))
-                held += min(tensor.nbytes, BLOCK)
-                while held > 2 * BLOCK or len(waiting) > _WAITING:
-                    held -= min(waiting[0][1].nbytes, BLOCK)
-                    self._finish(*waiting.popleft())
-            while waiting:
-                self._finish(*waiting.popleft())
-        finally:
-            workers.shutdown(cancel_futures=True)  # on Ctrl-C do not finish gigabytes first
-            torch.set_num_threads(threads)
-        return self._result()
-
-    def _follow(self, tensor: _Tensor, workers: ThreadPoolExecutor) -> None:
-        """Hash and sum one tensor of all ingredients; the work on its last block is not waited for."""
-        here = tensor.nbytes < _INLINE
-        for blocks in tensor.blocks():
-            tensor.wait()  # SHA-256 takes the blocks in their order
-            for k, block in enumerate(blocks):
-                tensor.do(None if here else workers, tensor.hash, k, block)
-            if not tensor.floating or self.hashes_only:
-                continue
-            flat = [torch.view_as_real(b).reshape(-1) if b.is_complex() else b for b in blocks]
-            width = max(CHUNK // len(flat), 1)
-            for start in range(0, flat[0].numel(), width):
-                chunks = [part[start : start + width] for part in flat]
-                tensor.do(None if here else workers, tensor.sum_up, chunks)
-
-    def _finish(self, name: str, tensor: _Tensor) -> None:
-        tensor.wait()
-        stored = [made.hexdigest() for made in tensor.stored]
-        values = [made.hexdigest() for made in tensor.values]
-        for k in range(len(self.checkpoints)):
-            self.stored[k][name], self.values[k][name] = stored[k], values[k]
-            if tensor.constant[k]:
-                self.constant[k].add(name)
-        for k in tensor.counts.sum(dim=0).nonzero().flatten().tolist():
-            counts = zip(tensor.counts[:, k].tolist(), ("NaN", "infinite"), strict=True)
-            text = " and ".join(f"{count} {what}" for count, what in counts if count)
-            self.nonfinite[k][name] = f"{text} of {self.specs[name].numel}"
-        if tensor.floating and name not in self.left_out and len({*values}) > 1:
-            content = (*(c.specs[name] for c in self.checkpoints), *stored)
-            if content in self.seen:
-                self.repeated[name] = tensor.gram
-            else:
-                self.seen.add(content)
-                self.gram += tensor.gram
-        if tensor.floating:
-            self.squares[name] = tensor.squares
-        self._tell(tensor.nbytes)
-
-    def _result(self) -> Scan:
-        pairs = zip(self.checkpoints, self.stored, strict=True)
-        return Scan(
-            not self.hashes_only,
-            tuple(_digest(checkpoint.specs, hashes) for checkpoint, hashes in pairs),
-            tuple(self.stored),
-            tuple(self.values),
-            tuple(frozenset(names) for names in self.constant),
-            tuple(self.nonfinite),
-            self.gram,
-            self.repeated,
-            self.squares,
-        )
-
-    def _tell(self, nbytes: int) -> None:
-        """Progress at a rate that a log can bear."""
-        self.done += nbytes
-        if self.done >= self.next_event:
-            progress(self.listen, "hash", self.done, self.total)
-            step = max(self.total // _EVENTS, 1)
-            self.next_event = min(self.done + step, max(self.total, self.done + 1))
+def _finished(
+    checkpoints: Sequence[Checkpoint], specs: Mapping[str, TensorSpec], hashes_only: bool
+) -> Iterator[tuple[str, _Tensor]]:
+    """Every tensor once it is hashed and summed; the next ones are begun meanwhile."""
+    workers = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="stockpot-scan")
+    waiting: deque[tuple[str, _Tensor]] = deque()
+    held = 0  # bytes in the last blocks of those that wait
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # torch's own threads would stand in the way of ours
+    try:
+        for name, spec in specs.items():
+            tensor = _Tensor([checkpoint.tensor(name) for checkpoint in checkpoints], spec.dtype)
+            tensor.follow(None if tensor.nbytes < _INLINE else workers, hashes_only)
+            waiting.append((name, tensor))
+            held += min(tensor.nbytes, BLOCK)
+            while len(waiting) > _WAITING or held > 2 * BLOCK:
+                held -= min(waiting[0][1].nbytes, BLOCK)
+                waiting[0][1].wait()
+                yield waiting.popleft()
+        for name, tensor in waiting:
+            tensor.wait()
+            yield name, tensor
+    finally:
+        workers.shutdown(cancel_futures=True)  # on Ctrl-C do not finish gigabytes first
+        torch.set_num_threads(threads)
 
 
 # Of a chunk: squares (K,), counts of NaN and infinity (2, K) where there are some, inner products (K, K) where
@@ -199,13 +150,12 @@ class _Tensor:
     """One tensor of all K ingredients on its way through the pass."""
 
     def __init__(self, parts: list[Tensor], dtype: torch.dtype) -> None:
-        self.parts, self.dtype = [part.squeeze() for part in parts], dtype
+        self._parts, self._dtype = [part.squeeze() for part in parts], dtype
         self.floating = dtype.is_floating_point or dtype.is_complex
         self.nbytes = sum(part.numel() * part.dtype.itemsize for part in parts)
-        self.stored = [hashlib.sha256() for _ in parts]
-        self.values = [
-            made if part.dtype == dtype else hashlib.sha256() for part, made in zip(parts, self.stored, strict=True)
-        ]
+        self._stored = [hashlib.sha256() for _ in parts]
+        pairs = zip(parts, self._stored, strict=True)
+        self._values = [stored if part.dtype == dtype else hashlib.sha256() for part, stored in pairs]
         self.constant = [part.numel() > 0 for part in parts]
         self._first: dict[int, Tensor] = {}  # bytes of the first value
         self.counts = torch.zeros(2, len(parts), dtype=torch.int64)  # of NaN and of infinite values
@@ -213,64 +163,72 @@ class _Tensor:
         self.squares = torch.zeros(len(parts), dtype=torch.float64)  # (K,)
         self._jobs: list[Future[_Sums | None]] = []
 
-    def blocks(self) -> Iterator[list[Tensor]]:
-        """The same stretch of every part, flat, one stretch after the other."""
-        numel = self.parts[0].numel()
+    def digests(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the bytes in the file and in the pool's dtype."""
+        return tuple(made.hexdigest() for made in self._stored), tuple(made.hexdigest() for made in self._values)
+
+    def follow(self, workers: ThreadPoolExecutor | None, hashes_only: bool) -> None:
+        """Hash and sum all of it; the work on its last block is not waited for."""
+        numel = self._parts[0].numel()
         step = max(BLOCK * numel // max(self.nbytes, 1), 1)
         for start in range(0, numel, step):
-            yield [_stretch(part, start, min(start + step, numel)) for part in self.parts]
+            self.wait()  # SHA-256 takes the blocks in their order
+            blocks = [_stretch(part, start, min(start + step, numel)) for part in self._parts]
+            for k, block in enumerate(blocks):
+                self._do(workers, self._hash, k, block)
+            if self.floating and not hashes_only:
+                flat = [torch.view_as_real(block).reshape(-1) if block.is_complex() else block for block in blocks]
+                width = max(CHUNK // len(flat), 1)
+                for first in range(0, flat[0].numel(), width):
+                    self._do(workers, _sums, [part[first : first + width] for part in flat])
 
-    def hash(self, k: int, block: Tensor) -> None:
+    def wait(self) -> None:
+        """Until all work is done. Sums are added in the order of the numbers, whichever thread was first."""
+        for job in self._jobs:
+            self._add(job.result())
+        self._jobs = []
+
+    def _do(self, workers: ThreadPoolExecutor | None, work: Callable[..., _Sums | None], *arguments: Any) -> None:
+        if workers is None:
+            self._add(work(*arguments))
+        else:
+            self._jobs.append(workers.submit(work, *arguments))
+
+    def _add(self, sums: _Sums | None) -> None:
+        for own, more in zip((self.squares, self.counts, self.gram), sums or (), strict=False):
+            if more is not None:
+                own += more
+
+    def _hash(self, k: int, block: Tensor) -> None:
         raw = raw_bytes(block)
-        self.stored[k].update(raw.numpy().data)  # releases the interpreter's lock
-        if self.values[k] is not self.stored[k]:
-            self.values[k].update(raw_bytes(block.to(self.dtype)).numpy().data)
+        self._stored[k].update(raw.numpy().data)  # releases the interpreter's lock
+        if self._values[k] is not self._stored[k]:
+            self._values[k].update(raw_bytes(block.to(self._dtype)).numpy().data)
         if self.constant[k]:
             rows = raw.view(block.numel(), -1)  # (values, bytes of one)
             first = self._first.setdefault(k, rows[0])
             self.constant[k] = torch.equal(rows[-1], first) and torch.equal(rows, first.expand_as(rows))
 
-    def sum_up(self, chunks: list[Tensor]) -> _Sums:
-        """Inner products of the *centred* ingredients in fp64.
 
-        Fine-tunes of one model are close to each other and far from zero; centring first is what keeps the
-        subtraction in |x|^2 + |y|^2 - 2<x, y> from losing digits.
-        """
-        same = _equal(chunks)
-        rows = torch.stack([chunk.double() for chunk in (chunks[:1] if same else chunks)])  # (K or 1, width)
-        squares = rows.square().sum(dim=1)  # (K,) or (1,)
-        if bool(squares.isfinite().all()):
-            centre = rows.mean(dim=0)
-            counts = None
-        else:  # whoever is not finite here must not spoil the origin of the others
-            sound = squares.isfinite()
-            centre = rows[sound].sum(dim=0) / max(int(sound.sum()), 1)
-            counts = torch.stack([rows.isnan().sum(dim=1), rows.isinf().sum(dim=1)])  # (2, K) or (2, 1)
-        if same:
-            return squares, counts, None
-        rows -= centre
-        return squares, counts, rows @ rows.T
+def _sums(chunks: list[Tensor]) -> _Sums:
+    """Inner products of the *centred* ingredients in fp64.
 
-    def do(self, workers: ThreadPoolExecutor | None, work: Callable[..., _Sums | None], *arguments: Any) -> None:
-        if workers is None:
-            self._take(work(*arguments))
-        else:
-            self._jobs.append(workers.submit(work, *arguments))
-
-    def wait(self) -> None:
-        """Until all work is done. Sums are added in the order of the numbers, whichever thread was first."""
-        for job in self._jobs:
-            self._take(job.result())
-        self._jobs = []
-
-    def _take(self, sums: _Sums | None) -> None:
-        if sums is not None:
-            squares, counts, gram = sums
-            self.squares += squares
-            if counts is not None:
-                self.counts += counts
-            if gram is not None:
-                self.gram += gram
+    Fine-tunes of one model are close to each other and far from zero; centring first is what keeps the subtraction in
+    |x|^2 + |y|^2 - 2<x, y> from losing digits.
+    """
+    same = _equal(chunks)
+    rows = torch.stack([chunk.double() for chunk in (chunks[:1] if same else chunks)])  # (K or 1, width)
+    squares = rows.square().sum(dim=1)  # (K,) or (1,)
+    counts, sound = None, squares.isfinite()
+    if bool(sound.all()):
+        centre = rows.mean(dim=0)
+    else:  # whoever is not finite here must not spoil the origin of the others
+        centre = rows[sound].sum(dim=0) / max(int(sound.sum()), 1)
+        counts = torch.stack([rows.isnan().sum(dim=1), rows.isinf().sum(dim=1)])  # (2, K) or (2, 1)
+    if same:
+        return squares, counts, None
+    rows -= centre
+    return squares, counts, rows @ rows.T
 
 
 def _stretch(part: Tensor, start: int, stop: int) -> Tensor:
@@ -290,10 +248,9 @@ def _equal(chunks: list[Tensor]) -> bool:
     return all(torch.equal(first[:64], o[:64]) for o in others) and all(torch.equal(first, o) for o in others)
 
 
-def _digest(specs: Mapping[str, TensorSpec], hashes: Mapping[str, str]) -> str:
+def _digest(specs: Mapping[str, TensorSpec], found: Mapping[str, TensorScan], k: int) -> str:
     total = hashlib.sha256()
     for name in sorted(specs):
-        spec = specs[name]
-        line = json.dumps([name, dtype_name(spec.dtype), list(spec.shape), hashes[name]], ensure_ascii=True)
-        total.update(line.encode() + b"\n")
+        line = [name, dtype_name(specs[name].dtype), list(specs[name].shape), found[name].stored[k]]
+        total.update(json.dumps(line, ensure_ascii=True).encode() + b"\n")
     return total.hexdigest()

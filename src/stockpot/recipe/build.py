@@ -85,12 +85,10 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
             recipe.output.max_shard_size,
         ),
         "seed": recipe.output.seed,
-        **section.stated(load),
     }
-    own = section.own(load)
     if kind == "cook":
-        return {**shared, "method": section.name, **own.get(section.name, {})}
-    return {**shared, "methods": section.methods, "each": own}
+        return {**shared, "method": section.name, **section.for_cook(load)}
+    return {**shared, "methods": section.methods, "each": section.own(load), **section.stated(load)}
 
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:

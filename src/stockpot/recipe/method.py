@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import types
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,16 +33,16 @@ Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
 
 def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
     """One setting as recipes have it; absent means that method and preset decide."""
-    numbers = Field(strict=True, ge=setting.at_least, gt=setting.above, le=setting.at_most)
+    limits = Field(strict=True, ge=setting.at_least, gt=setting.above, le=setting.at_most)
     about = setting.help.replace("none:", "null:").replace("a function", "`{python: module:function}`")
+    united = typing.get_origin(kind) in (typing.Union, types.UnionType)
     options: list[Any] = []
-    for option in typing.get_args(kind) if typing.get_origin(kind) is not Literal else (kind,):
-        if typing.get_origin(option) is not None and typing.get_origin(option) is not Literal:
-            options.append(PythonCode)
+    for option in typing.get_args(kind) if united else (kind,):
+        if option in (int, float, bool):
+            options.append(Annotated[option, Field(strict=True) if option is bool else limits])
         else:
-            options.append(Annotated[option, numbers] if option in (int, float) else option)
-    if not options:
-        options = [Annotated[kind, numbers] if kind is not bool else Annotated[bool, Field(strict=True)]]
+            callable_ = typing.get_origin(option) not in (None, Literal)
+            options.append(PythonCode if callable_ else option)
     if setting.unit == "bytes":
         options, about = [Bytes], f"{about} A size such as `8GiB`."
     if name == "seed":
@@ -109,12 +110,19 @@ class _Method(_Stated):
         """The settings of single methods, as Python has them; `load` finds a function that one names."""
         return {name: section.stated(load) for name, section in self.each.items()}
 
+    def for_cook(self, load: Load = _unloaded) -> dict[str, Any]:
+        """The settings of the recipe's own method, as Python has them."""
+        common, own = self.stated(load), self.own(load).get(self.name, {})
+        for one, other in (("steps", "epochs"), ("epochs", "steps")):
+            if own.get(one) is not None:
+                common.pop(other, None)
+        return {**common, **own}
+
     def settings(self, method: str | None = None, load: Load = _unloaded, **defaults: Any) -> Settings:
         """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
-        common, own = {**defaults, **self.stated(load)}, self.own(load)
-        if method is not None:
-            return settings_in_comparison(method, self.preset, common, own)
-        return settings_for(self.name, self.preset, **{**common, **own.get(self.name, {})})
+        if method is None:
+            return settings_for(self.name, self.preset, **{**defaults, **self.for_cook(load)})
+        return settings_in_comparison(method, self.preset, {**defaults, **self.stated(load)}, self.own(load))
 
     def resolved(self) -> dict[str, Any]:
         """Everything stated, and every default that does not depend on the method."""

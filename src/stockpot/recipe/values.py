@@ -65,14 +65,7 @@ def _names(value: object) -> tuple[str, ...]:
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), _any_of(_TEXT, {"type": "array", "items": _TEXT})]
 
 
-def _donor(value: object) -> object:
-    number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if number or (isinstance(value, str) and value):
-        return value
-    raise ValueError(f"expected the name or the number of an ingredient, found {value!r}")
-
-
-Donor = Annotated[int | str, BeforeValidator(_donor), _any_of({"type": "integer", "minimum": 0}, _TEXT)]
+Donor = Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(min_length=1)]
 
 
 def _folder_or_config(value: object) -> object:

@@ -1,10 +1,9 @@
 """One directory per run: made, locked, recognised again, or refused.
 
-A directory is first claimed: locked, and found to be new, or the very run that is to be continued. What is
-there stays as it is until `begin`, when everything that the run needs is known to be in order. What makes a
-run this run and no other is its `Identity`: noted in run.json when it begins, and compared here, in one
-place, whenever it is continued. The ingredients are compared by their digests when they have been read
-(`same_pool`).
+A directory is first claimed: locked, and found to be new, or the very run that is to be continued. What is there stays
+as it is until `begin`, when everything that the run needs is known to be in order. What makes a run this run and no
+other is noted in run.json when it begins, and compared here, in one place, whenever it is continued; the ingredients,
+by their digests, when they have been read (`same_pool`).
 """
 
 from __future__ import annotations
@@ -21,26 +20,13 @@ from typing import Any
 from stockpot import files
 from stockpot._version import __version__
 from stockpot.errors import RunError, WriteError, describe
-from stockpot.run.record import (
-    EVENTS,
-    FORMAT,
-    GROWTH,
-    METHODS,
-    POOL,
-    RECIPE,
-    RESULTS,
-    RUN,
-    SCORES,
-    TENSORBOARD,
-    format_of,
-    read_about,
-    slug,
-)
+from stockpot.run import record
+from stockpot.run.record import FORMAT, GROWTH, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
 from stockpot.run.shapes import ANY, POOL_SHAPE, plain, read_json
 from stockpot.run.state import Journal
 
 # Everything a run writes; only these are ever removed, and run.json is replaced by the next one's.
-_OWN = (RECIPE, POOL, RESULTS, EVENTS, METHODS, GROWTH, TENSORBOARD, SCORES, "report.html", "report.md")
+_OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, GROWTH, record.TENSORBOARD, SCORES, "report.html", "report.md")
 _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
 _WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.tensorboard", "output.overwrite")
@@ -60,67 +46,56 @@ class RecipeFacts:
     max_shard: int | None = None  # bytes; None: as Soup.save does
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What makes a run this run and no other."""
-
-    kind: str
-    title: str = ""
-    metric: str = "accuracy"
-    percent: bool = True
-    seed: int = 0
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, in the table's order
-    layout: Mapping[str, Any] = field(default_factory=dict)  # what is mixed, and how statistics are kept
-    fit_digest: str = ""
-    report_digest: str | None = None
-    recipe: RecipeFacts = RecipeFacts()
-
-
 class RunDirectory:
-    """A directory that this process works in. Use `claim`, as a context manager, and then `begin`."""
+    """A directory that this process works in: `claim` it, as a context manager, and then `begin`.
 
-    def __init__(self, path: Path, about: dict[str, Any], lock: files.Lock) -> None:
-        self.path = path
-        self.about = about  # run.json
-        self._lock = lock
+    `facts` are what cooking knows of the run: kind, title, seed, metric, percent, settings by method, layout (what is
+    mixed), fit_digest and report_digest.
+    """
+
+    def __init__(
+        self, path: str | Path, facts: Mapping[str, Any], recipe: RecipeFacts, *, overwrite: bool = False
+    ) -> None:
+        self.path = Path(path)
         self._journal: Journal | None = None
-        self._replaces: Mapping[str, Any] | None = None  # run.json of the run that goes away
-        self._recipe: Mapping[str, Any] | None = None  # to be written
-
-    @classmethod
-    def claim(cls, path: str | Path, identity: Identity, *, overwrite: bool = False) -> RunDirectory:
-        """Locked and found usable: new, the same run again, or one to be replaced. Nothing is changed yet."""
-        path = Path(path)
-        _make(path)
-        _refuse_foreign(path)  # before the lock, which would be left behind
-        lock = files.Lock(path)
-        lock.acquire()
         try:
-            replaced = _to_be_replaced(path, overwrite)
-            continued = replaced is None and (path / RUN).exists()
-            about = read_about(path) if continued else _described(identity)
-            if continued:
-                _same(path, about, identity)
-            directory = cls(path, about, lock)
-            directory._replaces = replaced
-            directory._recipe = None if continued else identity.recipe.resolved
-            return directory
+            files.make_directory(self.path)
+        except WriteError as error:
+            found = getattr(error.__cause__, "strerror", None) or str(error.__cause__)
+            fix = "choose another directory with output.dir"
+            what = f"output directory {path}"
+            raise RunError.of(what, expected="a place to write to", found=found, fix=fix) from error
+        _refuse_foreign(self.path)  # before the lock, which would be left behind
+        self._lock = files.Lock(self.path)
+        self._lock.acquire()
+        try:
+            self._replaces = _to_be_replaced(self.path, overwrite)  # run.json of the run that goes away
+            self._continues = self._replaces is None and (self.path / RUN).exists()
+            self._recipe = plain(dict(recipe.resolved))
+            self.about = _about(facts, recipe)  # run.json
+            if self._continues:
+                earlier = record.read_about(self.path)
+                _same(self.path, earlier, self.about, self._recipe)
+                self.about = earlier
         except BaseException:
-            lock.release()
+            self._lock.release()
             raise
 
-    def begin(self, environment: Mapping[str, Any] | None = None) -> None:
+    def begin(self, environment: Mapping[str, Any]) -> None:
         """An earlier run that was to be replaced goes away now, and this one is under way."""
         if self._replaces is not None:
             # run.json goes last, when the new one is renamed over it: half of a run is still known to be one.
-            self._write(RUN, {**self._replaces, "status": "clearing"})
+            self.write(RUN, {**self._replaces, "status": "clearing"})
             files.clear(self.path, _OWN, self.path)
-        self._sweep()
-        if environment is not None:
-            self.about["environment"] = plain(dict(environment))
-        self.note(status="running")
-        if self._recipe:
-            self._write(RECIPE, plain(dict(self._recipe)))  # JSON is YAML
+        files.sweep(self.path, self.path)  # what killed processes left half-written
+        for group in (METHODS, GROWTH):
+            folder = files.check_inside(self.path, self.path / group)
+            for inner in folder.iterdir() if folder.is_dir() else ():
+                if inner.is_dir() and not inner.is_symlink():
+                    files.sweep(inner, self.path)
+        self.note(status="running", environment=plain(dict(environment)))
+        if self._recipe and not self._continues:
+            self.write(RECIPE, self._recipe)  # JSON is YAML
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -128,15 +103,11 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self.about["status"] == "running":
-            with contextlib.suppress(WriteError):  # the error under way says more
+        with contextlib.suppress(WriteError):  # the error under way says more
+            if kind is not None and self.about["status"] == "running":
                 self.note(status="interrupted")
-        self.release()
-
-    def release(self) -> None:
-        """Let go of the directory without a word about how the run ended."""
-        if self._journal is not None:
-            with contextlib.suppress(WriteError):
+        with contextlib.suppress(WriteError):
+            if self._journal is not None:
                 self._journal.close()
         self._lock.release()
 
@@ -144,18 +115,21 @@ class RunDirectory:
     def journal(self) -> Journal:
         """The listener that appends to events.jsonl."""
         if self._journal is None:
-            self._journal = Journal(self.path / EVENTS, self.path)
+            self._journal = Journal(self.path / record.EVENTS, self.path)
         return self._journal
 
     def note(self, **facts: Any) -> None:
         """Add facts to run.json."""
         self.about.update(facts)
-        self._write(RUN, self.about)
+        self.write(RUN, self.about)
 
-    def method(self, name: str) -> Path:
-        return self.path / METHODS / slug(name)
+    def write(self, name: str, value: Any) -> None:
+        files.write_json(self.path / name, value, self.path)
 
-    def growth(self, name: str, models: int) -> Path:
+    def method(self, name: str, models: int | None = None) -> Path:
+        """The folder of a method, or of the same with the first so many ingredients."""
+        if models is None:
+            return self.path / METHODS / slug(name)
         return self.path / GROWTH / f"{slug(name)}-{models:04d}"
 
     def same_pool(self, names: Sequence[str], digests: Sequence[str]) -> bool:
@@ -174,165 +148,88 @@ class RunDirectory:
             raise _refused(self.path, "the ingredients this run was started with", "others", lines)
         return True
 
-    def _write(self, name: str, value: Any) -> None:
-        files.write_json(self.path / name, value, self.path)
 
-    def _sweep(self) -> None:
-        """What killed processes left half-written."""
-        files.sweep(self.path, self.path)
-        for group in (METHODS, GROWTH):
-            folder = files.check_inside(self.path, self.path / group)
-            for inner in sorted(folder.iterdir()) if folder.is_dir() else ():
-                if inner.is_dir() and not inner.is_symlink():
-                    files.sweep(inner, self.path)
-
-
-def _described(identity: Identity) -> dict[str, Any]:
-    """run.json of a new run."""
-    recipe = identity.recipe
-    value = {
-        "format": FORMAT,
-        "kind": identity.kind,
-        "title": identity.title,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "stockpot": __version__,
-        "command": list(recipe.command),
-        "status": "claimed",  # never written: there is no file before it runs
-        "metric": identity.metric,
-        "percent": identity.percent,
-        "seed": identity.seed,
-        "recipe_digest": recipe.digest,
-        "code": dict(recipe.code),
-        "settings": {name: dict(one) for name, one in identity.settings.items()},
-        "layout": dict(identity.layout),
-        "fit_digest": identity.fit_digest,
-        "report_digest": identity.report_digest,
-        "environment": {},
-    }
-    return {key: plain(item) for key, item in value.items()}
-
-
-def _make(path: Path) -> None:
-    try:
-        files.make_directory(path)
-    except WriteError as error:
-        cause = error.__cause__
-        raise RunError(
-            describe(
-                f"output directory {path}",
-                expected="a place to write to",
-                found=(cause.strerror if isinstance(cause, OSError) else None) or str(cause),
-                fix="choose another directory with output.dir",
-            )
-        ) from error
+def _about(facts: Mapping[str, Any], recipe: RecipeFacts) -> dict[str, Any]:
+    """run.json of a new run, as it will be read again."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    own = {"format": FORMAT, "created": now, "stockpot": __version__, "status": "claimed", "environment": {}}
+    said = {"command": recipe.command, "recipe_digest": recipe.digest, "code": dict(recipe.code)}
+    value: dict[str, Any] = plain({**own, **said, **facts})
+    return value
 
 
 def _refuse_foreign(path: Path) -> None:
     """A directory with anything in it must be a run of ours, whatever else is asked for."""
-    if format_of(path) is not None:
+    if record.format_of(path) is not None:
         return
     # Of ours there may be a lock, and the first file that a killed process was about to write.
-    ours = [entry.name for entry in path.iterdir() if not _FIRST_WRITE.fullmatch(entry.name)]
-    foreign = sorted(name for name in ours if name != files.LOCK)
+    names = (entry.name for entry in path.iterdir())
+    foreign = sorted(name for name in names if name != files.LOCK and not _FIRST_WRITE.fullmatch(name))
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        raise RunError(
-            describe(
-                f"output directory {path}",
-                expected="a new or empty directory, or an earlier run",
-                found=f"other files: {', '.join(foreign[:5])}{more}",
-                fix="choose another directory with --out (in Python: run=)",
-            )
+        raise RunError.of(
+            f"output directory {path}",
+            expected="a new or empty directory, or an earlier run",
+            found=f"other files: {', '.join(foreign[:5])}{more}",
+            fix="choose another directory with --out (in Python: run=)",
         )
 
 
 def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
     """run.json of an earlier run that is in nobody's way: it was said to go, or has nothing to keep.
 
-    That is a run that failed before its first result (a wrong name, a wrong path), or one whose clearing was killed.
+    The latter failed before its first result (a wrong name, a wrong path), or was being cleared when it was killed.
     """
-    earlier_format = format_of(path)
-    if earlier_format is None:
-        return None
-    if overwrite and earlier_format <= FORMAT:
+    number = record.format_of(path)
+    if number is not None and overwrite and number <= FORMAT:
         about: Mapping[str, Any] = read_json(path / RUN, path, {"*": ANY})
         return about
-    if earlier_format != FORMAT:
+    if number != FORMAT:
         return None
-    about = read_about(path)
-    kept = any((path / name).exists() for name in (METHODS, GROWTH, RESULTS, SCORES))
-    if about["status"] == "clearing" or (about["status"] in ("running", "interrupted") and not kept):
-        return about
-    return None
+    about = record.read_about(path)
+    empty = not any((path / name).exists() for name in (METHODS, GROWTH, RESULTS, SCORES))
+    failed = about["status"] in ("running", "interrupted") and empty
+    return about if failed or about["status"] == "clearing" else None
 
 
-def _same(path: Path, about: Mapping[str, Any], identity: Identity) -> None:
+def _same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Refuse another run than the one that was begun, and show the difference."""
-    now = _described(identity)
-    if about["kind"] != now["kind"]:
-        raise RunError(
-            describe(
-                f"output directory {path}",
-                expected=f"a directory of its own for {identity.kind}",
-                found=f"an earlier run of {about['kind']}, which stays as it is",
-                fix=f"add --out {path.name}-{identity.kind}, or replace that run with --overwrite"
-                " (in Python: overwrite=True)",
-            )
+    if before["kind"] != now["kind"]:
+        raise RunError.of(
+            f"output directory {path}",
+            expected=f"a directory of its own for {now['kind']}",
+            found=f"an earlier run of {before['kind']}, which stays as it is",
+            fix=f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite",
         )
-    if about["recipe_digest"] != now["recipe_digest"]:
+    another = "a new directory, or the same run to continue", "another run"
+    if before["recipe_digest"] != now["recipe_digest"]:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
-        changed = differences(earlier, plain(dict(identity.recipe.resolved))) or ["the recipe"]
-        raise _refused(path, "a new directory, or the same run to continue", "another run", changed)
-    code = sorted(
-        name for name in {**about["code"], **now["code"]} if about["code"].get(name) != now["code"].get(name)
-    )
-    if code:
-        lines = [f"what {name} does" for name in code]
+        raise _refused(path, *another, differences(earlier, recipe) or ["the recipe"])
+    old, new = before["code"], now["code"]
+    if lines := [f"what {name} does" for name in sorted({**old, **new}) if old.get(name) != new.get(name)]:
         raise _refused(path, "the code this run was started with", "other code", lines)
     choices = ("metric", "layout")
-    if changed := differences({key: about[key] for key in choices}, {key: now[key] for key in choices}):
-        raise _refused(path, "a new directory, or the same run to continue", "another run", changed)
-    _same_settings(path, about, now, by_recipe=bool(identity.recipe.digest))
+    if changed := differences({key: before[key] for key in choices}, {key: now[key] for key in choices}):
+        raise _refused(path, *another, changed)
+    if changed := differences(before["settings"], now["settings"]):
+        # A recipe says what differs from the defaults, so with another version it can mean something else.
+        begun, found = before["stockpot"], "other defaults of stockpot" if now["recipe_digest"] else "other ones"
+        versions = f" (begun by stockpot {begun}, this is {__version__})" if begun != __version__ else ""
+        last = "\n  Nothing was touched: report, evaluate and rebuild still read that run."
+        raise _refused(path, "the settings this run was started with", f"{found}{versions}", changed, last)
     for key, what in (("fit_digest", "fitting data"), ("report_digest", "report data")):
-        if about[key] != now[key]:
-            lines = [f"the content of the {what}: fingerprint {_short(about[key])} -> {_short(now[key])}"]
+        if before[key] != now[key]:
+            first, second = (str(digest)[:12] for digest in (before[key], now[key]))
+            lines = [f"the content of the {what}: fingerprint {first} -> {second}"]
             raise _refused(path, f"the {what} this run was started with", "other samples", lines)
 
 
-def _same_settings(path: Path, about: Mapping[str, Any], now: Mapping[str, Any], *, by_recipe: bool) -> None:
-    """A recipe says what differs from the defaults, so with another version of stockpot it can mean something else."""
-    changed = differences(about["settings"], now["settings"])
-    if not changed:
-        return
-    begun = about["stockpot"]
-    versions = f" (begun by stockpot {begun}, this is {__version__})" if begun != __version__ else ""
-    raise _refused(
-        path,
-        "the settings this run was started with",
-        f"other {'defaults of stockpot' if by_recipe else 'ones'}{versions}",
-        changed,
-        "Nothing was touched: report, evaluate and rebuild still read that run.",
-    )
-
-
-def _short(digest: str | None) -> str:
-    return "none" if digest is None else digest[:12]
-
-
-def _refused(
-    path: Path, expected: str, found: str, differing: Sequence[str], last: str | None = None
-) -> RunError:
-    """A run directory that cannot be continued, with the difference shown, and a last word."""
-    message = describe(
-        f"output directory {path}",
-        expected=expected,
-        found=found,
-        fix="choose another directory with --out, or replace that run with --overwrite"
-        " (in Python: run=, overwrite=True)",
-    )
+def _refused(path: Path, expected: str, found: str, differing: Sequence[str], last: str = "") -> RunError:
+    """A run directory that cannot be continued, with the difference shown."""
+    fix = "choose another directory with --out, or replace that run with --overwrite (in Python: run=, overwrite=True)"
     more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
-    lines = [message, "  What differs:", *(f"    {line}" for line in (*differing[:_SHOWN], *more))]
-    return RunError("\n".join([*lines, *([] if last is None else [f"  {last}"])]))
+    message = describe(f"output directory {path}", expected=expected, found=found, fix=fix)
+    return RunError("\n    ".join([f"{message}\n  What differs:", *differing[:_SHOWN], *more]) + last)
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -345,15 +242,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            flat.update(_flat(inner, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = inner
+        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) and inner else {f"{prefix}{key}": inner}
     return flat
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return "not there"
-    text = str(values[key])
+    text = str(values[key]) if key in values else "not there"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,18 +16,19 @@ def environment(device: str | None = None) -> dict[str, Any]:
     """Plain JSON values. `device` is what the work runs on, as torch names it."""
     import torch
 
-    facts: dict[str, Any] = {
+    cuda = device is not None and device.startswith("cuda") and torch.cuda.is_available()
+    return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
         "cpu": _processor(),
-        "cores": _cores(),
+        # Those this process may use, which in a container is fewer than the machine has.
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         "memory": _memory(),
-        "device": _device(device),
+        "device": f"{device} ({torch.cuda.get_device_name(device)})" if cuda else device or "cpu",
         "threads": torch.get_num_threads(),
+        "libraries": {name: version for name in _LIBRARIES if (version := installed(name)) is not None},
     }
-    facts["libraries"] = {name: version for name in _LIBRARIES if (version := installed(name)) is not None}
-    return facts
 
 
 def installed(distribution: str) -> str | None:
@@ -40,20 +41,11 @@ def installed(distribution: str) -> str | None:
 
 def _processor() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Those this process may use, which in a container is fewer than the machine has."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _memory() -> int | None:
@@ -61,12 +53,3 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-
-
-def _device(device: str | None) -> str:
-    import torch
-
-    wanted = torch.device(device) if device is not None else torch.device("cpu")
-    if wanted.type == "cuda" and torch.cuda.is_available():
-        return f"{wanted} ({torch.cuda.get_device_name(wanted)})"
-    return str(wanted)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from stockpot import files
-from stockpot.errors import RunError, SoupError, describe
+from stockpot.errors import RunError, SoupError
 from stockpot.events import Listener, ignore
 from stockpot.run.record import METHODS, RUN, SOUP, read_run, slug
 from stockpot.soup.soup import rebuild
@@ -17,15 +19,9 @@ from stockpot.soup.soup import rebuild
 def recommended_soup(run: Path) -> Path:
     path = files.check_inside(run, _folder(run, None) / SOUP)
     if not path.is_dir():
-        raise RunError(
-            describe(
-                str(path),
-                expected="the saved soup of the run",
-                found="nothing at this path",
-                fix=f"make it again with: stockpot rebuild {run}",
-            )
-        )
-    return files.check_entries(run, path)
+        fix = f"make it again with: stockpot rebuild {run}"
+        raise RunError.of(str(path), expected="the saved soup of the run", found="nothing at this path", fix=fix)
+    return path
 
 
 def rebuild_soup(
@@ -38,22 +34,31 @@ def rebuild_soup(
     listen: Listener = ignore,
 ) -> tuple[Path, bool]:
     """Where the soup is now, and whether it was there before and has been compared byte by byte."""
-    of_run = (source / RUN).exists() or (source / RUN).is_symlink()
+    of_run = os.path.lexists(source / RUN)
     record = files.check_inside(source, _folder(source, method)) if of_run else source
     given = None if ingredients is None else list(ingredients)
     if out is not None:
         return rebuild(record, out, ingredients=given, overwrite=overwrite, listen=listen), False
-    path = record / SOUP if of_run else source
-    files.check_inside(source, path)
+    path = files.check_inside(source, record / SOUP) if of_run else source
     if not path.exists():
         return rebuild(record, path, ingredients=given, listen=listen), False
     # Beside it, where there is room for another one; the name cannot be known before.
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".compared", dir=path.parent))
     try:
-        rebuild(record, beside / SOUP, ingredients=given, listen=listen)
-        _compare(path, beside / SOUP)
+        again = rebuild(record, beside / SOUP, ingredients=given, listen=listen)
+        names = sorted(file.name for file in again.iterdir() if file.suffix == ".safetensors")
+        for name in names:
+            files.check_inside(path, path / name)
+        _, differing, lacking = filecmp.cmpfiles(path, again, names, shallow=False)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+    if differing or lacking:
+        raise SoupError.of(
+            str(path),
+            expected="the bytes its record and ingredients give",
+            found=f"other content in {', '.join((*differing, *lacking))}",
+            fix="the soup was changed after it was saved; write it again with --out",
+        )
     return path, True
 
 
@@ -62,48 +67,19 @@ def _folder(run: Path, method: str | None) -> Path:
     found = read_run(run)
     name = method or found.results.get("recommended")
     if name is None:
-        finished = bool(found.results)
-        raise RunError(
-            describe(
-                f"run {run}",
-                expected="a run that recommends a soup",
-                found="one that recommends none" if finished else f"one that is {found.about['status']}",
-                fix=("" if finished else "finish it by calling the same command again, or ")
-                + "make the soup of one of its methods: `stockpot rebuild RUN --method NAME`",
-            )
+        other = "make the soup of one of its methods: `stockpot rebuild RUN --method NAME`"
+        raise RunError.of(
+            f"run {run}",
+            expected="a run that recommends a soup",
+            found="one that recommends none" if found.results else f"one that is {found.about['status']}",
+            fix=other if found.results else f"finish it by calling the same command again, or {other}",
         )
     known = sorted(one.name for one in found.methods if one.W is not None)
     if name not in known:  # in particular no path out of the run
-        raise RunError(
-            describe(
-                f"method {name!r} of run {run}",
-                expected=f"one that made a soup: {', '.join(known)}",
-                found="an ensemble, which is no soup" if name == "ensemble" else "none of that name",
-                fix="choose one of these with --method",
-            )
+        raise RunError.of(
+            f"method {name!r} of run {run}",
+            expected=f"one that made a soup: {', '.join(known)}",
+            found="an ensemble, which is no soup" if name == "ensemble" else "none of that name",
+            fix="choose one of these with --method",
         )
     return run / METHODS / slug(name)
-
-
-def _compare(first: Path, second: Path) -> None:
-    names = sorted(file.name for file in second.iterdir() if file.suffix == ".safetensors")
-    differing = [name for name in names if not _equal(files.check_inside(first, first / name), second / name)]
-    if differing:
-        raise SoupError(
-            describe(
-                str(first),
-                expected="the bytes its record and ingredients give",
-                found=f"other content in {', '.join(differing)}",
-                fix="the soup was changed after it was saved; write it again with --out",
-            )
-        )
-
-
-def _equal(first: Path, second: Path) -> bool:
-    if not first.is_file() or first.stat().st_size != second.stat().st_size:
-        return False
-    with first.open("rb") as one, second.open("rb") as two:
-        while part := one.read(1 << 20):
-            if part != two.read(1 << 20):
-                return False
-    return True

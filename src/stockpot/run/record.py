@@ -1,17 +1,18 @@
 """The files of a run: the one module that writes and reads them. docs/architecture.md says what stands where.
 
-A method's files are written when its decisions are made, and again when the report data has been scored;
-result.json is written last, so that it exists only when everything beside it is whole. Scores are written
-with their value and interval: a reader needs neither the samples nor the function of the metric.
+A method's files are written when its decisions are made, and again when the report data has been scored; result.json
+is written last, so that it exists only when everything beside it is whole. Scores are written with their value and
+interval: a reader needs neither the samples nor the function of the metric.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,37 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stockpot import files
-from stockpot.errors import RunError, describe
-from stockpot.run.shapes import (
-    ANY,
-    POOL_SHAPE,
-    RESULT_SHAPE,
-    RESULTS_SHAPE,
-    RUN_SHAPE,
-    cleaned,
-    plain,
-    read_json,
-    readable,
-)
+from stockpot.errors import RunError
+from stockpot.run import shapes
+from stockpot.run.shapes import cleaned, plain, read_json, readable
 from stockpot.soups.registry import METHODS as REGISTRY
 
 if TYPE_CHECKING:
     from stockpot.pool import Pool, PoolFacts
-    from stockpot.soup import Soup
     from stockpot.soups.result import Result
     from stockpot.soups.settings import Settings
     from stockpot.task import Metric, Scores
 
 FORMAT = 2
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
-METHODS, GROWTH, TENSORBOARD = "methods", "growth", "tensorboard"
+METHODS, GROWTH, TENSORBOARD, SOUP = "methods", "growth", "tensorboard", "soup"
 RESULT, WEIGHTS, SCORES = "result.json", "weights.safetensors", "ingredients.safetensors"
-SOUP = "soup"
 KINDS = ("report", "held_out", "fit")  # of data, most honest first
 VALUES = "values.json"  # the tensor that holds JSON: a safetensors header is for names and is kept small
 POINTS = 200  # of one curve, per fold and block
-
-Numbers = NDArray[np.float64]
 
 
 def slug(method: str) -> str:
@@ -59,6 +47,46 @@ def slug(method: str) -> str:
 # ---- one method
 
 
+def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> None:
+    """The decisions of a method, before the report data is touched."""
+    from stockpot.soup import record as soup_record
+    from stockpot.soups.settings import as_json
+
+    files.make_directory(folder, root)
+    arrays = {f"{kind}_table": scores for kind in KINDS if (scores := getattr(result, kind)) is not None}
+    arrays = {name: scores.table.numpy() for name, scores in arrays.items()}
+    if result.soup is not None:
+        arrays["W"] = result.soup.W.numpy()
+        soup_record.write(folder, result.soup, max_shard, root=root)
+    costs = ("seconds", "peak_host", "peak_device", "models_used", "notes")
+    value = {
+        "method": result.method,
+        "settings": as_json(result.settings),
+        **{name: getattr(result, name) for name in costs},
+        **{kind: encode(getattr(result, kind)) for kind in KINDS},
+        "groups": [] if result.soup is None else list(result.soup.layout.groups),
+        "curves": curves(result.history),
+        "greedy": [entry for entry in result.history if entry["kind"] == "greedy"] or None,
+        "guard": next((entry for entry in result.history if entry["kind"] == "guard"), None),
+    }
+    _write(root, folder, value, arrays)
+
+
+def write_report_scores(root: Path, folder: Path, scores: Scores) -> None:
+    """Add the score on the report data to a method's files."""
+    value = read_json(folder / RESULT, root, shapes.RESULT_SHAPE)
+    arrays = _read_arrays(folder / WEIGHTS, root, {"W": 2, "fit_table": 2, "held_out_table": 2})
+    _write(root, folder, {**value, "report": encode(scores)}, {**arrays, "report_table": scores.table.numpy()})
+
+
+def _write(root: Path, folder: Path, value: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    from safetensors.numpy import save
+
+    data = save({name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()})
+    files.write_bytes(folder / WEIGHTS, data, root)
+    files.write_json(folder / RESULT, plain(value), root)
+
+
 @dataclass(frozen=True, eq=False)
 class MethodRecord:
     """What the files of one method say."""
@@ -66,129 +94,62 @@ class MethodRecord:
     name: str
     folder: Path
     result: Mapping[str, Any]  # result.json
-    W: Numbers | None = None  # (K, G); None for the ensemble
-    tables: Mapping[str, Numbers] = field(default_factory=dict)  # by kind of data, each (N, m)
-
-    @property
-    def reported(self) -> bool:
-        return self.result["report"] is not None
-
-    def scores(self, kind: str, metric: Metric) -> Scores | None:
-        """Sample by sample, for whoever has the metric."""
-        import torch
-
-        from stockpot.task import Scores
-
-        if kind not in self.tables or self.result[kind] is None:
-            return None
-        loss = self.result[kind]["loss"]
-        return Scores(torch.from_numpy(self.tables[kind]), metric, math.nan if loss is None else loss)
+    W: NDArray[np.float64] | None  # (K, G); None for the ensemble
+    tables: Mapping[str, NDArray[np.float64]]  # sample by sample, by kind of data, where they were asked for
 
 
-def read_method(folder: Path, root: Path, name: str, *, tables: bool = True) -> MethodRecord | None:
-    result = read_json(folder / RESULT, root, RESULT_SHAPE)
+def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) -> MethodRecord | None:
+    result = read_json(folder / RESULT, root, shapes.RESULT_SHAPE)
     if result is None:
         return None
     with readable(folder / RESULT):
         if result["method"] != name:
             raise ValueError(f"it is of method {result['method'][:60]!r}")
-        for curve in (*result["curves"]["fit"], *result["curves"]["held_out"]):
-            if len(curve["x"]) != len(curve["loss"]):
-                raise ValueError("a curve has more places than losses, or fewer")
-    wanted = {"W": 2, **({f"{kind}_table": 2 for kind in KINDS} if tables else {})}
-    found = _read_arrays(folder / WEIGHTS, root, wanted)
+        if any(len(curve["x"]) != len(curve["loss"]) for every in result["curves"].values() for curve in every):
+            raise ValueError("a curve has more places than losses, or fewer")
+    # A table without a score is that of a process that was killed between the two files; it is made again.
+    known = [kind for kind in KINDS if tables and result[kind] is not None]
+    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_table": 2 for kind in known}})
     W = found.pop("W", None)
     with readable(folder / WEIGHTS):
         if (W is None) != (name == "ensemble") or (W is not None and W.shape[1] != len(result["groups"])):
             raise ValueError(f"no W with a column for each of the {len(result['groups'])} groups")
         if W is not None and not np.isfinite(W).all():
             raise ValueError("mixing weights that are not finite")
-        for kind in KINDS:
-            known = result[kind]["n"] if result[kind] is not None else None
-            if tables and known != (len(found[f"{kind}_table"]) if f"{kind}_table" in found else None):
-                raise ValueError(f"other samples in {kind}_table than in {RESULT}")
-    return MethodRecord(name, folder, result, W, {key.removesuffix("_table"): v for key, v in found.items()})
+        if any(len(found[f"{kind}_table"]) != result[kind]["n"] for kind in known):
+            raise ValueError(f"more samples than in {RESULT}, or fewer")
+    return MethodRecord(name, folder, result, W, {kind: found[f"{kind}_table"] for kind in known})
 
 
-def record_of(result: Result, folder: Path = Path()) -> MethodRecord:
-    """What the files of a result will say."""
-    from stockpot.soups.settings import as_json
-
-    scored = {"fit": result.fit, "held_out": result.held_out, "report": result.report}
-    value = {
-        "method": result.method,
-        "settings": as_json(result.settings),
-        "seconds": result.seconds,
-        "peak_host": result.peak_host,
-        "peak_device": result.peak_device,
-        "models_used": result.models_used,
-        "notes": list(result.notes),
-        **{kind: encode(scores) for kind, scores in scored.items()},
-        "groups": [] if result.soup is None else list(result.soup.layout.groups),
-        "curves": curves(result.history),
-        "greedy": [dict(entry) for entry in result.history if entry["kind"] == "greedy"] or None,
-        "guard": _guard(result.history),
-    }
-    W = None if result.soup is None else result.soup.W.numpy()
-    tables = {kind: scores.table.numpy() for kind, scores in scored.items() if scores is not None}
-    return MethodRecord(result.method, folder, plain(value), W, tables)
-
-
-def write_method(root: Path, record: MethodRecord, soup: Soup | None, max_shard: int) -> None:
-    """The decisions of a method, before the report data is touched."""
-    from stockpot.soup import record as soup_record
-
-    files.make_directory(record.folder, root)
-    if soup is not None:
-        soup_record.write(record.folder, soup, max_shard, root=root)
-    _write(root, record)
-
-
-def with_report(record: MethodRecord, report: Scores) -> MethodRecord:
-    """The same record with its score on the report data."""
-    value = {**record.result, "report": encode(report)}
-    return replace(record, result=value, tables={**record.tables, "report": report.table.numpy()})
-
-
-def write_report_scores(root: Path, record: MethodRecord) -> None:
-    _write(root, record)
-
-
-def _write(root: Path, record: MethodRecord) -> None:
-    from safetensors.numpy import save
-
-    arrays = {f"{kind}_table": table for kind, table in record.tables.items()}
-    if record.W is not None:
-        arrays["W"] = record.W
-    data = save({name: np.ascontiguousarray(array, dtype=np.float64) for name, array in arrays.items()})
-    files.write_bytes(record.folder / WEIGHTS, data, root)
-    files.write_json(record.folder / RESULT, record.result, root)
-
-
-def result_of(record: MethodRecord, root: Path, pool: Pool, settings: Settings, metric: Metric) -> Result:
-    """What an earlier process found, as cooking gave it back; its history stays in events.jsonl."""
+def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, metric: Metric) -> Result | None:
+    """What an earlier process found, as cooking gave it back; every step of its history stays in events.jsonl."""
+    from stockpot.soup import Soup
     from stockpot.soups.result import Result
 
-    value = record.result
-    return Result(
-        record.name, settings, restore_soup(record, root, pool),
-        record.scores("fit", metric), record.scores("held_out", metric), record.scores("report", metric),
-        models_used=value["models_used"], seconds=value["seconds"], notes=tuple(value["notes"]),
-        peak_host=value["peak_host"], peak_device=value["peak_device"],
-    )  # fmt: skip
-
-
-def restore_soup(record: MethodRecord, root: Path, pool: Pool) -> Soup | None:
-    """The soup these files describe, of a pool whose digests are compared with theirs."""
-    from stockpot.soup import Soup
-
-    if record.W is None:
+    record = read_method(root, folder, name, tables=True)
+    if record is None:
         return None
-    soup = Soup.load(files.check_inside(root, record.folder), ingredients=pool)
-    with readable(record.folder / WEIGHTS):
-        if not np.array_equal(soup.W.numpy(), record.W):
-            raise ValueError("other mixing weights than in soup.json")
-    return soup
+    value, soup = record.result, None
+    if record.W is not None:
+        soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        with readable(folder / WEIGHTS):
+            if not np.array_equal(soup.W.numpy(), record.W):
+                raise ValueError("other mixing weights than in soup.json")
+    tables = {kind: record.tables.get(kind) for kind in KINDS}
+    scores: dict[str, Any] = {
+        kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
+    }
+    history = (*(value["greedy"] or ()), *([] if value["guard"] is None else [value["guard"]]))
+    costs = {key: value[key] for key in ("seconds", "peak_host", "peak_device", "models_used")}
+    return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
+
+
+def _scores(table: NDArray[np.float64], metric: Metric, loss: float | None) -> Scores:
+    import torch
+
+    from stockpot.task import Scores
+
+    return Scores(torch.from_numpy(table), metric, math.nan if loss is None else loss)
 
 
 def encode(scores: Scores | None) -> dict[str, Any] | None:
@@ -212,7 +173,7 @@ def curves(history: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
             found[which].setdefault(place, []).append((entry["step"] + after, entry["loss"]))
     return {
         which: [
-            {"fold": fold, "block": block, "x": [x for x, _ in points], "loss": [plain(y) for _, y in points]}
+            {"fold": fold, "block": block, "x": [x for x, _ in points], "loss": [y for _, y in points]}
             for (fold, block), every in lines.items()
             for points in [_thinned(every) if which == "fit" else every]
         ]
@@ -223,23 +184,15 @@ def curves(history: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
 def _thinned(points: list[tuple[int, float | None]]) -> list[tuple[int, float | None]]:
     width = -(-len(points) // POINTS)
     parts = [points[start : start + width] for start in range(0, len(points), width)]
-    means = [[loss for _, loss in part if loss is not None] for part in parts]
-    return [
-        (part[-1][0], sum(losses) / len(losses) if losses else None)
-        for part, losses in zip(parts, means, strict=True)
-    ]
-
-
-def _guard(history: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    found = [entry for entry in history if entry["kind"] == "guard"]
-    return {key: value for key, value in found[0].items() if key != "kind"} if found else None
+    losses = [[loss for _, loss in part if loss is not None] for part in parts]
+    return [(part[-1][0], sum(x) / len(x) if x else None) for part, x in zip(parts, losses, strict=True)]
 
 
 # ---- the pool
 
 
 def describe_pool(pool: Pool, facts: PoolFacts) -> dict[str, Any]:
-    """Everything about the pool that the record holds before anything is scored."""
+    """pool.json, before anything is scored."""
     measured = facts.distances
     dtypes = Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values())
     return {
@@ -274,9 +227,7 @@ def count_parameters(pool: Pool, facts: PoolFacts) -> int:
     return sum(
         spec.numel
         for name, spec in pool.specs.items()
-        if name not in again
-        and name not in pool.statistics
-        and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+        if name not in again and name not in pool.statistics and (spec.dtype.is_floating_point or spec.dtype.is_complex)
     )
 
 
@@ -295,37 +246,30 @@ def write_ingredient_scores(root: Path, known: Sequence[Scores], seconds: float)
     """Once somebody has scored the ingredients: into pool.json for readers, and sample by sample for ourselves."""
     from safetensors.numpy import save
 
-    if _there(root / SCORES):
+    if os.path.lexists(root / SCORES):
         return
-    encoded = [encode(score) for score in known]
-    pool = read_json(root / POOL, root, POOL_SHAPE)
-    for entry, score in zip(pool["ingredients"], encoded, strict=True):
-        entry["fit"] = score
+    pool = read_json(root / POOL, root, shapes.POOL_SHAPE)
+    for entry, scores in zip(pool["ingredients"], known, strict=True):
+        entry["fit"] = encode(scores)
     files.write_json(root / POOL, pool, root)
-    values = {"seconds": seconds, "losses": [plain(score.loss) for score in known]}
-    tables = np.stack([score.table.numpy() for score in known])  # (K, N, m)
+    values = as_array({"seconds": seconds, "losses": [plain(scores.loss) for scores in known]})
+    tables = np.stack([scores.table.numpy() for scores in known])  # (K, N, m)
     # Last: once it is there, nobody looks at the other file again.
-    files.write_bytes(root / SCORES, save({"tables": tables, VALUES: as_array(values)}), root)
+    files.write_bytes(root / SCORES, save({"tables": tables, VALUES: values}), root)
 
 
 def read_ingredient_scores(root: Path, metric: Metric, models: int) -> tuple[list[Scores], float] | None:
     """The scores of the ingredients on the fitting data, and the seconds that they took."""
-    if not _there(root / SCORES):
+    if not os.path.lexists(root / SCORES):
         return None
-    import torch
-
-    from stockpot.task import Scores
-
     found = _read_arrays(root / SCORES, root, {"tables": 3, VALUES: 1})
     with readable(root / SCORES):
         values = as_values(found[VALUES])
-        seconds, losses = float(values["seconds"]), values["losses"]
-        if not len(found["tables"]) == len(losses) == models:
-            raise ValueError(f"scores of {len(losses)} ingredients, of {models}")
-        return [
-            Scores(torch.from_numpy(table), metric, math.nan if loss is None else float(loss))
-            for table, loss in zip(found["tables"], losses, strict=True)
-        ], seconds
+        shapes.check(values, {"seconds": shapes.NUMBER, "losses": [shapes.MAYBE]})
+        if not len(found["tables"]) == len(values["losses"]) == models:
+            raise ValueError(f"scores of {len(found['tables'])} ingredients, of {models}")
+        known = [_scores(table, metric, loss) for table, loss in zip(found["tables"], values["losses"], strict=True)]
+        return known, values["seconds"]
 
 
 def as_array(values: Any) -> NDArray[np.uint8]:
@@ -355,47 +299,45 @@ class RunRecord:
 def read_run(path: Path, *, tables: bool = False) -> RunRecord:
     """A run, to be looked at; `tables`: sample by sample too. A file that cannot be understood is an error."""
     about = read_about(path)
-    pool = read_json(path / POOL, path, POOL_SHAPE) or {}
-    results = read_json(path / RESULTS, path, RESULTS_SHAPE) or {}
-    with readable(path / RECIPE):
-        there = _there(path / RECIPE)
-        recipe = files.read_bytes(path / RECIPE, root=path).decode("utf-8", "replace") if there else ""
+    pool = read_json(path / POOL, path, shapes.POOL_SHAPE) or {}
+    results = read_json(path / RESULTS, path, shapes.RESULTS_SHAPE) or {}
+    recipe = b""
+    if os.path.lexists(path / RECIPE):
+        with readable(path / RECIPE):
+            recipe = files.read_bytes(path / RECIPE, root=path)
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
-    found = [read_method(path / METHODS / slug(name), path, name, tables=tables) for name in names]
-    methods = [replace(one, result=cleaned(one.result)) for one in found if one is not None]
+    found = [read_method(path, path / METHODS / slug(name), name, tables=tables) for name in names]
+    methods = tuple(replace(one, result=cleaned(one.result)) for one in found if one is not None)
     _check_sizes(path, pool, methods)
-    return RunRecord(path, cleaned(about), cleaned(pool), cleaned(results), cleaned(recipe), tuple(methods))
+    text = recipe.decode("utf-8", "replace")
+    return RunRecord(path, cleaned(about), cleaned(pool), cleaned(results), cleaned(text), methods)
 
 
 def read_about(path: Path) -> dict[str, Any]:
     """run.json of a run of this format."""
     found = format_of(path)
     if found is None:
-        raise RunError(
-            describe(
-                f"run directory {path}",
-                expected=f"a run with its {RUN}",
-                found="a directory without one" if path.is_dir() else "no such directory",
-                fix="give the directory that `stockpot cook`, `compare` or `demo` wrote",
-            )
+        raise RunError.of(
+            f"run directory {path}",
+            expected=f"a run with its {RUN}",
+            found="a directory without one" if path.is_dir() else "no such directory",
+            fix="give the directory that `stockpot cook`, `compare` or `demo` wrote",
         )
     if found != FORMAT:
-        raise RunError(
-            describe(
-                str(path / RUN),
-                expected=f"a run of format {FORMAT}",
-                found=f"format {found}",
-                fix="use the version of stockpot that wrote this run",
-            )
+        raise RunError.of(
+            str(path / RUN),
+            expected=f"a run of format {FORMAT}",
+            found=f"format {found}",
+            fix="use the version of stockpot that wrote this run",
         )
-    about: dict[str, Any] = read_json(path / RUN, path, RUN_SHAPE)
+    about: dict[str, Any] = read_json(path / RUN, path, shapes.RUN_SHAPE)
     return about
 
 
 def format_of(path: Path) -> int | None:
     """The format of the run that lies here; None where there is none, and an error where run.json is no run's."""
-    about = read_json(path / RUN, path, {"*": ANY}) if path.is_dir() else None
+    about = read_json(path / RUN, path, {"*": shapes.ANY}) if path.is_dir() else None
     if about is None:
         return None
     with readable(path / RUN):
@@ -419,16 +361,12 @@ def _check_sizes(path: Path, pool: Mapping[str, Any], methods: Sequence[MethodRe
                 raise ValueError(f"W of shape {method.W.shape}, and {K} ingredients in {POOL}")
 
 
-def _there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
-
-
 def _read_arrays(path: Path, root: Path, wanted: Mapping[str, int]) -> dict[str, Any]:
     """The arrays of these names, with as many dimensions, as far as they are there."""
     from safetensors import safe_open
 
     with readable(path):
-        if not _there(path):
+        if not os.path.lexists(path):
             raise ValueError("nothing at this path")
         found = {}
         with safe_open(files.check_inside(root, path), framework="numpy") as opened:

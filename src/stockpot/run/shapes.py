@@ -10,15 +10,14 @@ reader takes them.
 from __future__ import annotations
 
 import math
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stockpot import files
-from stockpot.errors import RunError, StockpotError, describe
+from stockpot.errors import RunError, StockpotError
 
 LIMIT = 64 * 2**20  # bytes; a pool of a thousand ingredients takes half of that for its distances
 CONTAINERS, VALUES = 10**6, 8 * 10**6  # objects and lists, and values, in one file
@@ -34,18 +33,11 @@ class Row:
     length: int
 
 
-
 SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
-_GREEDY = {
-    "kind": TEXT,
-    "ingredient": TEXT,
-    "index": COUNT,
-    "added": bool,
-    "score": MAYBE,
-    "evaluated": COUNT,
-}
+_GREEDY = {"kind": TEXT, "ingredient": TEXT, "index": COUNT, "added": bool, "score": MAYBE, "evaluated": COUNT}
 _GUARD = {
+    "kind": TEXT,
     "held_out": {"*": MAYBE}, "intervals": {"*": Row(2)}, "over_learned": {"*": Row(3)}, "winner": TEXT,
 }  # fmt: skip
 RUN_SHAPE = {
@@ -94,41 +86,33 @@ def read_json(path: Path, root: Path, shape: Any) -> Any:
 
 def check(value: Any, shape: Any, place: str = "") -> None:
     """Raise ValueError, with the place in the file, where a value has another shape than declared."""
-    if isinstance(shape, tuple):
-        fitting = [one for one in shape if _kind_fits(value, one)]
-        if not fitting:
-            raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {_named(shape)}")
-        shape = fitting[0]
-    if not _kind_fits(value, shape):
-        raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {_named(shape)}")
+    alternatives = shape if isinstance(shape, tuple) else (shape,)
+    fitting = [one for one in alternatives if _fits(value, one)]
+    if not fitting:
+        expected = " or ".join(map(_named, alternatives))
+        raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {expected}")
+    shape = fitting[0]
     if isinstance(shape, (list, Row)):
         for number, item in enumerate(value):
             check(item, shape[0] if isinstance(shape, list) else MAYBE, f"{place}[{number}]")
     elif isinstance(shape, dict):
         names = value if "*" in shape else shape
-        lacking = [name for name in names if name not in value]
-        foreign = [name for name in value if name not in names]
-        if lacking or foreign:
-            what = f"no {lacking[0]!r}" if lacking else f"an unknown {foreign[0][:60]!r}"
-            raise ValueError(f"{place or 'it'} has {what}")
+        odd = [f"no {name!r}" for name in names if name not in value]
+        odd += [f"an unknown {name[:60]!r}" for name in value if name not in names]
+        if odd:
+            raise ValueError(f"{place or 'it'} has {odd[0]}")
         for name in names:
             check(value[name], shape.get("*", shape.get(name)), f"{place}.{name[:60]}".lstrip("."))
-    elif shape is ANY:
-        _check_any(value, place)
+    elif shape is ANY and plain(value) != value:
+        raise ValueError(f"{place or 'it'} has a number that JSON does not have")
 
 
-def _check_any(value: Any, place: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place or 'it'} is {value}, which is no number of JSON")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _check_any(item, place)
-
-
-def _kind_fits(value: Any, shape: Any) -> bool:
-    if shape is ANY:
-        return True
-    if shape is None or isinstance(value, bool):
-        return value is None if shape is None else shape is bool
+def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value is of the kind, whatever it may hold."""
+    if shape is ANY or shape is None:
+        return shape is ANY or value is None
+    if isinstance(value, bool):
+        return shape is bool
     if shape is NUMBER:
         return isinstance(value, (int, float)) and abs(value) < 1e308  # also refuses NaN
     if shape is COUNT:
@@ -139,14 +123,10 @@ def _kind_fits(value: Any, shape: Any) -> bool:
 
 
 def _named(shape: Any) -> str:
-    known = {NUMBER: "a number", COUNT: "a count", TEXT: "a text", bool: "true or false", None: "null"}
-    if isinstance(shape, tuple):
-        return " or ".join(_named(one) for one in shape)
+    known: dict[Any, str] = {NUMBER: "a number", COUNT: "a count", TEXT: "a text", bool: "true or false", None: "null"}
     if isinstance(shape, Row):
         return f"a list of {shape.length} numbers"
-    if isinstance(shape, (list, dict)):
-        return "a list" if isinstance(shape, list) else "an object"
-    return known[shape]
+    return known[shape] if shape is None or isinstance(shape, type) else _shown(shape)
 
 
 def _shown(value: Any) -> str:
@@ -166,40 +146,29 @@ def readable(path: Path) -> Iterator[None]:
         found = " ".join(str(error).split())[:300] or type(error).__name__
         if isinstance(error, UnicodeDecodeError):
             found = "text that is not UTF-8"
-        raise RunError(
-            describe(
-                str(path),
-                expected="a file of a run record",
-                found=found,
-                fix="restore it from a copy, or start again with another output directory",
-            )
-        ) from error
+        fix = "restore it from a copy, or start again with another output directory"
+        raise RunError.of(str(path), expected="a file of a run record", found=found, fix=fix) from error
 
 
 def plain(value: Any) -> Any:
     """The same for JSON, which has neither NaN nor infinity: they become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
 
 
-_CONTROL = [chr(i) for i in (*range(32), *range(0x7F, 0xA0)) if chr(i) not in "\n\t"]
-_DIRECTION = [chr(i) for i in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))]
-_UNFIT = frozenset([*_CONTROL, *_DIRECTION, "\ufffe", "\uffff"])
+# Control characters, changes of writing direction, lone surrogates and two that are none.
+_UNFIT = [*range(9), *range(11, 32), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_MARKED = dict.fromkeys([*_UNFIT, *range(0xD800, 0xE000), 0xFFFE, 0xFFFF], "\ufffd")
 
 
 def clean(text: str) -> str:
-    """Control characters, lone surrogates and changes of writing direction become a replacement mark.
-
-    XML and UTF-8 cannot carry the former; the latter make a name look like another one.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join("\ufffd" if c in _UNFIT or unicodedata.category(c) == "Cs" else c for c in text)
+    """What XML and UTF-8 cannot carry, and what makes a name look like another one, becomes a replacement mark."""
+    return text.translate(_MARKED)
 
 
 def cleaned(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, from_numpy
 
 from stockpot import files
-from stockpot.errors import RunError, StockpotError, describe
+from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
 from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
@@ -27,20 +28,19 @@ _SHAPE = {"seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT, "method":
 class DiskStore:
     """The disk's side of `stockpot.soups.problem.StateStore`.
 
-    Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The
-    values are JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it
-    first.
+    Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The values are
+    JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it first.
     """
 
-    def __init__(self, folder: Path, root: Path, interval: float | None = None) -> None:
-        self.interval = INTERVAL if interval is None else interval
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.interval = INTERVAL
         self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes of host and device in this process
-        self._earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
+        self.earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
         self._path, self._root = folder / STATE, root
         self._began = time.perf_counter()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        if not self._path.exists() and not self._path.is_symlink():
+        if not os.path.lexists(self._path):
             return None
         try:
             with safe_open(files.check_inside(self._root, self._path), framework="pt") as file:
@@ -50,37 +50,23 @@ class DiskStore:
         except StockpotError:
             raise
         except Exception as error:
-            raise RunError(
-                describe(
-                    str(self._path),
-                    expected="the saved state of an unfinished method",
-                    found=f"{type(error).__name__}: {error}",
-                    fix="delete that file; the method then starts from its beginning",
-                )
+            raise RunError.of(
+                str(self._path),
+                expected="the saved state of an unfinished method",
+                found=f"{type(error).__name__}: {error}",
+                fix="delete that file; the method then starts from its beginning",
             ) from error
-        self._earlier = values["seconds"], values["peak_host"], values["peak_device"]
+        self.earlier = values["seconds"], values["peak_host"], values["peak_device"]
         return tensors, values["method"]
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        seconds, host, device = self.cost
+        (seconds, *before), now = self.earlier, self.peaks()
+        host, device = map(max, zip(before, now, strict=True))
+        seconds += time.perf_counter() - self._began
         kept = {"seconds": seconds, "peak_host": host, "peak_device": device, "method": values}
-        data = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        data[VALUES] = from_numpy(as_array(kept).copy())
+        data = {**tensors, VALUES: from_numpy(as_array(kept).copy())}
         files.make_directory(self._path.parent, self._root)
-        files.write_bytes(self._path, save(data), self._root)
-
-    @property
-    def cost(self) -> tuple[float, int, int]:
-        """Seconds, and bytes of host and device at most, of this process and those whose state it continues."""
-        seconds, host, device = self._earlier
-        host_now, device_now = self.peaks()
-        spent = time.perf_counter() - self._began
-        return seconds + spent, max(host, host_now), max(device, device_now)
-
-    @property
-    def earlier(self) -> tuple[float, int, int]:
-        """The same of earlier processes alone."""
-        return self._earlier
+        files.write_bytes(self._path, save({name: tensor.contiguous() for name, tensor in data.items()}), self._root)
 
     def clear(self) -> None:
         if self._path.parent.is_dir():
@@ -98,7 +84,7 @@ class Journal:
     def __call__(self, event: Event) -> None:
         if event.kind == "progress":
             return
-        line = {"time": round(time.time(), 3), "kind": event.kind, **plain(dict(event.data))}
+        line = {"time": round(time.time(), 3), "kind": event.kind, **plain(event.data)}
         with files.writing(self._path):
             self._file.write(files.json_text(line) + "\n")
             if time.monotonic() - self._flushed > FLUSH_EVERY:

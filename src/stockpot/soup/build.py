@@ -62,8 +62,9 @@ def tensors(
         if statistics is not None and name in statistics:
             return statistics[name]
         if name not in layout.kept:
-            parts = [pool.tensor(k, name) for k in range(len(pool))]
-            made = mix_tensor(parts, columns[layout.group_of[name]], wide=wide)
+            column = columns[layout.group_of[name]]
+            used = [k for k, weight in enumerate(column) if weight]  # the others are not read
+            made = mix_tensor([pool.tensor(k, name) for k in used], [column[k] for k in used], wide=wide)
         else:
             made = kept_tensor(pool, layout, W, name, rule)
             if layout.kept[name] != STATISTIC or not made.is_floating_point():

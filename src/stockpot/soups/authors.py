@@ -55,9 +55,7 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
     layout = problem.layout(settings.granularity)
     K, G = len(problem.pool), len(layout)
     ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])  # by content, as in soups/learn.py
-    drawn = schedule(
-        K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed
-    )
+    drawn = schedule(K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
     blocks = [sorted(ranked[i] for i in block) for block in drawn]
     s = _Progress(weights.chosen(K, G, blocks[0]))
     _restore(s, settings, store)
@@ -121,9 +119,7 @@ def _steps(
             live.theta.copy_(centre + mix(D, x.detach(), bounds))
             live.push()
             task.model.zero_grad(set_to_none=True)
-            batch = task.to_device(
-                task.fit.batch(task.fit.order(settings.seed * 1009, i, settings.batch_size))
-            )
+            batch = task.to_device(task.fit.batch(task.fit.order(settings.seed * 1009, i, settings.batch_size)))
             loss = task.loss(batch).mean
             loss.backward()  # type: ignore[no-untyped-call]
             if clipped:
@@ -195,9 +191,7 @@ def _load(optimiser: torch.optim.Optimizer, x: Tensor, saved: dict[str, Tensor])
         with torch.no_grad():
             x.copy_(saved["x"])
         optimiser.state[x] = {
-            name: value.clone() if name == "step" else value.to(x)
-            for name, value in saved.items()
-            if name != "x"
+            name: value.clone() if name == "step" else value.to(x) for name, value in saved.items() if name != "x"
         }
 
 
@@ -218,7 +212,5 @@ def _restore(s: _Progress, settings: Settings, store: StateStore | None) -> None
     s.W, s.t, s.j = tensors["W"], values["t"], values["j"]
     s.history = [(int(t), int(j), loss, rate) for t, j, loss, rate in tensors["history"].tolist()]
     s.optimiser = {
-        name.removeprefix("optimiser."): value
-        for name, value in tensors.items()
-        if name.startswith("optimiser.")
+        name.removeprefix("optimiser."): value for name, value in tensors.items() if name.startswith("optimiser.")
     }

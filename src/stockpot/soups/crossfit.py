@@ -87,8 +87,7 @@ def _learned(
 ) -> Decision:
     data = problem.task.fit
     folds = [
-        Fold(f, data.subset(inside), data.subset(outside), starts[f])
-        for f, (inside, outside) in enumerate(splits)
+        Fold(f, data.subset(inside), data.subset(outside), starts[f]) for f, (inside, outside) in enumerate(splits)
     ]
     learner = Learner(problem, live, method, settings, folds, store)
     several = len(set(starts)) > 1
@@ -145,10 +144,7 @@ def without_hill(
         return f"fold{'s' * (len(some) > 1)} {', '.join(str(fold.number + 1) for fold in some)}"
 
     apart = mean_loss(folds)
-    record = {
-        "together": finite(loss_together),
-        "apart": {names(one): mean_loss(one) for one in by_start.values()},
-    }
+    record = {"together": finite(loss_together), "apart": {names(one): mean_loss(one) for one in by_start.values()}}
     if not math.isfinite(apart) or loss_together <= apart:
         return folds, {**record, "kept": "all"}, ()
     kept = min(by_start.values(), key=mean_loss)
@@ -205,9 +201,7 @@ def _guarded(
     return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
 
 
-def _simple(
-    problem: Problem, live: Live, splits: Sequence[Split], starts: Sequence[Members]
-) -> dict[str, Scores]:
+def _simple(problem: Problem, live: Live, splits: Sequence[Split], starts: Sequence[Members]) -> dict[str, Scores]:
     """What is simpler, each sample scored by something that was chosen without it."""
     K, G = len(problem.pool), len(live.layout)
     own = problem.individual()
@@ -231,9 +225,7 @@ def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
     """
     confidence = 1 - 0.05 / (len(known) - 1)
     over = {
-        name: scores.difference(known["learned"], confidence)
-        for name, scores in known.items()
-        if name != "learned"
+        name: scores.difference(known["learned"], confidence) for name, scores in known.items() if name != "learned"
     }
     better = [name for name, (_, low, _) in over.items() if low > 0]  # beyond chance
     if math.isnan(known["learned"].value):

@@ -85,9 +85,7 @@ def learning_memory(size: Size, method: str, block: int) -> int:
         step=gradients,
         sample=0.0,
     )
-    dtype = (
-        torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
-    )
+    dtype = torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
     taken = parts(need, block, dtype, 1, False)
     return sum(taken.values()) - taken["step"]  # `step` would be the gradients a second time
 

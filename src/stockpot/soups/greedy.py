@@ -66,9 +66,7 @@ def greedy(
     candidate = torch.empty_like(total)
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
-    difficulty = (
-        torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None
-    )  # (n,)
+    difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
     for position, k in enumerate(ranking[1:], start=2):
         live.read(k, out=candidate).add_(total)
         torch.div(candidate, len(chosen) + 1, out=live.theta)
@@ -114,9 +112,7 @@ def _hopeless(ceiling: float, n: int, best: float, ties: bool) -> Callable[[floa
     return lambda score, done: not math.isnan(best) and not _wins(score + ceiling * (n - done), best, ties)
 
 
-def _decision(
-    problem: Problem, k: int, added: bool, score: float | None, evaluated: int
-) -> dict[str, object]:
+def _decision(problem: Problem, k: int, added: bool, score: float | None, evaluated: int) -> dict[str, object]:
     return {
         "kind": "greedy",
         "ingredient": problem.pool.names[k],

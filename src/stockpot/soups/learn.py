@@ -36,10 +36,7 @@ from stockpot.task import Data
 from stockpot.task.data import forked_random
 
 EVALUATIONS = 30  # judgements per block
-SLOWEST, FASTEST = (
-    0.5**4,
-    2.0**10,
-)  # of the rate: a fold gives up at the first, and goes no faster than the second
+SLOWEST, FASTEST = (0.5**4, 2.0**10)  # of the rate: a fold gives up at the first, and goes no faster than the second
 FASTER, SLOWER = 1.5, 0.5
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
@@ -56,9 +53,7 @@ def learned_soup(problem: Problem, method: Method, settings: Settings, store: St
         learner.run()
     fold = learner.folds[0]
     W = weights(fold.state.alpha, method.simplex)
-    return Decision(
-        W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes()
-    )
+    return Decision(W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes())
 
 
 @dataclass
@@ -101,9 +96,7 @@ class Learner:
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
         self._engine: Engine | None = None
-        self._entries: list[
-            tuple[int, int, int, int, float, float]
-        ] = []  # kind, block, fold, step, loss, rate
+        self._entries: list[tuple[int, int, int, int, float, float]] = []  # kind, block, fold, step, loss, rate
         self._saved_at = time.monotonic()
         self._stop = Stop()
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
@@ -112,9 +105,7 @@ class Learner:
             if fold.start is not None:
                 alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
             fold.state = State(alpha, beta)
-        self._at_block = [
-            _block_start(fold) for fold in folds
-        ]  # where a block that cannot be finished begins again
+        self._at_block = [_block_start(fold) for fold in folds]  # where a block that cannot be finished begins again
 
     def run(self, judge: Callable[[Sequence[Fold]], None] | None = None) -> None:
         """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
@@ -124,11 +115,7 @@ class Learner:
             try:
                 engine = self._open_engine()
                 # Losses may draw numbers: these depend on the step, not on what ran before.
-                with (
-                    forked_random(self.live.device) as reseed,
-                    self.live.task.learning(),
-                    held() as self._stop,
-                ):
+                with forked_random(self.live.device) as reseed, self.live.task.learning(), held() as self._stop:
                     while (fold := min(self.folds, key=lambda fold: fold.state.t)).state.t < len(self.blocks):
                         J = steps_for(s, len(fold.data))
                         self._begin_block(engine, fold)
@@ -236,9 +223,7 @@ class Learner:
     def _put(self, engine: Engine, folds: Sequence[Fold]) -> None:
         """Make the model the average of these folds' soups."""
         alphas = [fold.state.alpha for fold in folds]
-        c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(
-            dim=0
-        )  # (K, G)
+        c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(dim=0)  # (K, G)
         block = self.blocks[-1]
         engine.load(block)
         engine.mix(engine.theta_fix(c, block), c[block].to(engine.fixed))
@@ -251,14 +236,7 @@ class Learner:
     def history(self) -> tuple[dict[str, Any], ...]:
         """Every step and judgement, in order."""
         return tuple(
-            {
-                "kind": KINDS[kind],
-                "block": t,
-                "fold": fold,
-                "step": j,
-                "loss": finite(loss),
-                "lr": finite(rate),
-            }
+            {"kind": KINDS[kind], "block": t, "fold": fold, "step": j, "loss": finite(loss), "lr": finite(rate)}
             for kind, t, fold, j, loss, rate in self._entries
         )
 
@@ -282,6 +260,7 @@ class Learner:
             block_size=min(self._limit, max(map(len, self.blocks))),
             fixed_block=self.method.simplex or not isinstance(self.settings.block_size, str),
             theta_bar=self.problem.theta_bar(self.live),
+            last=self.problem.last_block,
             listen=self.listen,
         )  # fmt: skip
         if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
@@ -319,6 +298,7 @@ class Learner:
             change = "gradients and activations in low-memory mode"
         else:
             raise error
+        self.problem.last_block.clear()
         self._begin_again()
         self._cut(self._limit)
         self.listen(Event("memory", {"text": f"out of memory; going on with {change}"}))
@@ -396,9 +376,7 @@ class Learner:
         ]
         self.blocks = values["blocks"]
         directions, accumulate, low_memory = values["options"]
-        self._options = replace(
-            self._options, directions=directions, accumulate=accumulate, low_memory=low_memory
-        )
+        self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
         for fold, kept in zip(self.folds, values["folds"], strict=True):
             n = f"{fold.number}."
             moments = {

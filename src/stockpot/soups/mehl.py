@@ -94,9 +94,7 @@ def mehl_soup(
             for i, rate in enumerate(rates, start=s.t * J + s.j):  # line 8
                 found.append(take(x.x.new_tensor(rate), engine.batch(data, batches(i))))
             losses = torch.stack(found).tolist()  # the host waits for the device here
-            s.steps = [
-                Step(loss, rate, bool(skipped)) for (loss, skipped), rate in zip(losses, rates, strict=True)
-            ]
+            s.steps = [Step(loss, rate, bool(skipped)) for (loss, skipped), rate in zip(losses, rates, strict=True)]
             s.j = stop
             s.alpha[block], s.beta = x.values()
             yield s
@@ -111,9 +109,7 @@ def weights(alpha: Tensor, simplex: bool = False) -> Tensor:
     return alpha.softmax(dim=0) if simplex else 1 / len(alpha) + alpha - alpha.mean(dim=0)
 
 
-def schedule(
-    models: int, size: int, *, passes: int = 1, blocks: int | None = None, seed: int = 0
-) -> list[list[int]]:
+def schedule(models: int, size: int, *, passes: int = 1, blocks: int | None = None, seed: int = 0) -> list[list[int]]:
     """K_1 to K_T: shuffled passes over the models, cut into blocks of at most `size`.
 
     Indices within a block are sorted, so that one block of all models is the same whatever the seed.

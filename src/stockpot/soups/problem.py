@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.engine.loader import LastBlock
 from stockpot.errors import LearningError, describe
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
@@ -74,6 +75,7 @@ class Problem:
         self._layouts: dict[Any, Layout] = {}
         self._open: Live | None = None
         self._theta_bar: tuple[object, Tensor] | None = None
+        self.last_block = LastBlock()
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
@@ -84,9 +86,7 @@ class Problem:
 
     def layout(self, granularity: str | Callable[[str], str]) -> Layout:
         if granularity not in self._layouts:
-            self._layouts[granularity] = Layout.of(
-                self.pool, granularity, facts=self.facts, **self._layout_choices
-            )
+            self._layouts[granularity] = Layout.of(self.pool, granularity, facts=self.facts, **self._layout_choices)
         return self._layouts[granularity]
 
     @contextmanager
@@ -103,9 +103,7 @@ class Problem:
 
     def theta_bar(self, live: Live) -> Tensor | None:
         """The mean of all ingredients as a vector of this layout, if it was computed before. (P,)"""
-        return (
-            self._theta_bar[1] if self._theta_bar is not None and self._theta_bar[0] == live.places else None
-        )
+        return self._theta_bar[1] if self._theta_bar is not None and self._theta_bar[0] == live.places else None
 
     def remember_theta_bar(self, live: Live, theta_bar: Tensor) -> None:
         self._theta_bar = (live.places, theta_bar)

@@ -68,11 +68,7 @@ class Result:
 
 
 def decided(
-    problem: Problem,
-    name: str,
-    settings: Settings,
-    preset: str | None = None,
-    store: StateStore | None = None,
+    problem: Problem, name: str, settings: Settings, preset: str | None = None, store: StateStore | None = None
 ) -> Result:
     """One method up to, and without, the report data; refused once that has been looked at."""
     method, how = method_named(name), about(name, settings, preset)
@@ -169,9 +165,7 @@ def _notes(pool: Pool, task: Task) -> tuple[str, ...]:
     found = []
     if pool.dropped:
         more = f" and {len(pool.dropped) - SHOWN} more" if len(pool.dropped) > SHOWN else ""
-        found.append(
-            f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}"
-        )
+        found.append(f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}")
     labels = task.fit.labels
     if labels is not None:
         labels = labels[labels >= 0]

@@ -39,20 +39,13 @@ class Settings:
 
     granularity: Annotated[
         Granularity | Callable[[str], str],
-        Setting(
-            "One coefficient per model, block, module or tensor; or a function from tensor name to group."
-        ),
+        Setting("One coefficient per model, block, module or tensor; or a function from tensor name to group."),
     ] = "tensor"
     block_size: Annotated[
         int | Literal["auto", "fit"] | None,
-        Setting(
-            "Models loaded at a time [b]. auto: at most 18; fit: as many as memory allows; none: all.",
-            at_least=1,
-        ),
+        Setting("Models loaded at a time [b]. auto: at most 18; fit: as many as memory allows; none: all.", at_least=1),
     ] = "auto"
-    passes: Annotated[
-        int, Setting("How often every model is loaded: T = passes * ceil(K / b).", at_least=1)
-    ] = 1
+    passes: Annotated[int, Setting("How often every model is loaded: T = passes * ceil(K / b).", at_least=1)] = 1
     blocks: Annotated[int | None, Setting("Blocks in all [T], instead of whole passes.", at_least=1)] = None
     steps: Annotated[
         int | None, Setting("Steps per block [J]. none: as many as `epochs` says.", at_least=1, at_most=10**9)
@@ -65,9 +58,7 @@ class Settings:
         int, Setting("Pieces that a batch is cut into, to save memory; the result is the same.", at_least=1)
     ] = 1
     lr: Annotated[float, Setting("Learning rate of the coefficients [eta].", at_least=0, at_most=1e30)] = 0.01
-    weight_decay: Annotated[float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)] = (
-        0.1
-    )
+    weight_decay: Annotated[float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)] = 0.1
     beta: Annotated[
         bool, Setting("Also learn a factor on the logits [beta], as Learned-Soup's published code does.")
     ] = False
@@ -80,15 +71,12 @@ class Settings:
         Setting("How loaded models are kept while learning; the result is always exact."),
     ] = "auto"
     memory: Annotated[
-        int | None,
-        Setting("Bytes of the device that learning may take. none: what is free.", at_least=1, unit="bytes"),
+        int | None, Setting("Bytes of the device that learning may take. none: what is free.", at_least=1, unit="bytes")
     ] = None
     low_memory: Annotated[
         bool, Setting("Free gradients one by one and recompute activations: slower, least memory.")
     ] = False
-    compile: Annotated[
-        bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")
-    ] = False
+    compile: Annotated[bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")] = False
     graphs: Annotated[bool, Setting("Capture the step as a CUDA graph where the model allows.")] = True
     seed: Annotated[int, Setting("Order of data and models.")] = 0
 
@@ -136,18 +124,12 @@ def _check(name: str, value: object) -> None:
         if type(value) not in options:
             raise MethodError(_wrong_type(name, options, value))
         return
-    if not isinstance(value, (int, float)) or (isinstance(value, float) and float not in options):
+    if not isinstance(value, (int, float)) or not {float, type(value)} & set(options):
         raise MethodError(_wrong_type(name, options, value))
     low = setting.at_least is None or value >= setting.at_least
     low &= setting.above is None or value > setting.above
     high = setting.at_most is None or value <= setting.at_most
-    _need(
-        low and high and math.isfinite(value),
-        name,
-        bounds(setting),
-        value,
-        "use the default, or a value within",
-    )
+    _need(low and high and math.isfinite(value), name, bounds(setting), value, "use the default, or a value within")
 
 
 def words_of(option: Any) -> tuple[str, ...]:
@@ -169,12 +151,8 @@ def bounds(setting: Setting) -> str:
 
 def _wrong_type(name: str, options: Iterable[Any], value: object) -> str:
     known = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
-    expected = [
-        known.get(option) or ", ".join(map(repr, words_of(option))) or "a function" for option in options
-    ]
-    return describe(
-        f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these"
-    )
+    expected = [known.get(option) or ", ".join(map(repr, words_of(option))) or "a function" for option in options]
+    return describe(f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these")
 
 
 def _need(ok: bool, name: str, expected: str, found: object, fix: str) -> None:

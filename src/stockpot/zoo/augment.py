@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.task import Task
 from stockpot.task.batches import LABEL_KEYS, batch_rows, find_labels, leaves, map_tensors
 from stockpot.task.loss import check_pair
@@ -53,25 +54,21 @@ def augment(
     alpha = options.mixup * strength
     share = random.Random(f"mixup/{seed}/{step}").betavariate(alpha, alpha)
     partner = torch.randperm(batch_rows(batch), generator=stream, device=device)  # (n,)
-    return _on_inputs(batch, lambda leaf, _: _mix(leaf, partner, share)), (partner, share)
+    return _on_inputs(batch, lambda leaf, **_: _mix(leaf, partner, share)), (partner, share)
 
 
-def _on_inputs(batch: Any, change: Callable[[Tensor, str | None], Tensor]) -> Any:
+def _on_inputs(batch: Any, change: Callable[..., Tensor]) -> Any:
     """Apply `change` to every input tensor with its key, if it has one; labels and masks stay."""
-    if isinstance(batch, Mapping):
-        return {
-            key: value if key in FIXED else map_tensors(lambda leaf, key=key: change(leaf, key), value)  # type: ignore[misc]
-            for key, value in batch.items()
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    inputs = batch[0] if pair else batch
+    if isinstance(inputs, Mapping):
+        changed: Any = {
+            key: value if key in FIXED else map_tensors(partial(change, name=key), value)
+            for key, value in inputs.items()
         }
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        inputs = batch[0]
-        if isinstance(inputs, Mapping):
-            return (_on_inputs(inputs, change), batch[1])
-        return (map_tensors(lambda leaf: change(leaf, None), inputs), batch[1])
-    return map_tensors(lambda leaf: change(leaf, None), batch)
-
-
-# Images -----------------------------------------------------------------------------------------------
+    else:
+        changed = map_tensors(partial(change, name=None), inputs)
+    return (changed, batch[1]) if pair else changed
 
 
 def _change_images(images: Tensor, strength: float, options: Augmentation, stream: Generator) -> Tensor:
@@ -136,9 +133,6 @@ def _erase(pixels: Tensor, strength: float, stream: Generator) -> Tensor:
     return torch.where(inside, pixels.mean(dim=(2, 3), keepdim=True), pixels)
 
 
-# Tokens and features ----------------------------------------------------------------------------------
-
-
 def _drop_tokens(
     ids: Tensor, strength: float, mask_id: int | None, stream: Generator, attention: Tensor | None
 ) -> Tensor:
@@ -162,9 +156,6 @@ def _add_noise(features: Tensor, strength: float, stream: Generator) -> Tensor:
     return features + (NOISE * strength * noise).to(features.dtype) * spread
 
 
-# Mixup ------------------------------------------------------------------------------------------------
-
-
 def _mix(inputs: Tensor, partner: Tensor, share: float) -> Tensor:
     own = inputs.float() if inputs.dtype == torch.uint8 else inputs
     return _to_type(share * own + (1 - share) * own[partner], inputs.dtype)
@@ -179,14 +170,8 @@ def mixed_loss(task: Task, batch: Any, partner: Tensor, share: float, label_smoo
     logits = task.logits(batch)
     labels = check_pair(logits, find_labels(batch), "mixup")
     if logits.ndim != 2:
-        raise TaskError(
-            describe(
-                "mixup",
-                expected="one label per sample",
-                found=f"logits {tuple(logits.shape)}",
-                fix="leave mixup out",
-            )
-        )
+        found = f"logits {tuple(logits.shape)}"
+        raise TaskError.of("mixup", expected="one label per sample", found=found, fix="leave mixup out")
     one = functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
     other = functional.cross_entropy(logits, labels[partner], label_smoothing=label_smoothing)
     return share * one + (1 - share) * other
@@ -204,11 +189,5 @@ def check_mixup(batch: Any, own_loss: bool) -> None:
 
     _on_inputs(batch, look)
     if found:
-        raise TaskError(
-            describe(
-                "mixup",
-                expected="images or features with class labels and the default loss",
-                found=found[0],
-                fix="leave mixup at 0",
-            )
-        )
+        expected = "images or features with class labels and the default loss"
+        raise TaskError.of("mixup", expected=expected, found=found[0], fix="leave mixup at 0")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stockpot import files
-from stockpot.errors import DataError, RunError, describe
+from stockpot.errors import DataError, RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Task
 from stockpot.task.data import generator
@@ -88,24 +88,20 @@ SIZES: dict[Split, int] = {"train": 250, "fit": 650, "report": 897}
 def digits(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Images (n, 1, 8, 8) uint8 with labels (n,); the three splits share no image."""
     if split not in SIZES:
-        raise DataError(
-            describe(
-                f"split {split!r} of the digits",
-                expected=f"one of {', '.join(SIZES)}",
-                found="an unknown one",
-                fix="use 'fit' to learn mixing weights on",
-            )
+        raise DataError.of(
+            f"split {split!r} of the digits",
+            expected=f"one of {', '.join(SIZES)}",
+            found="an unknown one",
+            fix="use 'fit' to learn mixing weights on",
         )
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(
-            describe(
-                "the digits of the demo",
-                expected="scikit-learn, which has them inside",
-                found="none",
-                fix="pip install 'stockpot[demo]'",
-            )
+        raise DataError.of(
+            "the digits of the demo",
+            expected="scikit-learn, which has them inside",
+            found="none",
+            fix="pip install 'stockpot[demo]'",
         ) from error
     found = load_digits()
     images = torch.from_numpy(found.images).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 16
@@ -204,12 +200,7 @@ def cluster(images: Tensor, count: int, seed: int) -> Tensor:
 
 
 def make_demo_pool(
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    trials: int = TRIALS,
-    processes: int | None = None,
-    listen: Listener = ignore,
+    folder: str | Path, *, seed: int = 0, trials: int = TRIALS, processes: int | None = None, listen: Listener = ignore
 ) -> list[TrialRecord]:
     """Pre-train once and fine-tune `trials` ingredients into `folder/pool`; continues where a killed one was.
 
@@ -301,18 +292,14 @@ def clear_demo(folder: Path) -> None:
     """
     pool = files.check_inside(folder, folder / POOL)
     names = [entry.name for entry in pool.iterdir()] if pool.is_dir() else []
-    made = {"search", files.LOCK} | {
-        f"trial_{n:03d}.{kind}" for n in range(TRIALS) for kind in ("json", "safetensors")
-    }
+    made = {"search", files.LOCK} | {f"trial_{n:03d}.{kind}" for n in range(TRIALS) for kind in ("json", "safetensors")}
     foreign = [name for name in names if name not in made and not name.endswith((".writing", ".replaced"))]
     if foreign:
-        raise RunError(
-            describe(
-                str(pool),
-                expected="the pool of an earlier demo",
-                found=f"also {', '.join(sorted(foreign)[:4])}, which no demo made",
-                fix="move that elsewhere, or choose another directory with --out; nothing was removed",
-            )
+        raise RunError.of(
+            str(pool),
+            expected="the pool of an earlier demo",
+            found=f"also {', '.join(sorted(foreign)[:4])}, which no demo made",
+            fix="move that elsewhere, or choose another directory with --out; nothing was removed",
         )
     if pool.is_dir():
         files.clear(pool, names, folder)

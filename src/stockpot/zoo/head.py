@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from stockpot.errors import LearningError, TaskError, describe
+from stockpot.errors import LearningError, TaskError
 from stockpot.events import Event, Listener
 from stockpot.task import Task
 from stockpot.task.normalisation import modes_restored
@@ -20,44 +20,30 @@ from stockpot.zoo.training import DivergedError, train
 
 def find_head(model: nn.Module, pattern: str | None) -> tuple[str, ...]:
     """Names of the head's parameters: those the pattern, name or prefix fits, or the last linear layer's."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]  # a head may be tied
     if pattern is None:
-        return _last_linear(model)
-    prefix = pattern.rstrip(".")
-    found = tuple(
-        name
-        for name in names
-        if name == prefix or name.startswith(f"{prefix}.") or fnmatchcase(name, pattern)
-    )
-    if not found:
-        places = sorted({name.rpartition(".")[0] or name for name in names})
-        close = difflib.get_close_matches(prefix.removesuffix(".*"), places, n=3, cutoff=0.4)
-        raise TaskError(
-            describe(
-                f"head {pattern!r}",
-                expected=f"a name, prefix or pattern of parameters of {type(model).__name__}",
-                found="none that fit",
-                fix=f"did you mean {' or '.join(close)}"
-                if close
-                else f"the last ones are {', '.join(names[-3:])}",
-            )
-        )
-    return found
-
-
-def _last_linear(model: nn.Module) -> tuple[str, ...]:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise TaskError(
-            describe(
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise TaskError.of(
                 f"head of {type(model).__name__}",
                 expected="a linear layer, as the last of the model",
                 found="none",
                 fix="name the head's parameters, or train without a probe",
             )
+        return tuple(name for name in (f"{linear[-1]}.weight", f"{linear[-1]}.bias") if name in names)
+    prefix = pattern.rstrip(".")
+    found = tuple(n for n in names if n == prefix or n.startswith(f"{prefix}.") or fnmatchcase(n, pattern))
+    if not found:
+        places = sorted({name.rpartition(".")[0] or name for name in names})
+        close = difflib.get_close_matches(prefix.removesuffix(".*"), places, n=3, cutoff=0.4)
+        last = f"the last ones are {', '.join(names[-3:])}"
+        raise TaskError.of(
+            f"head {pattern!r}",
+            expected=f"a name, prefix or pattern of parameters of {type(model).__name__}",
+            found="none that fit",
+            fix=f"did you mean {' or '.join(close)}" if close else last,
         )
-    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}  # a head may be tied
-    return tuple(name for name in (f"{linear[-1]}.weight", f"{linear[-1]}.bias") if name in own)
+    return found
 
 
 def run_probe(task: Task, plan: Plan, probe: Probe, listen: Listener) -> None:
@@ -80,15 +66,13 @@ def run_probe(task: Task, plan: Plan, probe: Probe, listen: Listener) -> None:
             chosen = list({id(p): p for name, p in every if name in head}.values())
             for parameter in chosen:
                 parameter.requires_grad_(True)
-            course = train(task, probe, plan, parameters=chosen, on_epoch=on_epoch)
+            course = train(task, probe.as_trial(), plan, parameters=chosen, on_epoch=on_epoch)
     except DivergedError as error:
-        raise LearningError(
-            describe(
-                "linear probe",
-                expected="a finite loss",
-                found=str(error),
-                fix="lower the learning rate of the probe, or check the data and the starting weights",
-            )
+        raise LearningError.of(
+            "linear probe",
+            expected="a finite loss",
+            found=str(error),
+            fix="lower the learning rate of the probe, or check the data and the starting weights",
         ) from error
     finally:
         for parameter, flag in flags:

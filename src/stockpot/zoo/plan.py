@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import random
@@ -10,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stockpot.errors import MethodError, describe
+from stockpot.errors import MethodError
 
 Value = int | float
 Space = Value | list[Value] | tuple[Value, ...] | Mapping[str, Any]
-
-WHOLE = frozenset({"seed"})
 
 # Wide enough that some ingredients are poor: a soup needs them to differ.
 SPACES: Mapping[str, Space] = {
@@ -42,21 +39,16 @@ def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False
     low, high, is_log = _range(space, name)
     if is_log:
         value = math.exp(source.uniform(math.log(low), math.log(high)))
-        value = min(
-            max(value, low), high
-        )  # exp(log(x)) may miss x by one rounding, and the ends are promises
+        value = min(max(value, low), high)  # exp(log(x)) may miss x by one rounding, and the ends are promises
         return round(value) if whole else value
     return source.randint(math.ceil(low), math.floor(high)) if whole else source.uniform(low, high)
 
 
 def _range(space: Mapping[str, Any], name: str) -> tuple[Value, Value, bool]:
     if not {"min", "max"} <= set(space) <= {"min", "max", "scale"}:
-        raise _wrong_space(
-            name,
-            "a range with min, max and perhaps scale",
-            ", ".join(map(str, space)) or "an empty mapping",
-            'write {"min": 1e-5, "max": 1e-3, "scale": "log"}',
-        )
+        found = ", ".join(map(str, space)) or "an empty mapping"
+        fix = 'write {"min": 1e-5, "max": 1e-3, "scale": "log"}'
+        raise _wrong_space(name, "a range with min, max and perhaps scale", found, fix)
     low, high = _number(space["min"], name), _number(space["max"], name)
     scale = space.get("scale", "linear")
     if scale not in ("log", "linear"):
@@ -121,9 +113,10 @@ class Probe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", 0, above=True)
-        _require(self, "lr", 0, above=True)
-        _require(self, "weight_decay", 0)
+        self.as_trial()  # which looks at the values
+
+    def as_trial(self) -> Trial:
+        return Trial(lr=self.lr, weight_decay=self.weight_decay, epochs=self.epochs, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -149,10 +142,6 @@ class Plan:
         if self.clip is not None:
             _require(self, "clip", 0, above=True)
 
-    def as_json(self) -> dict[str, Any]:
-        whole = dataclasses.asdict(self)
-        return {**whole, "trials": [dataclasses.asdict(trial) for trial in self.trials]}
-
 
 def draw_trials(
     count: int | None = None,
@@ -167,7 +156,10 @@ def draw_trials(
     """
     for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
         if name not in SPACES:
-            raise _unknown(name)
+            close = difflib.get_close_matches(name, SPACES, n=1)
+            fix = f"did you mean {close[0]}" if close else "search over the known ones"
+            known = ", ".join(SPACES)
+            raise MethodError.of(f"setting {name!r}", expected=f"one of {known}", found="an unknown one", fix=fix)
     if count is None:
         count = len(listed or ())
     if listed is not None and len(listed) != count:
@@ -176,20 +168,13 @@ def draw_trials(
         raise _wrong("trials", "at least one trial", str(count), "ask for 12 or more")
     chosen = {**SPACES, **(spaces or {})}
     trials = []
-    for number in range(count):
-        drawn = {
-            name: draw(space, name, seed=seed, number=number, whole=name in WHOLE)
-            for name, space in chosen.items()
-        }
-        values: dict[str, Any] = {**drawn, **(listed[number] if listed is not None else {})}
-        trials.append(Trial(**{**values, "seed": _whole(values["seed"])}))
+    for n in range(count):
+        drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
+        values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
+        if values["seed"] != int(values["seed"]):
+            raise _wrong("seed", "a whole number", repr(values["seed"]), "use 0, 1, 2, ...")
+        trials.append(Trial(**{**values, "seed": int(values["seed"])}))
     return tuple(trials)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
-        return int(value)
-    raise _wrong("seed", "a whole number", repr(value), "use 0, 1, 2, ...")
 
 
 def _require(owner: Any, name: str, low: float, high: float = math.inf, *, above: bool = False) -> None:
@@ -204,17 +189,9 @@ def _require(owner: Any, name: str, low: float, high: float = math.inf, *, above
     raise _wrong(name, expected, repr(value), "correct the value, or the space it is drawn from")
 
 
-def _unknown(name: str) -> MethodError:
-    close = difflib.get_close_matches(name, SPACES, n=1)
-    fix = f"did you mean {close[0]}" if close else "search over the known ones"
-    return MethodError(
-        describe(f"setting {name!r}", expected=f"one of {', '.join(SPACES)}", found="an unknown one", fix=fix)
-    )
-
-
 def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
-    return MethodError(describe(f"space of {name}", expected=expected, found=found, fix=fix))
+    return MethodError.of(f"space of {name}", expected=expected, found=found, fix=fix)
 
 
 def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:
-    return MethodError(describe(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix))
+    return MethodError.of(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix)

@@ -7,6 +7,7 @@ nobody holds, and the checkpoints are the same whoever makes them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,27 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from stockpot import files
-from stockpot.errors import LearningError, MethodError, TaskError, describe
+from stockpot.errors import LearningError, MethodError, RunError, TaskError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data, Metric, Task
+from stockpot.task.data import fingerprint
 from stockpot.task.loss import LossFunction
 from stockpot.task.normalisation import modes_restored
 from stockpot.task.scores import MetricFunction
 from stockpot.zoo.augment import check_mixup
-from stockpot.zoo.folder import (
-    INTERVAL,
-    POLL,
-    Folder,
-    TrialRecord,
-    as_score,
-    identity,
-    read_record,
-    trial_name,
-)
+from stockpot.zoo.folder import INTERVAL, POLL, Folder, Score, TrialRecord, as_score, read_record
 from stockpot.zoo.head import find_head, run_probe
 from stockpot.zoo.plan import Plan
 from stockpot.zoo.training import DivergedError, train
-from stockpot.zoo.weights import load_weights, weights_of, write_directory, write_file
+from stockpot.zoo.weights import load_weights, read_file, weights_of, write_directory, write_file
 
 
 def finetune(
@@ -69,41 +62,49 @@ def finetune(
     `as_directories` writes Hugging Face folders, with the config and tokenizer files found in `companions`.
     Afterwards the model is as it was.
     """
-    train = Data.of(train, name="training data", listen=listen)
-    fit = None if fit is None else Data.of(fit, name="validation data", listen=listen)
+    data = Data.of(train, name="training data", listen=listen)
+    held_out = None if fit is None else Data.of(fit, name="validation data", listen=listen)
+    options: dict[str, Any] = {"loss": loss, "metric": metric, "device": device, "autocast": autocast}
     before = weights_of(model)
-    if start is not None:
-        load_weights(model, start)
-    options: dict[str, Any] = {"loss": loss, "metric": metric, "device": device}
-    options |= {"autocast": autocast, "batch_size": batch_size}
-    folder = Folder(Path(out).absolute(), [trial_name(number) for number in range(len(plan.trials))])
     try:
-        task = Task(model, train, **options)
+        if start is not None:
+            load_weights(model, start)
         search = Search(
-            task,
-            None if fit is None else Task(model, fit, **options),
+            Task(model, data, batch_size=batch_size, **options),
+            None if held_out is None else Task(model, held_out, batch_size=batch_size, **options),
             plan,
-            folder,
+            Folder(Path(out).absolute(), len(plan.trials)),
             as_directories,
             None if companions is None else Path(companions),
             save_every,
         )
-        _check(task, plan, own_loss=loss is not None)
-        with folder.prepared_alone(listen):
-            judge = {
-                "loss": _name(loss),
-                "metric": _name(metric),
-                "autocast": None if autocast is None else str(autocast),
-            }
-            wanted = identity(plan, train, fit, as_directories=as_directories, judge=judge, code=code or {})
-            folder.begin(wanted)
-            _require_space(search)
+        _check(search.task, plan, own_loss=loss is not None)
+        with search.folder.prepared_alone(listen):
+            search.folder.begin(
+                {
+                    "plan": json.loads(json.dumps(dataclasses.asdict(plan))),
+                    "as_directories": as_directories,
+                    "train": {"samples": len(data), "content": fingerprint(data)},
+                    "fit": None if held_out is None else {"samples": len(held_out), "content": fingerprint(held_out)},
+                    "judge": {
+                        "loss": _name(loss),
+                        "metric": _name(metric),
+                        "autocast": None if autocast is None else str(autocast),
+                    },
+                    "code": dict(code or {}),
+                }
+            )
             search.start = _start(search, listen)
         records = _run_trials(search, listen)
     finally:
         load_weights(model, before)
     if all(record.failed for record in records):
-        raise _all_failed(records)
+        raise LearningError.of(
+            f"all {len(records)} trials",
+            expected="at least one that trains to the end",
+            found=f"{records[0].name} (lr {records[0].settings.lr:g}): {records[0].failure}",
+            fix="lower the learning rates, or check the data and the starting weights; remove the folder to try again",
+        )
     return records
 
 
@@ -126,24 +127,21 @@ def _check(task: Task, plan: Plan, *, own_loss: bool) -> None:
     if plan.probe is not None:
         find_head(task.model, plan.head)
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
-        raise TaskError(
-            describe(
-                f"model {type(task.model).__name__}",
-                expected="parameters to train",
-                found="all of them frozen",
-                fix="call requires_grad_(True) on those to be fine-tuned",
-            )
+        raise TaskError.of(
+            f"model {type(task.model).__name__}",
+            expected="parameters to train",
+            found="all of them frozen",
+            fix="call requires_grad_(True) on those to be fine-tuned",
         )
     if plan.augmentation.mixup and any(trial.augmentation for trial in plan.trials):
         check_mixup(task.fit.batch(torch.arange(1)), own_loss)
-    if own_loss and any(trial.label_smoothing for trial in plan.trials):
-        raise MethodError(
-            describe(
-                "label_smoothing",
-                expected="0 with a loss of your own, whose logits are not known",
-                found=str(max(trial.label_smoothing for trial in plan.trials)),
-                fix="set label_smoothing to 0 and build it into loss(model, batch)",
-            )
+    smoothing = max(trial.label_smoothing for trial in plan.trials)
+    if own_loss and smoothing:
+        raise MethodError.of(
+            "label_smoothing",
+            expected="0 with a loss of your own, whose logits are not known",
+            found=str(smoothing),
+            fix="set label_smoothing to 0 and build it into loss(model, batch)",
         )
     task.check_loss()
 
@@ -152,36 +150,39 @@ def _name(judge: object) -> str | None:
     """How a loss or metric is called, which is all that can be compared of it here; see `code`."""
     if judge is None or isinstance(judge, str):
         return judge
-    if isinstance(judge, Metric):
-        return judge.name
-    return str(getattr(judge, "__qualname__", type(judge).__qualname__))
-
-
-def _require_space(search: Search) -> None:
-    """Checkpoints of the trials that are left, the start, and what an unfinished trial saves: weights and optimiser."""
-    folder = search.folder
-    left = sum(read_record(folder.out, name) is None for name in folder.names)
-    size = sum(value.nbytes for value in search.task.model.state_dict().values() if isinstance(value, Tensor))
-    state = 2 * 3 if left else 0  # the old one stays until the new one is whole
-    what = f"{left} checkpoints and the state of unfinished trials"
-    files.require_space(folder.out, (left + 1 + state) * size, what)
+    own = judge.name if isinstance(judge, Metric) else getattr(judge, "__qualname__", type(judge).__qualname__)
+    return str(own)
 
 
 def _start(search: Search, listen: Listener) -> dict[str, Tensor]:
+    """The weights every trial starts from: as given, with the head that the probe trains once for all processes."""
     folder, plan, model = search.folder, search.plan, search.task.model
-    given, stored = weights_of(model), folder.start()
-    if stored is not None:
-        free = set(find_head(model, plan.head)) if plan.probe is not None else set()
-        folder.check_start(given, stored, free)
-        return stored
-    if plan.probe is not None:
-        run_probe(search.task, plan, plan.probe, listen)
-        given = weights_of(model)
-    folder.write_start(given)
-    return given
-
-
-# Trials -----------------------------------------------------------------------------------------------
+    given = weights_of(model)
+    # Checkpoints that are left, the start, and twice what a trial saves: the old one stays until the new one is whole.
+    left = sum(read_record(folder.out, name) is None for name in folder.names)
+    models = left + 1 + (6 if left else 0)
+    what = f"{left} checkpoints and the state of unfinished trials"
+    files.require_space(folder.out, models * sum(value.nbytes for value in given.values()), what)
+    if not folder.start.exists():
+        if plan.probe is not None:
+            run_probe(search.task, plan, plan.probe, listen)
+            given = weights_of(model)
+        write_file(folder.start, given, {"format": "pt"}, folder.out)
+        return given
+    stored, _ = read_file(folder.start, folder.out)
+    # The head may differ: it was made by chance, and the stored one is trained.
+    free = set(find_head(model, plan.head)) if plan.probe is not None else set()
+    names = [name for name in {**given, **stored} if name not in free]
+    both = given.keys() & stored.keys()
+    differing = [name for name in names if name not in both or not torch.equal(given[name], stored[name])]
+    if differing:
+        raise RunError.of(
+            str(folder.out),
+            expected="the starting weights of the search that was begun here",
+            found=f"{len(differing)} of {len(stored)} tensors differ, such as {differing[0]}",
+            fix="start from the same weights (seed a random model before it is built), or choose another folder",
+        )
+    return stored
 
 
 def _run_trials(search: Search, listen: Listener) -> list[TrialRecord]:
@@ -199,7 +200,7 @@ def _run_trials(search: Search, listen: Listener) -> list[TrialRecord]:
             with folder.claimed(name) as ours:
                 if ours:  # looked at again: another process may just have finished it
                     found = read_record(folder.out, name)
-                    done[name] = run_trial(search, number, listen) if found is None else found
+                    done[name] = _run_trial(search, number, listen) if found is None else found
         waiting = [name for name in folder.names if name not in done]
         if not waiting:
             return [done[name] for name in folder.names]
@@ -209,29 +210,27 @@ def _run_trials(search: Search, listen: Listener) -> list[TrialRecord]:
         time.sleep(POLL)
 
 
-def run_trial(search: Search, number: int, listen: Listener) -> TrialRecord:
+def _run_trial(search: Search, number: int, listen: Listener) -> TrialRecord:
     """One trial, from the shared start to a checkpoint with its record."""
-    folder, model = search.folder, search.task.model
-    name, settings = folder.names[number], search.plan.trials[number]
+    folder, task, plan = search.folder, search.task, search.plan
+    name, settings = folder.names[number], plan.trials[number]
     about = {"trial": name, "index": number}
     listen(Event("trial", {**about, "settings": dataclasses.asdict(settings)}))
 
     def on_epoch(done: int, total: int, loss: float) -> None:
         listen(Event("epoch", {**about, "epoch": done, "epochs": total, "loss": loss}))
 
-    load_weights(model, search.start)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    load_weights(task.model, search.start)
+    parameters = [p for p in task.model.parameters() if p.requires_grad]
     saved = folder.saved(name, search.interval)
     began, earlier = time.perf_counter(), 0.0
     path: Path | None = None
-    score: dict[str, float | int | None] | None = None
+    score: Score | None = None
     failure: str | None = None
     try:
-        with modes_restored(model):
-            model.train()
-            course = train(
-                search.task, settings, search.plan, parameters=parameters, saved=saved, on_epoch=on_epoch
-            )
+        with modes_restored(task.model):
+            task.model.train()
+            course = train(task, settings, plan, parameters=parameters, saved=saved, on_epoch=on_epoch)
         steps, losses, earlier = course.steps, course.losses, course.seconds
         path = _write(search, name)
         score = None if search.judge is None else as_score(search.judge.score())
@@ -247,21 +246,9 @@ def run_trial(search: Search, number: int, listen: Listener) -> TrialRecord:
 
 def _write(search: Search, name: str) -> Path:
     out, model = search.folder.out, search.task.model
+    path = out / name if search.as_directories else out / f"{name}.safetensors"
     if search.as_directories:
-        write_directory(out / name, model, search.companions, out)
-        return out / name
-    path = out / f"{name}.safetensors"
-    write_file(path, weights_of(model), {"format": "pt"}, out)
+        write_directory(path, model, search.companions, out)
+    else:
+        write_file(path, weights_of(model), {"format": "pt"}, out)
     return path
-
-
-def _all_failed(records: list[TrialRecord]) -> LearningError:
-    first = records[0]
-    return LearningError(
-        describe(
-            f"all {len(records)} trials",
-            expected="at least one that trains to the end",
-            found=f"{first.name} (lr {first.settings.lr:g}): {first.failure}",
-            fix="lower the learning rates, or check the data and the starting weights; remove the folder to try again",
-        )
-    )

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from stockpot.errors import RunError, TaskError, describe
+from stockpot.errors import RunError, TaskError
 from stockpot.signals import held
 from stockpot.task import Task
 from stockpot.zoo.augment import augment, mixed_loss
 from stockpot.zoo.folder import Saved
-from stockpot.zoo.plan import Plan, Probe, Trial
+from stockpot.zoo.plan import Plan, Trial
 from stockpot.zoo.weights import load_weights
 
 CHECKED = 64  # steps between looks at the losses; each look waits for the device
@@ -49,7 +48,7 @@ class Course:
 
 def train(
     task: Task,
-    settings: Trial | Probe,
+    settings: Trial,
     plan: Plan,
     *,
     parameters: Iterable[nn.Parameter],
@@ -63,14 +62,8 @@ def train(
     n = len(task.fit)
     size = min(plan.batch_size, n)
     course = Course(max(1, round(settings.epochs * n / size)))
-    optimiser = Optimiser(
-        parameters,
-        settings.lr,
-        settings.weight_decay,
-        course.steps,
-        plan,
-        scaled=task.autocast == torch.float16 and task.device.type == "cuda",
-    )
+    scaled = task.autocast == torch.float16 and task.device.type == "cuda"
+    optimiser = Optimiser(parameters, settings, course.steps, plan, scaled=scaled)
     if saved is not None:
         course = _resume(task, course, optimiser, saved)
     began, last_save = time.perf_counter(), time.monotonic()
@@ -80,8 +73,7 @@ def train(
         while course.step < course.steps:
             unseen.append(_step(task, settings, plan, optimiser, course.step))
             course.step += 1
-            ends = course.step * size // n > (course.step - 1) * size // n
-            ends |= course.step == course.steps
+            ends = course.step * size // n > (course.step - 1) * size // n or course.step == course.steps
             if ends or stop.asked or len(unseen) == CHECKED:
                 _look(course, unseen)
                 unseen.clear()
@@ -91,9 +83,7 @@ def train(
                 if on_epoch is not None:
                     total = max(len(course.losses), math.ceil(settings.epochs))
                     on_epoch(len(course.losses), total, course.losses[-1])
-            if saved is not None and (
-                stop.asked or (not unseen and time.monotonic() - last_save >= saved.interval)
-            ):
+            if saved is not None and (stop.asked or (not unseen and time.monotonic() - last_save >= saved.interval)):
                 _save(task, course, optimiser, saved, course.seconds + time.perf_counter() - began)
                 last_save = time.monotonic()
             stop.obey()
@@ -103,19 +93,16 @@ def train(
     return course
 
 
-def _step(task: Task, settings: Trial | Probe, plan: Plan, optimiser: Optimiser, step: int) -> Tensor:
+def _step(task: Task, settings: Trial, plan: Plan, optimiser: Optimiser, step: int) -> Tensor:
     key = hashlib.sha256(f"dropout/{settings.seed}/{step}".encode()).digest()
     torch.manual_seed(int.from_bytes(key[:8], "little") >> 1)
     batch = task.to_device(task.fit.batch(task.fit.order(settings.seed, step, plan.batch_size)))
-    smoothing, mixed = 0.0, None
-    if isinstance(settings, Trial):
-        smoothing = settings.label_smoothing
-        batch, mixed = augment(batch, settings.augmentation, plan.augmentation, seed=settings.seed, step=step)
+    batch, mixed = augment(batch, settings.augmentation, plan.augmentation, seed=settings.seed, step=step)
     if mixed is None:
-        loss = task.loss(batch, label_smoothing=smoothing).mean
+        loss = task.loss(batch, label_smoothing=settings.label_smoothing).mean
     else:
-        loss = mixed_loss(task, batch, *mixed, smoothing)
-    optimiser.step(loss)
+        loss = mixed_loss(task, batch, *mixed, settings.label_smoothing)
+    optimiser.step(loss, step)
     return loss.detach()
 
 
@@ -133,12 +120,10 @@ def _look(course: Course, unseen: list[Tensor]) -> None:
 
 
 def _save(task: Task, course: Course, optimiser: Optimiser, saved: Saved, seconds: float) -> None:
-    tensors, values = optimiser.state()
+    tensors, scaler = optimiser.state()
     whole = {f"optimizer.{name}": value for name, value in tensors.items()}
-    for name, value in task.model.state_dict().items():
-        if isinstance(value, Tensor):
-            whole[f"model.{name}"] = value.detach()
-    saved.save(whole, {"optimizer": values, "course": {**asdict(course), "seconds": seconds}})
+    whole |= {f"model.{name}": value for name, value in task.model.state_dict().items() if isinstance(value, Tensor)}
+    saved.save(whole, {"scaler": scaler, "course": {**asdict(course), "seconds": seconds}})
 
 
 def _resume(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> Course:
@@ -152,55 +137,42 @@ def _resume(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> C
             part, _, rest = name.partition(".")
             parts[part][rest] = tensor
         load_weights(task.model, parts["model"], subject="saved state")
-        optimiser.restore(parts["optimizer"], values["optimizer"])
+        optimiser.restore(parts["optimizer"], values["scaler"])
         return Course(**values["course"])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, TaskError) as error:
-        raise RunError(
-            describe(
-                str(saved.path),
-                expected="the state of this trial",
-                found=f"{type(error).__name__}: {error}",
-                fix="remove the file, and the trial starts again",
-            )
+        raise RunError.of(
+            str(saved.path),
+            expected="the state of this trial",
+            found=f"{type(error).__name__}: {error}",
+            fix="remove the file, and the trial starts again",
         ) from error
 
 
-# The optimiser ----------------------------------------------------------------------------------------
-
-
 class Optimiser:
-    """AdamW or SGD; linear warm-up, then a cosine to zero; gradients clipped, and scaled for float16.
-
-    Its state fits safetensors and JSON.
-    """
+    """AdamW or SGD; linear warm-up, then a cosine to zero; gradients clipped, and scaled for float16."""
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float,
-        steps: int,
-        plan: Plan,
-        *,
-        scaled: bool,
+        self, parameters: Iterable[nn.Parameter], settings: Trial, steps: int, plan: Plan, *, scaled: bool
     ) -> None:
         self.parameters = list(parameters)
-        self.clip = plan.clip
+        self.lr, self.steps, self.clip = settings.lr, steps, plan.clip
+        self.warm = round(plan.warmup * steps)
         # Decay pulls matrices towards zero; biases and gains of norms have no business there.
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.parameters if p.ndim >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in self.parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self._optimizer: torch.optim.Optimizer
-        if plan.optimizer == "sgd":
-            self._optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9)
-        else:
-            self._optimizer = torch.optim.AdamW(groups, lr=lr)
-        self._schedule = _schedule(self._optimizer, steps, plan.warmup)
+        matrices, others = [p for p in self.parameters if p.ndim >= 2], [p for p in self.parameters if p.ndim < 2]
+        pairs = ((matrices, settings.weight_decay), (others, 0.0))
+        groups: list[dict[str, Any]] = [{"params": each, "weight_decay": decay} for each, decay in pairs if each]
+        sgd = plan.optimizer == "sgd"
+        self._optimizer = torch.optim.SGD(groups, momentum=0.9) if sgd else torch.optim.AdamW(groups)
         self._scaler = torch.amp.GradScaler(self.parameters[0].device.type, enabled=scaled)
 
-    def step(self, loss: Tensor) -> None:
+    def rate(self, step: int) -> float:
+        if step < self.warm:
+            return self.lr * (step + 1) / (self.warm + 1)
+        return self.lr * (1 + math.cos(math.pi * (step - self.warm) / (self.steps - self.warm))) / 2
+
+    def step(self, loss: Tensor, step: int) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.rate(step)
         self._optimizer.zero_grad()
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
@@ -208,39 +180,19 @@ class Optimiser:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._schedule.step()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        saved = self._optimizer.state_dict()
+        """What safetensors takes, and what JSON does."""
+        entries = self._optimizer.state_dict()["state"].items()
         tensors = {
-            f"{number}.{key}": value.detach()
-            for number, entries in saved["state"].items()
-            for key, value in entries.items()
-            if isinstance(value, Tensor)
+            f"{n}.{key}": value for n, each in entries for key, value in each.items() if isinstance(value, Tensor)
         }
-        return tensors, {
-            "lr": [group["lr"] for group in saved["param_groups"]],
-            "schedule": self._schedule.state_dict(),
-            "scaler": self._scaler.state_dict(),
-        }
+        return tensors, self._scaler.state_dict()
 
-    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def restore(self, tensors: dict[str, Tensor], scaler: dict[str, Any]) -> None:
         saved = self._optimizer.state_dict()
-        saved["state"] = {}
         for name, tensor in tensors.items():
             number, key = name.split(".", 1)
             saved["state"].setdefault(int(number), {})[key] = tensor
-        for group, rate in zip(saved["param_groups"], values["lr"], strict=True):
-            group["lr"] = rate
         self._optimizer.load_state_dict(saved)
-        self._schedule.load_state_dict(values["schedule"])
-        self._scaler.load_state_dict(values["scaler"])
-
-
-def _schedule(optimizer: torch.optim.Optimizer, steps: int, warmup: float) -> LRScheduler:
-    warm = round(warmup * steps)
-    after = CosineAnnealingLR(optimizer, T_max=max(1, steps - warm))
-    if not warm:
-        return after
-    rise = LinearLR(optimizer, start_factor=1.0 / (warm + 1), total_iters=warm)
-    return SequentialLR(optimizer, [rise, after], milestones=[warm])
+        self._scaler.load_state_dict(scaler)

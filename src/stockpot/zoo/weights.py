@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stockpot import files
-from stockpot.errors import RunError, TaskError, describe
+from stockpot.errors import RunError, TaskError
 from stockpot.soup.build import copy_companions
 
 
@@ -25,9 +25,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load_weights(
-    model: nn.Module, weights: Mapping[str, Tensor], *, subject: str = "starting weights"
-) -> None:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, subject: str = "starting weights") -> None:
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     wrong = [
         name
@@ -36,13 +34,11 @@ def load_weights(
     ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise TaskError(
-            describe(
-                subject,
-                expected=f"the {len(own)} tensors of {type(model).__name__}",
-                found=f"others, or other shapes, for {', '.join(wrong[:4])}{more}",
-                fix="give the state dict of this very model",
-            )
+        raise TaskError.of(
+            subject,
+            expected=f"the {len(own)} tensors of {type(model).__name__}",
+            found=f"others, or other shapes, for {', '.join(wrong[:4])}{more}",
+            fix="give the state dict of this very model",
         )
     model.load_state_dict(dict(weights), strict=False)
 
@@ -60,13 +56,11 @@ def read_file(path: Path, root: Path) -> tuple[dict[str, Tensor], dict[str, str]
             # Copied: the file is mapped, and may be replaced or removed while its tensors are in use.
             return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise RunError(
-            describe(
-                str(path),
-                expected="weights that an earlier run wrote",
-                found=str(error),
-                fix="remove the folder and start again",
-            )
+        raise RunError.of(
+            str(path),
+            expected="weights that an earlier run wrote",
+            found=str(error),
+            fix="remove the folder and start again",
         ) from error
 
 
