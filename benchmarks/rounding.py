@@ -20,7 +20,8 @@ from typing import Any
 
 import machine
 import numpy as np
-from stockpot.report.record import read
+
+from stockpot.run.record import read_run
 
 KINDS = ("fp32", "bf16", "int8")
 
@@ -35,7 +36,7 @@ def run(recipe: Path, out: Path, kind: str, seed: int, methods: list[str], sets:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    return {method.name: method.values["report"] for method in read(out).methods}
+    return {method.name: method.tables["report"][:, 0] for method in read_run(out, tables=True).methods}
 
 
 def compared(values: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> dict[str, Any]:
