@@ -76,18 +76,15 @@ def _show(jobs: Sequence[Job]) -> None:
         zoo, run = job.zoo, job.run
         assert run is not None
         recipe = zoo.recipe(run.stated)
-        counts = [
-            planned_steps(method, vars(recipe.method.settings(method)), run.models(zoo), zoo.samples)
-            for method in recipe.method.methods
-        ]
-        known = sum(count or 0 for count in counts)
+        steps = sum(
+            planned_steps(name, vars(recipe.method.settings(name)), run.models(zoo)) for name in recipe.method.methods
+        )
         state = "finished" if finished(zoo, run) else "to do"
-        total += known
-        left += known if state == "to do" else 0
-        more = "+" if None in counts else " "  # counted in epochs of data whose size the recipe does not say
+        total += steps
+        left += steps if state == "to do" else 0
         values = " ".join(f"{key}={value}" for key, value in run.values)
         name = f"{run.name:26}" if len({job.zoo.name for job in jobs}) == 1 else f"{zoo.name:21} {run.name:26}"
-        print(f"{name} {state:9} {known:>9,}{more} steps  K = {run.models(zoo):<3} {values}")
+        print(f"{name} {state:9} {steps:>9,} steps  K = {run.models(zoo):<3} {values}")
     print(f"{len(jobs)} runs, {total:,} steps in all, {left:,} to do")
 
 

@@ -5,10 +5,11 @@ python experiments/small/check.py experiments/data/small/run
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from stockpot.run.record import read_run
 
 DEFAULT = "crossfit"
 BELOW = ("greedy", "uniform", "best")
@@ -16,9 +17,8 @@ BELOW = ("greedy", "uniform", "best")
 
 def scores(run: Path) -> dict[str, float]:
     """Accuracy of each method on the report data, from the records of a run."""
-    names = (DEFAULT, *BELOW)
-    found = {name: json.loads((run / "methods" / name / "result.json").read_text()) for name in names}
-    return {name: float(result["report"]["mean"]) for name, result in found.items()}
+    found = {method.name: method.result["report"]["value"] for method in read_run(run).methods}
+    return {name: found[name] for name in (DEFAULT, *BELOW)}
 
 
 def wrong(found: Mapping[str, float]) -> list[str]:

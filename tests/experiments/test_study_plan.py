@@ -136,8 +136,8 @@ def test_a_dry_run_tells_the_steps_and_runs_nothing(home: Path, capsys: pytest.C
     assert study.main(["tiny", "--home", str(home), "--dry-run", "--only", "main-0", "steps-crossfit-16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # learned+ and mehl+ take 8 steps each, crossfit 8 on each of its 4 folds; then 16 on each.
-    assert "48  steps" in lines[0]
-    assert "64  steps" in lines[1]
+    assert "48 steps" in lines[0]
+    assert "64 steps" in lines[1]
     assert lines[2] == "2 runs, 112 steps in all, 112 to do"
     assert not (home / "runs").exists()
 

@@ -13,6 +13,7 @@ import pytest
 import results
 import study
 from safetensors.numpy import load_file, save_file
+from scripts import part
 from studies import page, tables
 from studies.gather import OWN_TEST, gather
 from studies.loaded import Results
@@ -55,6 +56,14 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     assert "| tiny | learning rate | mehl+ |" in text
     drawn = {path.stem for path in (tmp_path / "results").glob("*.svg")}
     assert drawn == {"methods", "coefficients", "sensitivity"}
+
+
+def test_the_check_of_the_small_zoo_reads_a_run(home: Path) -> None:
+    run = home / "runs" / "tiny" / "main-0"
+    check = part("small/check.py")
+    records = {name: json.loads((run / f"methods/{name}/result.json").read_text()) for name in check.scores(run)}
+    assert set(records) == {"crossfit", "greedy", "uniform", "best"}
+    assert check.scores(run) == {name: one["report"]["value"] for name, one in records.items()}
 
 
 def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:
