@@ -129,7 +129,10 @@ def test_evaluate_agrees_with_the_table(shared: Path, compared: Answer, stockpot
 def test_evaluating_a_soup_that_was_not_written_says_how_to_write_it(folder: Path, stockpot: Stockpot) -> None:
     recipe, run = folder / "recipe.yaml", folder / "two of them"
     methods = "method.methods=[best, uniform, ensemble]"
-    assert stockpot("compare", recipe, "--set", methods, "--out", run).code == 0
+    answer = stockpot("compare", recipe, "--set", methods, "--out", run)
+    assert answer.code == 0
+    assert "No method is recommended" in answer.out  # neither was scored on samples that it was not chosen on
+    assert "stockpot rebuild" in answer.out
     missing = next(name for name in ("best", "uniform") if not (run / "methods" / name / "soup").exists())
     soup = run / "methods" / missing / "soup"
     answer = stockpot("evaluate", soup, recipe)

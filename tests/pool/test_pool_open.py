@@ -104,7 +104,7 @@ def test_what_the_pool_says_of_itself(tmp_path: Path) -> None:
 
 
 def test_opening_reads_no_tensor_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stockpot.pool.checkpoint import Checkpoint
+    from stockpot.pool import Checkpoint
 
     folder_of(tmp_path, ".pt", ".safetensors")
     monkeypatch.setattr(Checkpoint, "tensor", lambda *_: pytest.fail("read a tensor"))

@@ -46,11 +46,9 @@ def encode(
     One class order holds for all splits; `listen` is told of one that nobody gave. `head` is the number of classes the
     model has, where that is known.
     """
-    if target == "number":
-        return {split: _numbers(split, column) for split, column in columns.items()}
-    if target == "multi":
-        names = classes if classes is not None else model_names
-        return {split: _several(split, column, names) for split, column in columns.items()}
+    if target != "class":
+        read = _numbers if target == "number" else _several
+        return {split: read(split, column) for split, column in columns.items()}
     cells = {split: _cells(split, column) for split, column in columns.items()}
     first: dict[str, tuple[str, int]] = {}  # label: the split and row it is met in first
     for split, texts in cells.items():
@@ -113,8 +111,8 @@ def _known(
     for label, place in first.items():
         plain = str(whole[label]) if label in whole and label not in known else label  # 3.0 for a class named 3
         if plain not in known:
-            own = "" if classes is not None else "of the model "
-            expected = f"one of the classes {own}{_shown(known)}"
+            own, more = "" if classes is not None else "of the model ", ", ..." if len(known) > _SHOWN else ""
+            expected = f"one of the classes {own}{', '.join(names[:_SHOWN])}{more}"
             raise _odd(*place, expected, f"label {label!r}", _OTHER)
         found[label] = known[plain]
     return found
@@ -151,26 +149,13 @@ def _numbers(split: str, column: Column) -> Array:
     return array.astype(np.float32)
 
 
-def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:
-    """float32 (n, C) of 0 and 1, from such an array or from lists of class names."""
-    if isinstance(column, np.ndarray):
-        if column.ndim == 2 and column.dtype.kind in "biuf" and bool(np.isin(column, (0, 1)).all()):
-            return column.astype(np.float32)
-        fix = "correct the column, or leave data.target out if a sample has one class"
-        raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", column, fix)
-    if names is None:
-        expected = "the names of all classes, because rows list theirs"
-        raise bad_data("data.classes", expected, "none", "list them in the order of the head")
-    number = {name: index for index, name in enumerate(names)}
-    made = np.zeros((len(column), len(number)), dtype=np.float32)
-    for row, cell in enumerate(column):
-        if not isinstance(cell, list):
-            raise _odd(split, row, "a list of classes", "nothing" if is_missing(cell) else repr(cell), _FILL)
-        for label in (as_text(value, _where(split, row)).strip() for value in cell):
-            if label not in number:
-                raise _odd(split, row, f"classes out of {_shown(number)}", f"label {label!r}", _OTHER)
-            made[row, number[label]] = 1
-    return made
+def _several(split: str, column: Column) -> Array:
+    """float32 (n, C) of 0 and 1."""
+    array = column if isinstance(column, np.ndarray) else np.array([type(cell).__name__ for cell in column])
+    if array.ndim != 2 or array.dtype.kind not in "biuf" or not bool(np.isin(array, (0, 1)).all()):
+        fix = "make it so, or leave data.target out if a sample has one class"
+        raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", array, fix)
+    return array.astype(np.float32)
 
 
 def _number(label: str) -> float | None:
@@ -188,10 +173,6 @@ def _whole(label: str) -> int | None:
 
 def _squeezed(array: Array) -> Array:
     return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-
-
-def _shown(names: Mapping[str, int]) -> str:
-    return ", ".join([*names][:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _where(split: str, row: int) -> str:

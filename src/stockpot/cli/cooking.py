@@ -106,10 +106,12 @@ def run_recipe(
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
     from stockpot import cooking
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
+    from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
+    check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"])
     writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
@@ -145,8 +147,7 @@ def show(run: Path, report: Path) -> Path | None:
     if soup is not None:
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
     elif results["recommended"] is None:
-        say("Soup:   none is recommended, because no method was judged on data that it was not fitted on.")
-        say(f"        Write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
+        say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
     say(f"Report: {shown(report)}")
     return soup
 

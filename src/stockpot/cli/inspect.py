@@ -157,7 +157,7 @@ def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
         "mixed_parameters": size.parameters,
         "not_included": NOT_INCLUDED,
         "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
-        "largest_block": budget and {name: largest_block(size, name, budget) for name in blockwise},
+        "largest_block": budget and {name: largest_block(size, budget) for name in blockwise},
     }
 
 

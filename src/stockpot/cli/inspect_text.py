@@ -22,8 +22,8 @@ def show(found: Mapping[str, Any]) -> None:
         say(f"The pool {fits} ({model['name']}).\n")
     headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")
     table(headings, [_ingredient(k, found) for k in range(len(ingredients))])
-    say("\n".join(["", *_peculiarities(found)]))
-    say()
+    peculiar = _peculiarities(found)
+    say("\n".join(["", *peculiar, ""] if peculiar else [""]))
     if forecast is not None:
         _show_forecast(forecast, len(ingredients))
     for problem in found["problems"]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeSte
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
-from stockpot.engine.low_memory import Projector, recomputing
+from stockpot.engine.low_memory import Projector, gradients_freed, recomputing
 from stockpot.engine.optimiser import AdamW
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
@@ -80,7 +80,8 @@ class Engine:
                 self._stack.enter_context(recomputing(live.task.model))
             parts = dict(self.plan.parts)
             listen(Event("plan", {"text": str(self.plan), "forecast": self.plan.total, "parts": parts}))
-            self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
+            with self._compiling():
+                self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
             self.fixed = torch.empty(live.plan.size, dtype=live.dtype, device=live.device)  # (P,) theta_fix
         except BaseException:  # such as memory that ran out: the model must not keep what was put around it
             self.close()
@@ -97,7 +98,7 @@ class Engine:
             dtypes = [torch.bfloat16, torch.int8]
         else:
             dtypes = [live.dtype]
-        step, sample, kept = self._measure(data) if self._cuda else (2 * width * live.plan.size, 0.0, 0)
+        step, sample, kept = self._measure(data) if self._cuda else (0, 0.0, 0)
         need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
@@ -133,7 +134,8 @@ class Engine:
         return data.nbytes if data.nbytes < free // 8 else 0
 
     def _measure(self, data: Data) -> tuple[int, float, int]:
-        """Peak bytes of a forward and backward pass, as a constant and per sample, and bytes of what is not mixed.
+        """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample, and bytes of
+        what is not mixed.
 
         Parts of a batch are measured, so that this cannot run out of memory itself.
         """
@@ -143,28 +145,41 @@ class Engine:
         size = min(self.options.batch_size, len(data))
         peaks = []
         sizes = sorted({max(1, size // 8), max(1, size // 4)})
-        for n in sizes:
-            batch = task.to_device(data.batch(torch.arange(n)))
-            for _ in range(2):  # the first pass also pays for libraries
-                torch.cuda.synchronize(live.device)
-                torch.cuda.reset_peak_memory_stats(live.device)
-                before = torch.cuda.memory_allocated(live.device)
-                with task.learning():
+        with task.learning(), gradients_freed(live):
+            for n in sizes:
+                batch = task.to_device(data.batch(torch.arange(n)))
+                for _ in range(2):  # the first pass also pays for libraries
+                    torch.cuda.synchronize(live.device)
+                    torch.cuda.reset_peak_memory_stats(live.device)
+                    before = torch.cuda.memory_allocated(live.device)
                     task.loss(batch).mean.backward()  # type: ignore[no-untyped-call]
-                live.clear_gradient()
-                peak = torch.cuda.max_memory_allocated(live.device) - before
-            peaks.append(peak)
-            del batch
+                    peak = torch.cuda.max_memory_allocated(live.device) - before
+                peaks.append(peak)
+                del batch
         torch.cuda.empty_cache()
         if len(sizes) == 1:
-            return peaks[0], 0.0, kept
-        slope = (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
-        return int(peaks[0] - slope * sizes[0]), slope, kept
+            return 0, peaks[0] / sizes[0], kept
+        slope = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
+        return max(0, int(peaks[0] - slope * sizes[0])), slope, kept
 
     def _loader(self, last: LastBlock | None) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32:
             return Loader(self.live, self.plan.dtype, last)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Meanwhile the kernels are compiled, where there are any."""
+        if not isinstance(self.loader, StreamingLoader):
+            yield
+            return
+        from stockpot.engine import kernels
+
+        thread = kernels.compile_ahead(self.live.device, self.plan.dtype, self.live.flat.dtype)
+        try:
+            yield
+        finally:
+            thread.join()
 
     # The block and the soup ---------------------------------------------------------------------------
 

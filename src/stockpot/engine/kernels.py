@@ -7,12 +7,15 @@ pass 2^31 at 72 models of 88M parameters. Imported only where a CUDA device is u
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stockpot.engine.flat import TILE, Tiles
+from stockpot.engine.flat import ALIGN, TILE, Tiles
 
 Shape = tuple[int, int]  # rows of D loaded together, warps
 # Measured on an H200 (benchmarks/kernels.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
@@ -193,3 +196,30 @@ def encode(
         x, centre, row, scale, tiles.start, tiles.length, first, offset, models, k,
         TILE=TILE, SCALED=scale is not None, CENTRED=centre is not None, num_warps=8,
     )  # fmt: skip
+
+
+def compile_ahead(device: torch.device, dtype: torch.dtype, narrow: torch.dtype) -> threading.Thread:
+    """Compile what directions of this dtype and a model of `narrow` weights need, on vectors of one tile.
+
+    The first run on a machine spends seconds on it; a thread can do it while the files are averaged. What goes wrong
+    here goes wrong again where it is needed, and is told there. Wait for the thread before a graph is captured.
+    """
+
+    def numbers(*values: int, kind: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=kind, device=device)
+
+    def work() -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            tiles = Tiles(numbers(0, kind=torch.int64), numbers(ALIGN), numbers(0), numbers(0, 1))
+            rows = torch.zeros(2, ALIGN, dtype=dtype, device=device)
+            scale = torch.zeros(1, 2, device=device) if dtype == torch.int8 else None
+            flat, alpha = torch.zeros(ALIGN, device=device), torch.zeros(2, 1, device=device)
+            encode(flat, flat.clone(), rows[0], scale, tiles, first=0, count=1, offset=0, models=2, k=0)
+            for kind in {torch.float32, narrow}:
+                mix(rows, flat, alpha, torch.zeros(ALIGN, dtype=kind, device=device), tiles, scale)
+            project(rows, torch.zeros(ALIGN, dtype=narrow, device=device), tiles, scale)
+            torch.cuda.current_stream(device).synchronize()
+
+    thread = threading.Thread(target=work, name="stockpot-compile")
+    thread.start()
+    return thread

@@ -79,6 +79,25 @@ class Projector:
 
 
 @contextmanager
+def gradients_freed(live: Live) -> Iterator[None]:
+    """Each parameter's gradient is gone as soon as backward has made it."""
+
+    def free(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    handles = [
+        tensor.register_post_accumulate_grad_hook(free)  # type: ignore[no-untyped-call]
+        for tensor, _, _ in live.bound
+        if isinstance(tensor, nn.Parameter)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def recomputing(model: nn.Module) -> Iterator[int]:
     """Checkpoint the activations of the model's repeated blocks; yields how many there are."""
     blocks = repeated_blocks(model)

@@ -1,9 +1,10 @@
 """The memory plan: how learning fits a device, decided before it starts and said in one line.
 
 What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
-directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, its gradient flat w P, and what one forward and
-backward pass needs on top, which a trial run measures. A batch in pieces needs w P more: the gradients of earlier
-pieces wait while the next one's activations are at their largest. Nothing else grows with the model.
+directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, gradients 2 w P (the parameters' own, and all of
+them flat for the projection), and what a forward and backward pass needs besides: activations, logits and their
+gradient in fp32. A trial run measures that on parts of a batch, with gradients freed as they come: they would hide how
+fast the rest grows with the batch, because they are at their most when the activations are gone.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Need:
     models: int  # K
     parameters: int  # P
     model_width: int  # bytes of a parameter in the model
-    held_models: int  # vectors of P in fp32 beside the directions: the fixed part, and one per extra fold
+    held_models: int  # vectors of P in fp32 beside the directions: the fixed part, and what the host holds
     batch: int  # samples of a step
-    step: int  # bytes a forward and backward pass takes on top of the weights whatever its batch, gradients included
+    step: int  # bytes a forward and backward pass takes on top of weights and gradients, whatever its batch
     sample: float  # bytes it takes for each sample
     data: int = 0  # bytes of data kept on the device
     kept: int = 0  # bytes of weights and buffers that are not mixed
@@ -66,14 +67,12 @@ def parts(need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_
     P = need.parameters
     width = torch.tensor([], dtype=dtype).element_size()
     activations = int(need.sample * -(-need.batch // accumulate))
-    gradients = P * need.model_width
-    waiting = gradients if accumulate > 1 else 0
     out = {
         "directions": block_size * P * width,
         "soup": need.held_models * P * 4,
         "model": P * need.model_width + need.kept,
-        "gradients": 0 if low_memory else gradients + waiting,
-        "step": max(0, need.step - gradients) + activations // 3 if low_memory else need.step + activations,
+        "gradients": 0 if low_memory else 2 * P * need.model_width,
+        "step": need.step + (activations // 3 if low_memory else activations),
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
     }

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from stockpot.errors import describe
-from stockpot.pool.checkpoint import Checkpoint
 from stockpot.pool.nesting import is_average
-from stockpot.pool.source import TensorSpec, dtype_name, listed, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, listed, shown
 
 Specs = Mapping[str, TensorSpec]
 # Integers under these names are packed or scaled weights: GPTQ, AWQ, compressed-tensors, HQQ, quanto, MXFP4.

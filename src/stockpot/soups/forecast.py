@@ -1,8 +1,8 @@
 """What a method will need before anything is spent: memory and reading, by arithmetic alone.
 
-Memory follows the engine's own plan (`engine/plan.py`): b directions of P mixed parameters, one soup per fold, the
-mean, the model and its gradient. Not included, because only a trial run could tell: activations of a forward and
-backward pass, the data itself, and what PyTorch takes for being loaded.
+Memory follows the engine's own plan (`engine/plan.py`): b directions of P mixed parameters, the soup's fixed part, the
+mean, the model and its gradients. Not included, because only a trial run could tell: activations and logits of a
+forward and backward pass, the data itself, and what PyTorch takes for being loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stockpot.pool import Pool
 from stockpot.soups.registry import METHODS, settings_for
 from stockpot.soups.settings import PAPER_BLOCK
 
-NOT_INCLUDED = "activations, the data, and PyTorch itself"
+NOT_INCLUDED = "activations and logits, the data, and PyTorch itself"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Size:
     parameters: int  # P, mixed ones
     ingredient: int  # bytes of one checkpoint
     double: bool = False  # mixed in fp64
-    gpu: bool = False  # directions rounded to bf16; means and idle folds wait on the host
+    gpu: bool = False  # directions rounded to bf16; the mean waits on the host
 
     @classmethod
     def of(cls, pool: Pool, layout: Layout) -> Size:
@@ -66,33 +66,31 @@ def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
             memory = (
                 METHODS[method].vectors * size.parameters * size.width
                 if block is None
-                else learning_memory(size, method, block)
+                else learning_memory(size, block)
             )
             reading = _models_read(method, size.models) * size.ingredient
             out.append(Forecast(method, block, memory, reading, None if budget is None else memory <= budget))
     return out
 
 
-def learning_memory(size: Size, method: str, block: int) -> int:
-    folds = settings_for(method).folds
-    gradients = size.parameters * size.width
+def learning_memory(size: Size, block: int) -> int:
+    """Bytes that learning holds with `block` models loaded."""
     need = Need(
         models=size.models,
         parameters=size.parameters,
         model_width=size.width,
-        held_models=1 if size.gpu else 3 + folds,
+        held_models=1 if size.gpu else 3,
         batch=1,
-        step=gradients,
+        step=0,
         sample=0.0,
     )
     dtype = torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
-    taken = parts(need, block, dtype, 1, False)
-    return sum(taken.values()) - taken["step"]  # `step` would be the gradients a second time
+    return sum(parts(need, block, dtype, 1, False).values())
 
 
-def largest_block(size: Size, method: str, budget: int) -> int:
+def largest_block(size: Size, budget: int) -> int:
     """The largest b that fits; 0 when none does."""
-    fitting = [b for b in range(1, size.models + 1) if learning_memory(size, method, b) <= budget]
+    fitting = [b for b in range(1, size.models + 1) if learning_memory(size, b) <= budget]
     return fitting[-1] if fitting else 0
 
 

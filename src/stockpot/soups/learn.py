@@ -247,6 +247,11 @@ class Learner:
         if skipped:
             steps = sum(len(self.blocks) * steps_for(self.settings, len(fold.data)) for fold in self.folds)
             found.append(f"{skipped} of {steps} steps were skipped: their loss or gradient was not finite")
+        if self.settings.accumulate > 1 and not self.problem.task.loss_adds_up:
+            found.append(
+                f"the loss of a batch is not that of its {self.settings.accumulate} pieces: accumulate changes what is"
+                " learned"
+            )
         if self.settings.beta and self.folds[0].state.beta is None:
             found.append("beta was not learned: the task's loss is its own, so there are no logits to scale")
         return tuple(found)

@@ -83,6 +83,7 @@ class Problem:
             live.load_ingredient(0)
             task.check_loss()
             live.check_bound()
+            _ = task.loss_adds_up  # tried while the model holds an ingredient
 
     def layout(self, granularity: str | Callable[[str], str]) -> Layout:
         if granularity not in self._layouts:
