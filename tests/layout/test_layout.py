@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from stockpot import Task, cook
 from stockpot.errors import LayoutError
 from stockpot.layout import EXCLUDED, FROZEN, INTEGER, STATISTIC, Layout, by_block, by_module
 from stockpot.pool import Pool
-from zoo import Tied, fine_tunes, layout_of, mlp, normed, write
+from stockpot.soups.registry import METHODS
+from zoo import Tied, fine_tunes, layout_of, mlp, normed, samples, write
 
 
 @pytest.mark.parametrize(
@@ -143,6 +146,16 @@ def test_identical_ingredients_are_mixed_all_the_same(tmp_path: Path) -> None:
     assert set(layout.group_of) == {"0.bias", "0.weight", "1.bias", "1.weight", "4.bias", "4.weight"}
     assert layout.kept["phase"] == FROZEN
     assert set(layout_of(twins, exclude="4.*").group_of) == {"0.bias", "0.weight", "1.bias", "1.weight"}
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_every_method_makes_of_identical_ingredients_that_model(tmp_path: Path, method: str) -> None:
+    state = fine_tunes(mlp, 1)[0]
+    pool = write(tmp_path, [state] * 3)
+    settings: dict[str, Any] = {"steps": 2} if METHODS[method].learned else {}
+    soup = cook(pool, Task(mlp(), samples(24)), method, **settings).soup
+    if soup is not None:
+        assert all(torch.equal(tensor, state[name]) for name, tensor in soup.state_dict().items())
 
 
 def test_nothing_to_mix(pool: Pool) -> None:

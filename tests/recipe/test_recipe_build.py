@@ -277,6 +277,20 @@ def test_python_data_metric_and_loss(home: Path) -> None:
     assert task.score().value < 0
 
 
+def test_a_metric_that_is_no_mean_may_come_from_python(home: Path) -> None:
+    with (home / "net.py").open("a") as file:
+        file.write(
+            "from stockpot import Metric\n"
+            "worst = Metric('worst', lambda outputs, batch: outputs[:, :1], lambda table: -float(table.max()))\n"
+        )
+    recipe = made(home, data={"arrays": "numbers.npz", "metric": {"python": "net:worst"}})
+    task = build_task(recipe)
+    assert task.metric.name == "worst"
+    with torch.no_grad():
+        outputs = task.model(task.fit.batch(torch.arange(20))[0])
+    assert task.score().value == pytest.approx(-float(outputs[:, 0].max()))
+
+
 def test_random_starting_weights_follow_the_seed(home: Path) -> None:
     first, again, other = (build_model(made(home, f"output.seed={s}")).model.state_dict() for s in (1, 1, 2))
     assert torch.equal(first["1.weight"], again["1.weight"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from stockpot import __version__, files
 from stockpot.errors import LinkError, RunError, WriteError
 from stockpot.events import Event
-from stockpot.run.directory import RecipeFacts, RunDirectory
+from stockpot.run.directory import RecipeFacts, RunDirectory, check_recipe
 from stockpot.run.record import read_about
 from stockpot.run.state import Journal, read_events
 
@@ -93,6 +94,27 @@ def test_another_recipe_is_refused_and_the_difference_shown(tmp_path: Path) -> N
     assert "method.lr: 0.01 -> 0.02" in text
     assert "output.dir" not in text  # where results go does not make it another run
     assert "--overwrite" in text
+
+
+def test_another_recipe_is_refused_before_anything_is_read_for_it(tmp_path: Path) -> None:
+    check_recipe(tmp_path / "run", FIRST[1])  # there is nothing
+    assert not (tmp_path / "run").exists()
+    facts = {**FACTS, "kind": "cook"}
+    first, other = (RecipeFacts(kind="cook", digest=n, resolved={"method": {"lr": n}}) for n in "12")
+    cooked(tmp_path / "run", (facts, first))
+    before = everything(tmp_path)
+    check_recipe(tmp_path / "run", first)
+    check_recipe(tmp_path / "run", other, overwrite=True)
+    with pytest.raises(RunError, match=r"found another run[\s\S]*method\.lr: 1 -> 2"):
+        check_recipe(tmp_path / "run", other)
+    with pytest.raises(RunError, match="found an earlier run of cook"):
+        check_recipe(tmp_path / "run", RecipeFacts(kind="compare", digest="1"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(RunError, match=r"found other files: thesis\.tex"):
+        check_recipe(tmp_path / "mine", first, overwrite=True)
+    shutil.rmtree(tmp_path / "mine")
+    assert everything(tmp_path) == before
 
 
 @pytest.mark.parametrize(

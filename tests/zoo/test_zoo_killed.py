@@ -123,7 +123,8 @@ def test_half_written_files_of_others_at_work_are_left_alone(tmp_path: Path) -> 
     stray = out / f".trial_001.json.{16 * 'a'}.writing"
     stray.write_text("another process is writing this")
     folder = Folder(out, 2)
-    with files.Lock(out / "search", ".trial_001.lock"), folder.prepared_alone(lambda event: None):
+    with folder.claimed("trial_001") as ours, folder.prepared_alone(lambda event: None):
+        assert ours
         assert stray.exists()
     with folder.prepared_alone(lambda event: None):
         assert not stray.exists()

@@ -7,27 +7,27 @@ import contextlib
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from stockpot.adapters.extras import bad_model, said
+from stockpot.task import Metric
 
 
-def load_code(reference: str, folder: Path) -> Callable[..., Any]:
-    """The function, from a module beside the recipe or else from any installed one."""
+def load_code(reference: str, folder: Path) -> Any:
+    """The function (or the `Metric`), from a module beside the recipe or else from any installed one."""
     name, _, attribute = reference.partition(":")
     module = _module(name, folder, reference)
     found: Any = module
     for part in attribute.split("."):
         found = getattr(found, part, None)
-    if not callable(found):
+    if not callable(found) and not isinstance(found, Metric):
         known = ", ".join(k for k, v in vars(module).items() if callable(v) and not k.startswith("_"))
         there, fix = f"functions {known}" if known else "no functions there", "correct the name after the colon"
         raise bad_model(f"python: {reference}", f"a function {attribute} in {module.__file__}", there, fix)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def call_code(reference: str, folder: Path, *args: Any, **options: Any) -> Any:

@@ -106,10 +106,12 @@ def run_recipe(
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
     from stockpot import cooking
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
+    from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
+    check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"])
     writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-
-from torch import Tensor
 
 from stockpot.errors import CheckpointError, PoolError
 from stockpot.files import read_json
@@ -17,8 +15,7 @@ from stockpot.pool.source import (
     SAFETENSORS_SUFFIXES,
     SUFFIXES,
     TORCH_SUFFIXES,
-    Source,
-    TensorSpec,
+    Checkpoint,
     is_directory,
     listed,
     natural_key,
@@ -34,55 +31,21 @@ Rename = Mapping[str, str] | Callable[[str], str]
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
 
 
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """One opened model. Nothing but headers has been read.
-
-    `specs` is in natural order of the names, whatever the order in the file, so that a file and its
-    conversion to another format are laid out alike. `key` says where in a nested file the weights were,
-    `other_keys` where else there were some; `ignored` names entries that are no tensors; `aliases` are
-    groups of names that are one tensor in the file."""
-
-    path: Path
-    format: str
-    key: str | None
-    specs: Mapping[str, TensorSpec]
-    aliases: tuple[tuple[str, ...], ...]
-    files: tuple[Path, ...]
-    other_keys: tuple[str, ...]
-    ignored: tuple[str, ...]
-    _stored: Mapping[str, str] = field(repr=False)
-    _source: Source = field(repr=False)
-
-    def tensor(self, name: str) -> Tensor:
-        """A view of the memory-mapped file. Writing to it is an error of the caller."""
-        return self._source.read(self._stored[name])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(spec.nbytes for spec in self.specs.values())
-
-
 def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | None = None) -> Checkpoint:
     """Open a file, or a Hugging Face directory, and read its headers."""
     check_rename(rename)
     path = Path(path)
-    source = _open_source(path, key)
-    if not source.specs:
+    opened = _open(path, key)
+    if not opened.specs:
         raise refusal(path, expected="a model", found="no tensors at all", fix="leave it out of the pool")
-    stored = _new_names(source.specs, rename, path)
+    stored = _new_names(opened.specs, rename, path)
     renamed = {old: new for new, old in stored.items()}
-    return Checkpoint(
+    return replace(
+        opened,
         path=path,
-        format=source.format,
-        key=source.key,
-        specs=MappingProxyType({n: source.specs[stored[n]] for n in sorted(stored, key=natural_key)}),
-        aliases=tuple(tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in source.aliases),
-        files=source.files,
-        other_keys=source.other_keys,
-        ignored=source.ignored,
-        _stored=stored,
-        _source=source,
+        specs=MappingProxyType({name: opened.specs[stored[name]] for name in sorted(stored, key=natural_key)}),
+        read=lambda name: opened.read(stored[name]),
+        aliases=tuple(tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in opened.aliases),
     )
 
 
@@ -100,14 +63,14 @@ def check_rename(rename: Rename | None) -> None:
         )
 
 
-def _open_source(path: Path, key: str | None) -> Source:
+def _open(path: Path, key: str | None) -> Checkpoint:
     suffix = path.suffix.lower()
     if is_directory(path):
-        source = _open_directory(path)
+        opened = _open_directory(path)
     elif suffix in TORCH_SUFFIXES:
         return open_torch(path, key)
     elif suffix in SAFETENSORS_SUFFIXES:
-        source = open_safetensors(path)
+        opened = open_safetensors(path)
     else:
         require_file(path)
         raise refusal(
@@ -120,10 +83,10 @@ def _open_source(path: Path, key: str | None) -> Source:
         raise refusal(
             path,
             expected=f"weights under the key {key!r}",
-            found=f"a flat checkpoint ({source.format}), in which nothing is nested",
+            found=f"a flat checkpoint ({opened.format}), in which nothing is nested",
             fix="open it without a key",
         )
-    return source
+    return opened
 
 
 # Names ------------------------------------------------------------------------------------------------------
@@ -204,7 +167,7 @@ def _renamed(name: str, rename: Rename | None, path: Path) -> str:
 # Directories in the form that Hugging Face libraries write: one file, or shards with an index ----------------
 
 
-def _open_directory(directory: Path) -> Source:
+def _open_directory(directory: Path) -> Checkpoint:
     try:
         weights = weights_of(directory)
     except OSError as error:
@@ -221,14 +184,14 @@ def _open_directory(directory: Path) -> Source:
     return _open_shards(directory, weights) if weights.name.endswith(".index.json") else _open_file(weights)
 
 
-def _open_file(path: Path) -> Source:
+def _open_file(path: Path) -> Checkpoint:
     return open_safetensors(path) if path.name.endswith(SAFETENSORS_SUFFIXES) else open_torch(path)
 
 
-def _open_shards(directory: Path, index: Path) -> Source:
+def _open_shards(directory: Path, index: Path) -> Checkpoint:
     where = _read_index(index)
     suffix = ".safetensors" if ".safetensors." in index.name else ".bin"
-    shards: dict[str, Source] = {}
+    shards: dict[str, Checkpoint] = {}
     problems: list[str] = []
     for name in sorted(set(where.values())):
         try:
@@ -239,16 +202,12 @@ def _open_shards(directory: Path, index: Path) -> Source:
     if problems:
         raise CheckpointError("\n".join(problems))
     _check_agreement(index, where, shards)
-    specs: dict[str, TensorSpec] = {name: shards[shard].specs[name] for name, shard in where.items()}
-
-    def read(name: str) -> Tensor:
-        return shards[where[name]].read(name)
-
-    return Source(
+    return Checkpoint(
+        directory,
         "safetensors-sharded" if suffix == ".safetensors" else "torch-sharded",
         (index, *(directory / name for name in shards)),
-        specs,
-        read,
+        {name: shards[shard].specs[name] for name, shard in where.items()},
+        read=lambda name: shards[where[name]].read(name),
         aliases=tuple(group for shard in shards.values() for group in shard.aliases),
         ignored=tuple(name for shard in shards.values() for name in shard.ignored),
     )
@@ -284,7 +243,7 @@ def _check_shard_name(directory: Path, name: str, suffix: str) -> None:
         )
 
 
-def _check_agreement(index: Path, where: Mapping[str, str], shards: Mapping[str, Source]) -> None:
+def _check_agreement(index: Path, where: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> None:
     lies = [f"{name!r} is not in {shard}" for name, shard in where.items() if name not in shards[shard].specs]
     lies += [
         f"{name!r} in {shard} is not listed"

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from stockpot.errors import PoolError, describe
 from stockpot.events import Listener, ignore
-from stockpot.pool.checkpoint import Checkpoint
 from stockpot.pool.scan import Scan, TensorScan, scan
-from stockpot.pool.source import TensorSpec, listed, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ the average."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,15 @@ from stockpot.pool.source import listed, refusal
 
 RAW_KEYS = ("state_dict", "model_state_dict", "model", "module", "weights", "net", "network", "params")
 EMA_KEYS = (
-    "state_dict_ema",
-    "model_ema",
-    "ema_state_dict",
-    "model_ema_state_dict",
-    "ema_model",
-    "ema_model_state_dict",
-    "ema",
-    "ema_weights",
-    "params_ema",
+    *("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model", "ema_model_state_dict"),
+    *("ema", "ema_weights", "params_ema"),
 )
 _DEPTH = 3  # {"checkpoint": {"model": {"state_dict": ...}}} is as deep as real files go
 _CLEARLY = 10  # times as many numbers: then it is clear which of two places has the weights
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A mapping with tensors and the dotted path to it (`None`: the object itself)."""
-
-    tensors: Mapping[Any, Any]
-    key: str | None
-    others: tuple[str, ...]
+# A mapping with tensors, the dotted path to it (None: the object itself), and other such paths.
+Weights = tuple[Mapping[Any, Any], str | None, tuple[str, ...]]
 
 
 def find_weights(saved: object, key: str | None, path: Path) -> Weights:
@@ -48,9 +35,9 @@ def find_weights(saved: object, key: str | None, path: Path) -> Weights:
         nested = {}
     order = [*(p for p in nested if not is_average(p)), *(p for p in nested if is_average(p))]
     if order:
-        return Weights(nested[order[0]], order[0], tuple(order[1:]))
+        return nested[order[0]], order[0], tuple(order[1:])
     if isinstance(saved, Mapping) and _holds_tensors(saved):
-        return Weights(saved, None, ())
+        return saved, None, ()
     items = saved.items() if isinstance(saved, Mapping) else ()
     inside = [shown_key(name) for name, inner in items if _holds_tensors(inner)]
     raise refusal(
@@ -78,7 +65,7 @@ def _by_key(saved: object, key: str, path: Path) -> Weights:
     if found is None and key == "ema" and averages:
         key, found = averages[0], nested[averages[0]]
     if isinstance(found, Mapping) and _holds_tensors(found):
-        return Weights(found, key, tuple(place for place in nested if place != key))
+        return found, key, tuple(place for place in nested if place != key)
     what = f"nothing there, in {_outline(saved)}" if found is None else f"{_outline(found)} there"
     fix = f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
     raise refusal(path, expected=f"weights under the key {key!r}", found=what, fix=fix)

@@ -12,11 +12,11 @@ from torch import Tensor
 from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolError, describe
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
-from stockpot.pool.checkpoint import Checkpoint, Rename, check_rename, open_checkpoint
+from stockpot.pool.checkpoint import Rename, check_rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.scan import Scan, scan
-from stockpot.pool.source import TensorSpec, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, shown
 
 Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
 _SHOWN = 8

@@ -12,14 +12,13 @@ from typing import Any, TypeGuard
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from stockpot.files import parse_json
 from stockpot.pool.source import (
     COPY_AGAIN,
     SAFETENSORS,
     UNKNOWN,
-    Source,
+    Checkpoint,
     TensorSpec,
     looks_like,
     reason,
@@ -32,38 +31,21 @@ _MOST_HEADER = 100_000_000  # bytes; the library's own limit
 _LARGEST = 2**62  # bytes and elements; what any file could have
 # Names as in the header. Sub-byte types (F4, F6) pack several values in a byte, so that their shapes do not mean
 # what ours mean; they are left out on purpose.
-_DTYPES = {
-    name: getattr(torch, attribute)
-    for name, attribute in {
-        "F64": "float64",
-        "F32": "float32",
-        "F16": "float16",
-        "BF16": "bfloat16",
-        "F8_E4M3": "float8_e4m3fn",
-        "F8_E5M2": "float8_e5m2",
-        "F8_E4M3FNUZ": "float8_e4m3fnuz",
-        "F8_E5M2FNUZ": "float8_e5m2fnuz",
-        "F8_E8M0": "float8_e8m0fnu",
-        "C64": "complex64",
-        "I64": "int64",
-        "I32": "int32",
-        "I16": "int16",
-        "I8": "int8",
-        "U64": "uint64",
-        "U32": "uint32",
-        "U16": "uint16",
-        "U8": "uint8",
-        "BOOL": "bool",
-    }.items()
-    if hasattr(torch, attribute)  # the newest float8 types are missing in older torch
-}
+_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu", "C64": "complex64", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+# The newest float8 types are missing in older torch.
+_DTYPES: dict[str, torch.dtype] = {n: getattr(torch, name) for n, name in _NAMES.items() if hasattr(torch, name)}
 
 
 class HeaderError(Exception):
     """What cannot be true."""
 
 
-def open_safetensors(path: Path) -> Source:
+def open_safetensors(path: Path) -> Checkpoint:
     size = require_file(path)
     try:
         header = read_header(path, size)
@@ -86,11 +68,8 @@ def open_safetensors(path: Path) -> Source:
         )
     specs = {name: TensorSpec(_DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in header.items()}
 
-    def read(name: str) -> Tensor:
-        tensor: Tensor = handle.get_tensor(name)  # a view into the memory-mapped file
-        return tensor
-
-    return Source("safetensors", (path,), specs, read)
+    # What it reads are views into the memory-mapped file.
+    return Checkpoint(path, "safetensors", (path,), specs, handle.get_tensor)
 
 
 def read_header(path: Path, size: int) -> dict[str, Any]:

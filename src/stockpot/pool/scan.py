@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from stockpot.events import Listener, progress
-from stockpot.pool.checkpoint import Checkpoint
-from stockpot.pool.source import TensorSpec, dtype_name
+from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name
 
 THREADS = 8  # twice as many gained nothing on 16 slow cores
 BLOCK = 1 << 26  # bytes of all ingredients together that are hashed and summed before the next are read

@@ -1,4 +1,4 @@
-"""What all format readers share: what a tensor is, what a reader returns, and a look at a file before it is parsed."""
+"""What all format readers share: an opened checkpoint, and a look at a file before it is parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -58,18 +58,32 @@ class TensorSpec:
         return f"{dtype_name(self.dtype)} {list(self.shape)}"
 
 
-@dataclass(frozen=True)
-class Source:
-    """The tensors of one file, or of the shards of one directory, under the names that the file uses."""
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """One opened model: the tensors of a file, or of the shards of a directory. Nothing but headers has been read.
 
+    `specs` is in natural order of the names, so that a file and its conversion to another format are laid out alike.
+    `key` says where in a nested file the weights were, `other_keys` where else there were some; `ignored` names entries
+    that are no tensors; `aliases` are groups of names that are one tensor in the file.
+    """
+
+    path: Path
     format: str
     files: tuple[Path, ...]
     specs: Mapping[str, TensorSpec]
-    read: Callable[[str], Tensor]
+    read: Callable[[str], Tensor] = field(repr=False)
     aliases: tuple[tuple[str, ...], ...] = ()
     key: str | None = None
     other_keys: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the memory-mapped file. Writing to it is an error of the caller."""
+        return self.read(name)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

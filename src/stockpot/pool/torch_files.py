@@ -32,7 +32,7 @@ from stockpot.pool.source import (
     PICKLE,
     SAFETENSORS,
     ZIP,
-    Source,
+    Checkpoint,
     TensorSpec,
     dtype_name,
     looks_like,
@@ -70,12 +70,12 @@ class ScriptError(Exception):
     """The archive is a TorchScript program."""
 
 
-def open_torch(path: Path, key: str | None = None) -> Source:
+def open_torch(path: Path, key: str | None = None) -> Checkpoint:
     size = require_file(path)
-    weights = find_weights(_load(path), key, path)
+    weights, place, others = find_weights(_load(path), key, path)
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
-    for name, value in weights.tensors.items():
+    for name, value in weights.items():
         if isinstance(name, str) and isinstance(value, Tensor):
             tensors[name] = _plain(value, name, path, size)
         else:
@@ -89,14 +89,15 @@ def open_torch(path: Path, key: str | None = None) -> Source:
             found=f"{total:,} bytes in a file of {size:,}",
             fix="save it with contiguous() tensors, or leave this file out of the pool",
         )
-    return Source(
+    return Checkpoint(
+        path,
         "torch",
         (path,),
         {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()},
         tensors.__getitem__,
         aliases=_aliases(tensors),
-        key=weights.key,
-        other_keys=weights.others,
+        key=place,
+        other_keys=others,
         ignored=tuple(ignored),
     )
 

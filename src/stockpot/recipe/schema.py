@@ -73,7 +73,8 @@ class Model(Section):
     torchvision: str | None = None
     """A model name of torchvision. Needs `stockpot[vision]`."""
     open_clip: str | None = None
-    """An OpenCLIP model name: its image encoder with a linear head. Needs `stockpot[clip]`."""
+    """An OpenCLIP model name: its image encoder with a linear head. OpenAI's own weights need the names that end in
+    `-quickgelu`. Needs `stockpot[clip]`."""
     python: Code | None = None
     """`module:function` that returns the `nn.Module`; looked for beside the recipe first."""
     auto_class: str | None = None
@@ -201,8 +202,9 @@ class Data(Section):
     """Folder for decoded images: they are kept there in files, mapped instead of held in memory (so that `memory_limit`
     does not count them), and found again by later commands. Default: none."""
     metric: MetricName | PythonCode = "accuracy"
-    """What is reported and compared: one of these words, or `{python: module:function}`. Higher is better; `loss` and
-    `perplexity` are negated. Default for other targets than `class`: `r2` for `number`, `micro_f1` for `multi`."""
+    """What is reported and compared: one of these words, or `{python: module:name}` of a function that gives one score
+    per sample, or of a `Metric`. Higher is better; `loss` and `perplexity` are negated. Default for other targets than
+    `class`: `r2` for `number`, `micro_f1` for `multi`."""
     loss: PythonCode | None = None
     """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
     cross-entropy, the squared error or binary cross-entropy."""

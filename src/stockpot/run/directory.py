@@ -30,6 +30,7 @@ _OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, GROWTH, record.TENSORBOAR
 _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
 _WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.tensorboard", "output.overwrite")
+_ANOTHER = ("a new directory, or the same run to continue", "another run")
 _SHOWN = 12
 
 
@@ -75,7 +76,8 @@ class RunDirectory:
             self.about = _about(facts, recipe)  # run.json
             if self._continues:
                 earlier = record.read_about(self.path)
-                _same(self.path, earlier, self.about, self._recipe)
+                _same_recipe(self.path, earlier, self.about, self._recipe)
+                _same_facts(self.path, earlier, self.about)
                 self.about = earlier
         except BaseException:
             self._lock.release()
@@ -192,8 +194,17 @@ def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
     return about if failed or about["status"] == "clearing" else None
 
 
-def _same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
-    """Refuse another run than the one that was begun, and show the difference."""
+def check_recipe(path: Path, recipe: RecipeFacts, *, overwrite: bool = False) -> None:
+    """Refuse, before pool and data are read for nothing, a directory that another recipe has written."""
+    if path.is_dir():
+        _refuse_foreign(path)
+        if record.format_of(path) is not None and _to_be_replaced(path, overwrite) is None:
+            now = _about({"kind": recipe.kind}, recipe)
+            _same_recipe(path, record.read_about(path), now, plain(dict(recipe.resolved)))
+
+
+def _same_recipe(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Refuse another recipe or other code than those that the run was begun with, and show the difference."""
     if before["kind"] != now["kind"]:
         raise RunError.of(
             f"output directory {path}",
@@ -201,16 +212,19 @@ def _same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe:
             found=f"an earlier run of {before['kind']}, which stays as it is",
             fix=f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite",
         )
-    another = "a new directory, or the same run to continue", "another run"
     if before["recipe_digest"] != now["recipe_digest"]:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
-        raise _refused(path, *another, differences(earlier, recipe) or ["the recipe"])
+        raise _refused(path, *_ANOTHER, differences(earlier, recipe) or ["the recipe"])
     old, new = before["code"], now["code"]
     if lines := [f"what {name} does" for name in sorted({**old, **new}) if old.get(name) != new.get(name)]:
         raise _refused(path, "the code this run was started with", "other code", lines)
+
+
+def _same_facts(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """The same for metric, what is mixed, settings and data."""
     choices = ("metric", "layout")
     if changed := differences({key: before[key] for key in choices}, {key: now[key] for key in choices}):
-        raise _refused(path, *another, changed)
+        raise _refused(path, *_ANOTHER, changed)
     if changed := differences(before["settings"], now["settings"]):
         # A recipe says what differs from the defaults, so with another version it can mean something else.
         begun, found = before["stockpot"], "other defaults of stockpot" if now["recipe_digest"] else "other ones"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stockpot import files
-from stockpot.errors import RunError
+from stockpot.errors import RunError, SoupError
 from stockpot.run import shapes
 from stockpot.run.shapes import cleaned, plain, read_json, readable
 from stockpot.soups.registry import METHODS as REGISTRY
@@ -125,16 +125,22 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
     """What an earlier process found, as cooking gave it back; every step of its history stays in events.jsonl."""
     from stockpot.soup import Soup
     from stockpot.soups.result import Result
+    from stockpot.soups.settings import as_json
 
     record = read_method(root, folder, name, tables=True)
     if record is None:
         return None
     value, soup = record.result, None
     if record.W is not None:
-        soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        try:
+            soup = Soup.load(files.check_inside(root, folder), ingredients=pool)
+        except SoupError as error:  # of the record, not of a method that is cooked now
+            raise RunError(str(error)) from error
         with readable(folder / WEIGHTS):
             if not np.array_equal(soup.W.numpy(), record.W):
                 raise ValueError("other mixing weights than in soup.json")
+            if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
+                raise ValueError("another method or other settings in soup.json")
     tables = {kind: record.tables.get(kind) for kind in KINDS}
     scores: dict[str, Any] = {
         kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
