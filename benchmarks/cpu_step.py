@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import stockpot
-from stockpot.engine import Engine, Live, Options
-from stockpot.engine.inner_loop import Batch
+from stockpot.engine import Batch, Engine, Live, Options
 from stockpot.layout import Layout
 from stockpot.soups.mehl import State, mehl_soup
 

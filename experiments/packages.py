@@ -30,13 +30,7 @@ class Package:
 
     def command(self, folder: Path) -> list[str]:
         if self.client == "npm":
-            return [
-                "npm",
-                "pack",
-                f"{self.name}@{self.version}",
-                "--pack-destination",
-                str(folder.absolute()),
-            ]
+            return ["npm", "pack", f"{self.name}@{self.version}", "--pack-destination", str(folder.absolute())]
         if self.client == "pip":
             wanted = f"{self.name}=={self.version}"
             return [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder), wanted]

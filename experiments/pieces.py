@@ -74,9 +74,7 @@ def _parse(piece: Path) -> tuple[str, int]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cut", "join"))
     parser.add_argument("zoo")
     parser.add_argument("parcels", type=Path)

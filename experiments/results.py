@@ -15,9 +15,7 @@ from stockpot.errors import StockpotError
 def main(arguments: list[str] | None = None) -> int:
     here = Path(__file__).resolve().parent
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--results", type=Path, default=here / "results", metavar="DIR", help="gathered results"
-    )
+    parser.add_argument("--results", type=Path, default=here / "results", metavar="DIR", help="gathered results")
     parser.add_argument("--out", type=Path, default=here.parent / "docs" / "results.md", metavar="FILE")
     parser.add_argument(
         "--home",

@@ -26,10 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
         home = options.home.resolve()
-        zoos = [
-            Zoo.open(home, name, options.set, complete=not options.pools)
-            for name in dict.fromkeys(options.zoo)
-        ]
+        zoos = [Zoo.open(home, name, options.set, complete=not options.pools) for name in dict.fromkeys(options.zoo)]
         runs = [Job(zoo, run) for zoo, run in plan_all(zoos, options.only)]
         if options.dry_run:
             _show(runs)
@@ -57,26 +54,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> Any:
     here = Path(__file__).parent
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("zoo", nargs="+", help="folder in experiments/")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
         help=f"studies ({', '.join(STUDIES)}) or runs, in this order; ZOO/NAME: of that zoo alone",
     )  # fmt: skip
-    parser.add_argument(
-        "--pools", action="store_true", help="pre-train (where a zoo does) and fine-tune first"
-    )
+    parser.add_argument("--pools", action="store_true", help="pre-train (where a zoo does) and fine-tune first")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (default: 1)")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what would run, and how many steps it takes"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and how many steps it takes")
     parser.add_argument("--python", default=sys.executable, metavar="CMD", help="runs `CMD -m stockpot`")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help="stop after so long; continue another time"
-    )
+    parser.add_argument("--seconds", type=float, metavar="S", help="stop after so long; continue another time")
     parser.add_argument("--home", type=Path, default=here, metavar="DIR", help="folder of the zoos")
     return parser.parse_args(arguments)
 
@@ -87,20 +76,15 @@ def _show(jobs: Sequence[Job]) -> None:
         zoo, run = job.zoo, job.run
         assert run is not None
         recipe = zoo.recipe(run.stated)
-        counts = [
-            planned_steps(method, vars(recipe.method.settings(method)), run.models(zoo), zoo.samples)
-            for method in recipe.method.methods
-        ]
-        known = sum(count or 0 for count in counts)
-        state = "finished" if finished(zoo, run) else "to do"
-        total += known
-        left += known if state == "to do" else 0
-        more = "+" if None in counts else " "  # counted in epochs of data whose size the recipe does not say
-        values = " ".join(f"{key}={value}" for key, value in run.values)
-        name = (
-            f"{run.name:26}" if len({job.zoo.name for job in jobs}) == 1 else f"{zoo.name:21} {run.name:26}"
+        steps = sum(
+            planned_steps(name, vars(recipe.method.settings(name)), run.models(zoo)) for name in recipe.method.methods
         )
-        print(f"{name} {state:9} {known:>9,}{more} steps  K = {run.models(zoo):<3} {values}")
+        state = "finished" if finished(zoo, run) else "to do"
+        total += steps
+        left += steps if state == "to do" else 0
+        values = " ".join(f"{key}={value}" for key, value in run.values)
+        name = f"{run.name:26}" if len({job.zoo.name for job in jobs}) == 1 else f"{zoo.name:21} {run.name:26}"
+        print(f"{name} {state:9} {steps:>9,} steps  K = {run.models(zoo):<3} {values}")
     print(f"{len(jobs)} runs, {total:,} steps in all, {left:,} to do")
 
 

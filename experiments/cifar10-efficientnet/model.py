@@ -47,9 +47,7 @@ class SameConv(nn.Conv2d):
             for side, kernel, stride in zip(x.shape[-2:], self.kernel_size, self.stride, strict=True)
         )
         if (top, left) == (bottom, right):
-            return functional.conv2d(
-                x, self.weight, None, self.stride, (top, left), self.dilation, self.groups
-            )
+            return functional.conv2d(x, self.weight, None, self.stride, (top, left), self.dilation, self.groups)
         return super().forward(functional.pad(x, (left, right, top, bottom)))
 
 
@@ -109,9 +107,7 @@ class EfficientNetLite0(nn.Module):
 def _blocks() -> list[Block]:
     made = []
     outputs = (STEM, *(channels for _, channels, *_ in STAGES))
-    for (inner, outer), (expansion, _, repeats, stride, kernel) in zip(
-        pairwise(outputs), STAGES, strict=True
-    ):
+    for (inner, outer), (expansion, _, repeats, stride, kernel) in zip(pairwise(outputs), STAGES, strict=True):
         made.append(Block(inner, outer, expansion, kernel, stride))
         made.extend(Block(outer, outer, expansion, kernel, 1) for _ in range(repeats - 1))
     return made

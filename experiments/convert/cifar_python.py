@@ -58,9 +58,7 @@ def read_batch(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     found = {name: np.array(numbers, np.int64) for name, numbers in labels.items() if numbers}
     if not count or len(pixels) % 3072 or "y" not in found or any(len(n) != count for n in found.values()):
         sizes = {name: len(numbers) for name, numbers in found.items()}
-        raise SystemExit(
-            f"{file}: expected 3,072 bytes and a label per image, found {len(pixels)} and {sizes}"
-        )
+        raise SystemExit(f"{file}: expected 3,072 bytes and a label per image, found {len(pixels)} and {sizes}")
     return {"x": np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32), **found}
 
 

@@ -44,11 +44,7 @@ def divided(labels: Array) -> dict[str, Array]:
     parts = divide(labels, SIZES, "train")
     rest = parts["train"]
     more = divide(labels[rest], MORE, "train")
-    return {
-        **parts,
-        "held": np.concatenate((parts["held"], rest[more["held"]])),
-        "train": rest[more["train"]],
-    }
+    return {**parts, "held": np.concatenate((parts["held"], rest[more["held"]])), "train": rest[more["train"]]}
 
 
 def divided_tiny(labels: Array) -> dict[str, Array]:
@@ -66,8 +62,6 @@ def _parse(content: bytes, rank: int) -> Array:
     """Two zero bytes, type 8 (uint8), the rank, the shape as big-endian numbers, the values."""
     raw = gzip.decompress(content)
     if raw[:4] != bytes((0, 0, 8, rank)):
-        raise ValueError(
-            f"expected an idx file of uint8 with {rank} dimensions, found bytes {raw[:4].hex(' ')}"
-        )
+        raise ValueError(f"expected an idx file of uint8 with {rank} dimensions, found bytes {raw[:4].hex(' ')}")
     shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", count=rank, offset=4))
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)

@@ -12,12 +12,7 @@ TOKENS = (SIDE // PATCH) ** 2
 
 
 def build(
-    classes: int = 10,
-    width: int = 192,
-    depth: int = 6,
-    heads: int = 6,
-    patch: int = PATCH,
-    position: float = 0.02,
+    classes: int = 10, width: int = 192, depth: int = 6, heads: int = 6, patch: int = PATCH, position: float = 0.02
 ) -> VisionTransformer:
     """The model a recipe names; experiments/tiny asks for a smaller one."""
     return VisionTransformer(classes, width, depth, heads, patch, position)

@@ -162,9 +162,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=float, default=200)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--lr", type=float, default=1.5e-3)

@@ -5,10 +5,11 @@ python experiments/small/check.py experiments/data/small/run
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from stockpot.run.record import read_run
 
 DEFAULT = "crossfit"
 BELOW = ("greedy", "uniform", "best")
@@ -16,9 +17,8 @@ BELOW = ("greedy", "uniform", "best")
 
 def scores(run: Path) -> dict[str, float]:
     """Accuracy of each method on the report data, from the records of a run."""
-    names = (DEFAULT, *BELOW)
-    found = {name: json.loads((run / "methods" / name / "result.json").read_text()) for name in names}
-    return {name: float(result["report"]["mean"]) for name, result in found.items()}
+    found = {method.name: method.result["report"]["value"] for method in read_run(run).methods}
+    return {name: found[name] for name in (DEFAULT, *BELOW)}
 
 
 def wrong(found: Mapping[str, float]) -> list[str]:
@@ -35,9 +35,7 @@ def main(run: Path) -> int:
     for name, score in sorted(found.items(), key=lambda item: -item[1]):
         print(f"{100 * score:6.2f} %  {name}")
     problems = wrong(found)
-    print(
-        "; ".join(problems) if problems else f"The ordering is right: {DEFAULT} is above {', '.join(BELOW)}."
-    )
+    print("; ".join(problems) if problems else f"The ordering is right: {DEFAULT} is above {', '.join(BELOW)}.")
     return 1 if problems else 0
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from stockpot.run.record import MethodRecord, RunRecord, read_run
 from stockpot.soups.registry import LEARNED
 from studies import paired
+from studies.paired import method_of, models_of
 from studies.plans import DEFAULT, MAIN, PAPER, block_size, blocks_of
-from studies.records import Method, Run, read
 
 FORMAT = 1
 # Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
@@ -25,7 +26,7 @@ BARS = 80
 
 def gather(runs: Path, zoo: str) -> dict[str, Any]:
     """Finished runs only; one that is still going on, or was stopped, is left out."""
-    found = {path.parent.name: read(path.parent) for path in sorted(runs.glob("*/run.json"))}
+    found = {path.parent.name: read_run(path.parent, tables=True) for path in sorted(runs.glob("*/run.json"))}
     done = {name: run for name, run in found.items() if run.about.get("status") == "done"}
     first = done.get(MAIN)
     mains = {
@@ -50,7 +51,7 @@ def gather(runs: Path, zoo: str) -> dict[str, Any]:
     return rounded
 
 
-def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
+def _run(run: RunRecord, mains: Mapping[int, RunRecord]) -> dict[str, Any]:
     recipe = paired.recipe(run)
     seed = int(run.about["seed"])
     main = mains.get(seed)
@@ -66,27 +67,25 @@ def _run(run: Run, mains: Mapping[int, Run]) -> dict[str, Any]:
         "seed": seed,
         "data": paired.data(recipe),
         "statistics": recipe["model"]["statistics"],
-        "models": len(run.ingredients),
+        "models": models_of(run),
         "failed": run.results.get("failed") or {},
         "methods": {
             method.name: {
                 **_method(run, method, counted.get(method.name, 0)),
-                "to_main": None if main is None else paired.difference(method, main.method(method.name)),
+                "to_main": None if main is None else paired.difference(method, method_of(main, method.name)),
             }
             for method in run.methods
         },
         # Ours and the paper's best against everything beside them, sample by sample.
         "differences": {
-            first: {
-                other.name: paired.difference(run.method(first), other) for other in run.methods if other.name != first
-            }
+            first: {other.name: paired.difference(ours, other) for other in run.methods if other.name != first}
             for first in (DEFAULT, PAPER)
-            if run.method(first) is not None
+            if (ours := method_of(run, first)) is not None
         },
     }
 
 
-def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
+def _method(run: RunRecord, method: MethodRecord, counted: int) -> dict[str, Any]:
     result = method.result
     stated = dict(result["settings"])
     learned = method.name in LEARNED
@@ -100,19 +99,19 @@ def _method(run: Run, method: Method, counted: int) -> dict[str, Any]:
         "peak_host": result["peak_host"],
         "peak_device": result["peak_device"],
         "models_used": result["models_used"],
-        "notes": method.notes,
+        "notes": list(result["notes"]),
         "guard": (result.get("guard") or {}).get("winner"),
         "steps": counted,
-        "epochs": _epochs(method, counted, samples, len(run.ingredients)),
+        "epochs": _epochs(method, counted, samples, models_of(run)),
     }
     if learned:
-        models = len(run.ingredients)
+        models = models_of(run)
         value["b"], value["T"] = block_size(stated, models), blocks_of(stated, models)
         value["J"] = counted // (stated["folds"] * value["T"])
     return value
 
 
-def _epochs(method: Method, counted: int, samples: int, models: int) -> float | None:
+def _epochs(method: MethodRecord, counted: int, samples: int, models: int) -> float | None:
     """Passes over the fitting data, as the paper counts them: samples evaluated or learned from, over their number."""
     if method.name == "greedy":
         tried = (method.result.get("greedy") or [])[1:]  # the first was evaluated among the ingredients
@@ -124,7 +123,7 @@ def _epochs(method: Method, counted: int, samples: int, models: int) -> float | 
     return None
 
 
-def _coefficients(mains: Mapping[int, Run]) -> dict[str, Any]:
+def _coefficients(mains: Mapping[int, RunRecord]) -> dict[str, Any]:
     run = mains.get(0)
     if run is None:
         return {}
@@ -132,7 +131,7 @@ def _coefficients(mains: Mapping[int, Run]) -> dict[str, Any]:
     return {method.name: distribution(method) for method in learned}
 
 
-def distribution(method: Method) -> dict[str, Any]:
+def distribution(method: MethodRecord) -> dict[str, Any]:
     """How the mixing weights of a soup are distributed, in a few hundred numbers."""
     W = method.W
     assert W is not None  # (K, G)
@@ -150,7 +149,9 @@ def distribution(method: Method) -> dict[str, Any]:
         "near_zero": float((np.abs(W) < 0.1).mean()),
         "quantiles": dict(zip(map(str, QUANTILES), np.quantile(W, QUANTILES).tolist(), strict=True)),
         "by_ingredient": W.mean(axis=1).tolist(),
-        "by_group": {name: np.quantile(W[:, g], (0.05, 0.5, 0.95)).tolist() for g, name in enumerate(method.groups)},
+        "by_group": {
+            name: np.quantile(W[:, g], (0.05, 0.5, 0.95)).tolist() for g, name in enumerate(method.result["groups"])
+        },
     }
 
 
@@ -172,13 +173,13 @@ def counted_steps(events: Path) -> dict[str, int]:
     return {name: len(places) for name, places in seen.items()}
 
 
-def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
+def _ingredients(mains: Mapping[int, RunRecord]) -> list[dict[str, Any]]:
     run = mains.get(0)
     if run is None:
         return []
     seconds = _beside(run.path).get("trial_seconds") or []
-    if len(seconds) != len(run.ingredients):
-        seconds = [None] * len(run.ingredients)
+    if len(seconds) != models_of(run):
+        seconds = [None] * models_of(run)
     return [
         {
             "name": one["name"],
@@ -186,7 +187,7 @@ def _ingredients(mains: Mapping[int, Run]) -> list[dict[str, Any]]:
             "seconds": took,
             "trial": one.get("trial"),
         }
-        for one, took in zip(run.ingredients, seconds, strict=True)
+        for one, took in zip(run.pool["ingredients"], seconds, strict=True)
     ]
 
 

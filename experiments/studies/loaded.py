@@ -34,8 +34,7 @@ class Point:
 
 def allowed_steps(record: Mapping[str, Any]) -> int:
     """J as the settings say it; a learner that stops early takes fewer."""
-    stated = record["settings"].get("steps")
-    return int(record["J"] if stated is None else stated)
+    return int(record["settings"]["steps"])
 
 
 class Results:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stockpot.run.record import MethodRecord, RunRecord
 from stockpot.soups.registry import LEARNED
 from studies.plans import DEFAULT, EXACT
-from studies.records import Method, Run
 
 Numbers = NDArray[np.float64]
 Interval = tuple[float, float, float]  # mean, low, high
@@ -26,6 +26,20 @@ AS_IT_IS = ("main", "seeds")  # studies whose runs change nothing but the seed
 NORMAL = 1.959964
 # Student's quantile for a 95 % interval by degrees of freedom; beyond nine the last one is a little too wide.
 STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
+
+
+def method_of(run: RunRecord, name: str) -> MethodRecord | None:
+    return next((method for method in run.methods if method.name == name), None)
+
+
+def scores_of(method: MethodRecord | None) -> Numbers | None:
+    """On the report data, sample by sample, (n,): the metrics of the zoos are means over samples."""
+    table = None if method is None else method.tables.get("report")
+    return None if table is None else table[:, 0]
+
+
+def models_of(run: RunRecord) -> int:
+    return len(run.pool["ingredients"])
 
 
 def interval_over_samples(values: Numbers) -> Interval:
@@ -59,7 +73,7 @@ def standard_error(values: Numbers) -> float:
     return math.hypot(float(by_sample.std(ddof=1)) / math.sqrt(by_sample.size), error_of_seeds(values.mean(axis=1)))
 
 
-def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, Any]:
+def over_seeds(mains: Mapping[int, RunRecord], first: int | None = None) -> dict[str, Any]:
     """Every method's score over its seeds, and how far ours is above it, paired sample by sample.
 
     `first`: on so many of the samples alone, from the beginning.
@@ -67,37 +81,38 @@ def over_seeds(mains: Mapping[int, Run], first: int | None = None) -> dict[str, 
     names = list(dict.fromkeys(method.name for run in mains.values() for method in run.methods))
     out: dict[str, Any] = {}
     for name in names:
-        own = {seed: run.method(name) for seed, run in sorted(mains.items())}
-        scored = {seed: m for seed, m in own.items() if m is not None and "report" in m.values}
-        if not scored or len({m.values["report"].shape for m in scored.values()}) > 1:
+        found = {seed: method_of(run, name) for seed, run in sorted(mains.items())}
+        own = {seed: values for seed, method in found.items() if (values := scores_of(method)) is not None}
+        if not own or len({values.shape for values in own.values()}) > 1:
             continue
-        one = next(iter(scored.values()))
-        values = np.stack([method.values["report"][:first] for method in scored.values()])  # (S, n)
+        one = next(iter(own.values()))
+        scored = [method for seed in own if (method := found[seed]) is not None]
+        values = np.stack([scores[:first] for scores in own.values()])  # (S, n)
         by_seed = values.mean(axis=1)  # (S,)
         out[name] = {
-            "seeds": list(scored),
+            "seeds": list(own),
             "report": interval_over_seeds(values),
             "n": values.shape[1],
             "by_seed": by_seed.tolist(),
             "spread": float(by_seed.max() - by_seed.min()),
-            "fit": float(np.mean([m.values["fit"].mean() for m in scored.values()])),
-            "seconds": [m.result["seconds"] for m in scored.values()],
+            "fit": float(np.mean([method.tables["fit"][:, 0].mean() for method in scored])),
+            "seconds": [method.result["seconds"] for method in scored],
         }
         # What no seed changes may have been run with one of them: then all of ours are compared with that.
-        ours = {seed: mains[seed].method(DEFAULT) for seed in (scored if name in LEARNED else mains)}
+        ours = {seed: _report(mains[seed], DEFAULT) for seed in (own if name in LEARNED else mains)}
         both = [
-            (mine.values["report"] - scored.get(seed, one).values["report"])[:first]
+            (mine - own.get(seed, one))[:first]
             for seed, mine in ours.items()
-            if mine is not None and mine.values.get("report", np.empty(0)).shape == one.values["report"].shape
+            if mine is not None and mine.shape == one.shape
         ]
         if both and name != DEFAULT:
             out[name]["default_minus"] = interval_over_seeds(np.stack(both))
     return out
 
 
-def variants(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any]:
+def variants(done: Mapping[str, RunRecord], mains: Mapping[int, RunRecord]) -> dict[str, Any]:
     """Studies that repeat some methods of `main` their own way, seed by seed: all seeds together."""
-    groups: dict[str, dict[int, Run]] = {}
+    groups: dict[str, dict[int, RunRecord]] = {}
     for name, run in done.items():
         variant, _, seed = name.rpartition("-")
         own = mains.get(int(run.about["seed"]))
@@ -116,13 +131,9 @@ def variants(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any
     }
 
 
-def _variant(name: str, runs: Mapping[int, Run], mains: Mapping[int, Run]) -> dict[str, Any] | None:
-    pairs = [(run.method(name), mains[seed].method(name)) for seed, run in sorted(runs.items())]
-    values = [
-        (one.values["report"], other.values["report"])
-        for one, other in pairs
-        if one is not None and other is not None and "report" in one.values and "report" in other.values
-    ]
+def _variant(name: str, runs: Mapping[int, RunRecord], mains: Mapping[int, RunRecord]) -> dict[str, Any] | None:
+    pairs = [(_report(run, name), _report(mains[seed], name)) for seed, run in sorted(runs.items())]
+    values = [(one, other) for one, other in pairs if one is not None and other is not None]
     if len(values) < len(runs):
         return None
     theirs = np.stack([mine for mine, _ in values])  # (S, n)
@@ -130,9 +141,9 @@ def _variant(name: str, runs: Mapping[int, Run], mains: Mapping[int, Run]) -> di
     return {"report": interval_over_seeds(theirs), "to_main": interval_over_seeds(theirs - ours)}
 
 
-def rounding(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any]:
+def rounding(done: Mapping[str, RunRecord], mains: Mapping[int, RunRecord]) -> dict[str, Any]:
     """Scores with models rounded while learning, minus those without, over the seeds that have both."""
-    kinds: dict[str, dict[int, Run]] = {"main": dict(mains)}
+    kinds: dict[str, dict[int, RunRecord]] = {"main": dict(mains)}
     for name, run in done.items():
         study, _, rest = name.partition("-")
         if study == "directions":
@@ -145,7 +156,7 @@ def rounding(done: Mapping[str, Run], mains: Mapping[int, Run]) -> dict[str, Any
     return out
 
 
-def _minus(name: str, runs: Mapping[int, Run], exact: Mapping[int, Run]) -> dict[str, Any] | None:
+def _minus(name: str, runs: Mapping[int, RunRecord], exact: Mapping[int, RunRecord]) -> dict[str, Any] | None:
     """Mean difference with its interval, and the paired standard error."""
     pairs = {seed: (_report(runs[seed], name), _report(exact[seed], name)) for seed in sorted({*runs} & {*exact})}
     both = {
@@ -164,20 +175,17 @@ def _minus(name: str, runs: Mapping[int, Run], exact: Mapping[int, Run]) -> dict
     }
 
 
-def _report(run: Run, name: str) -> Numbers | None:
-    method = run.method(name)
-    return None if method is None else method.values.get("report")
+def _report(run: RunRecord, name: str) -> Numbers | None:
+    return scores_of(method_of(run, name))
 
 
-def alike(run: Run, main: Run) -> bool:
-    return data(recipe(run)) == data(recipe(main)) and len(run.ingredients) == len(main.ingredients)
+def alike(run: RunRecord, main: RunRecord) -> bool:
+    return data(recipe(run)) == data(recipe(main)) and models_of(run) == models_of(main)
 
 
-def difference(first: Method | None, second: Method | None) -> Interval | None:
+def difference(first: MethodRecord | None, second: MethodRecord | None) -> Interval | None:
     """Mean of first minus second on the report data with its 95 % interval, paired sample by sample."""
-    if first is None or second is None:
-        return None
-    one, two = (method.values.get("report") for method in (first, second))
+    one, two = scores_of(first), scores_of(second)
     if one is None or two is None or one.shape != two.shape:
         return None
     return interval_over_samples(one - two)
@@ -193,7 +201,7 @@ def data(recipe: Mapping[str, Any]) -> str:
     return json.dumps({key: section.get(key) for key in ("fit", "report", "options", "split_seed")}, sort_keys=True)
 
 
-def recipe(run: Run) -> Mapping[str, Any]:
+def recipe(run: RunRecord) -> Mapping[str, Any]:
     value = json.loads(run.recipe)
     assert isinstance(value, dict)
     return value

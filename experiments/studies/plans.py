@@ -83,7 +83,7 @@ def steps_per_block(zoo: Zoo) -> list[Planned]:
     """Sensitivity to the number of steps: half and double of what the method itself takes."""
     wanted = {method: _own_steps(zoo, method) for method in (DEFAULT, PAPER)}
     return [
-        _steps_run(zoo, "steps", method, max(1, round(part * own)), seed)
+        _steps_run("steps", method, max(1, round(part * own)), seed)
         for method, own in wanted.items()
         for seed in _seeds(method)
         for part in (1 / 2, 2)
@@ -132,7 +132,7 @@ def visits(zoo: Zoo) -> list[Planned]:
 def inner(zoo: Zoo) -> list[Planned]:
     """The paper's J, three and four times as many; `main` and `steps` have the rest."""
     own = _own_steps(zoo, PAPER)
-    return [_steps_run(zoo, "inner", PAPER, times * own) for times in (3, 4)]
+    return [_steps_run("inner", PAPER, times * own) for times in (3, 4)]
 
 
 def statistics(zoo: Zoo) -> list[Planned]:
@@ -220,23 +220,9 @@ def blocks_of(settings: Mapping[str, Any], models: int) -> int:
     return int(settings["passes"] * -(-models // block_size(settings, models)))
 
 
-def steps_per_fold(settings: Mapping[str, Any], samples: int) -> int:
-    """The paper's J, stated or as epochs of what one fold learns from."""
-    if settings["steps"] is not None:
-        return int(settings["steps"])
-    folds = settings["folds"]
-    inside = samples if folds == 1 else samples - samples // folds
-    batches: float = settings["epochs"] * inside / min(settings["batch_size"], inside)
-    return max(1, round(batches))
-
-
-def planned_steps(method: str, settings: Mapping[str, Any], models: int, samples: int | None) -> int | None:
-    """Optimiser steps of all folds and blocks; None where that depends on how many samples there are."""
-    if method not in LEARNED:
-        return 0
-    if settings["steps"] is None and samples is None:
-        return None
-    return int(settings["folds"] * blocks_of(settings, models) * steps_per_fold(settings, samples or 0))
+def planned_steps(method: str, settings: Mapping[str, Any], models: int) -> int:
+    """Optimiser steps of all folds and blocks."""
+    return int(settings["folds"] * blocks_of(settings, models) * settings["steps"]) if method in LEARNED else 0
 
 
 def _values(seed: int, method: str | None = None, **settings: object) -> tuple[tuple[str, object], ...]:
@@ -254,25 +240,15 @@ def _of_seed(seed: int) -> str:
     return f"-seed-{seed}" if seed else ""
 
 
-def _steps_run(zoo: Zoo, study: str, method: str, count: int, seed: int = 0) -> Planned:
-    # A recipe that counts in epochs must be told not to.
-    extra = {"epochs": None} if zoo.settings(method).steps is None else {}
-    name = f"{study}-{_word(method)}-{count}{_of_seed(seed)}"
-    return Planned(name, (method,), _values(seed, method, steps=count, **extra))
+def _steps_run(study: str, method: str, count: int, seed: int = 0) -> Planned:
+    return Planned(f"{study}-{_word(method)}-{count}{_of_seed(seed)}", (method,), _values(seed, method, steps=count))
 
 
 def _own_steps(zoo: Zoo, method: str) -> int:
-    settings = zoo.settings(method)
-    if settings.steps is None and zoo.samples is None:
-        raise RunError(
-            describe(
-                f"data.fit of {zoo.name}",
-                expected="a number of samples, because the recipe counts steps in epochs",
-                found="a share or a named part",
-                fix="state steps, or the number of samples",
-            )
-        )
-    return steps_per_fold(vars(settings), zoo.samples or 0)
+    """The paper's J; the zoos' recipes count in steps, not in epochs."""
+    steps = zoo.settings(method).steps
+    assert steps is not None, f"{zoo.recipe_file} counts in epochs"
+    return steps
 
 
 def _word(method: str) -> str:

@@ -61,14 +61,9 @@ class Job:
 @dataclass
 class _Process:
     job: Job
-    process: subprocess.Popen[bytes]
+    processes: list[subprocess.Popen[bytes]]  # one; for a pool several of the same command, which share its trials
     log: TextIO
     began: float
-    beside: list[subprocess.Popen[bytes]]  # others of the same command, which share its trials and end with it
-
-    @property
-    def processes(self) -> list[subprocess.Popen[bytes]]:
-        return [self.process, *self.beside]
 
 
 def finished(zoo: Zoo, run: Planned) -> bool:
@@ -185,22 +180,20 @@ def _start(job: Job, python: Sequence[str], jobs: int) -> _Process:
     log = (zoo.runs / f"{job.name}.log").open("a", encoding="utf-8")
     log.write(f"$ {' '.join(words)}\n")
     log.flush()
-    environment = {**os.environ}
+    cores = os.cpu_count() or 1
+    count = min(PROCESSES, cores) if job.name == POOL else 1
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // (jobs if job.run is not None else count))), **os.environ}
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in path.split(os.pathsep))
     if job.run is not None:
         # How many shared the machine (times are to be read with it), and what a run's own record does not say.
         beside = {"jobs": jobs, "trial_seconds": zoo.trial_seconds()}
         files.write_json(zoo.runs / f"{job.name}.json", beside)
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    count = min(PROCESSES, os.cpu_count() or 1) if job.name == POOL else 1
-    if count > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     started = [
         subprocess.Popen(words, cwd=zoo.home.parent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         for _ in range(count)
     ]
-    return _Process(job, started[0], log, time.monotonic(), started[1:])
+    return _Process(job, started, log, time.monotonic())
 
 
 def _told(one: _Process) -> tuple[str, bool]:
@@ -208,7 +201,8 @@ def _told(one: _Process) -> tuple[str, bool]:
     seconds = time.monotonic() - one.began
     folder = one.job.zoo.runs / one.job.name
     lost = _json(folder / "results.json").get("failed") or {}
-    if one.process.returncode == 0 and not lost:
+    # Of processes that share trials each ends when all trials are done, so one that says so is enough.
+    if any(process.returncode == 0 for process in one.processes) and not lost:
         return f"{seconds:.0f} s", True
     why = "; ".join(f"{method}: {text.splitlines()[0]}" for method, text in lost.items()) or _last(folder)
     return f"failed after {seconds:.0f} s: {why}", False

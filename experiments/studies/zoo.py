@@ -63,12 +63,6 @@ class Zoo:
         return recipe.method.settings(method, seed=recipe.output.seed)
 
     @property
-    def samples(self) -> int | None:
-        """Of the fitting data, where the recipe says how many."""
-        fit = self.recipe().data.fit
-        return None if fit is None else fit.count
-
-    @property
     def pretraining(self) -> Path | None:
         """The script that makes the weights its fine-tuning starts from, where they are not there yet."""
         script, weights = self.home / self.name / "pretrain.py", self.recipe().model.weights

@@ -45,9 +45,7 @@ def main() -> None:
     optimiser = torch.optim.AdamW(model.parameters(), weight_decay=0.05)
     batch = min(BATCH, len(images))
     steps = len(images) // batch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, 2e-3, total_steps=args.epochs * steps, pct_start=0.1
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=args.epochs * steps, pct_start=0.1)
     began = time.perf_counter()
     for epoch in range(args.epochs):
         order, total = torch.randperm(len(images)), 0.0

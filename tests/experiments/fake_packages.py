@@ -120,9 +120,7 @@ def _idx(values: Any) -> bytes:
 
 def _imdb() -> dict[str, bytes]:
     reviews = [
-        {"t": f"{('bad', 'good')[label]} film, {'abcd'[n % 4]} {n}", "s": label}
-        for label in (0, 1)
-        for n in range(40)
+        {"t": f"{('bad', 'good')[label]} film, {'abcd'[n % 4]} {n}", "s": label} for label in (0, 1) for n in range(40)
     ]
     tokens = {name: number for number, name in enumerate(WORDS)}
     return {

@@ -24,14 +24,7 @@ def published_names(layers: int) -> list[str]:
     block = ["attn.in_proj_weight", "attn.in_proj_bias", "attn.out_proj.weight", "attn.out_proj.bias"]
     block += ["ln_1.weight", "ln_1.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight"]
     block += ["mlp.c_proj.bias", "ln_2.weight", "ln_2.bias"]
-    visual = [
-        "class_embedding",
-        "positional_embedding",
-        "proj",
-        "conv1.weight",
-        "ln_pre.weight",
-        "ln_pre.bias",
-    ]
+    visual = ["class_embedding", "positional_embedding", "proj", "conv1.weight", "ln_pre.weight", "ln_pre.bias"]
     visual += [f"transformer.resblocks.{n}.{name}" for n in range(layers) for name in block]
     visual += ["ln_post.weight", "ln_post.bias"]
     encoder = ["positional_embedding", "text_projection", "logit_scale"]

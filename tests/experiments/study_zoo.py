@@ -20,7 +20,12 @@ RECIPE = """
 pool: {path: pool}
 model: {python: "model:build"}
 data: {arrays: data.npz, fit: fit, report: test}
-method: {steps: 8, lr: 0.05, batch_size: 16, methods: [best, uniform, greedy, learned+, mehl+, crossfit]}
+method:
+  steps: 8
+  lr: 0.05
+  each: {crossfit: {steps: 8, lr: 0.05}}
+  batch_size: 16
+  methods: [best, uniform, greedy, learned+, mehl+, crossfit, ensemble]
 """
 
 
@@ -42,9 +47,7 @@ def score(mean: float) -> dict[str, Any]:
     return {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "n": 1000, "loss": 0.5}
 
 
-def method(
-    name: str, mean: float, *, to_main: Sequence[float] | None = None, **settings: Any
-) -> dict[str, Any]:
+def method(name: str, mean: float, *, to_main: Sequence[float] | None = None, **settings: Any) -> dict[str, Any]:
     """One method of a run as `gather` writes it, with the settings that the tests change."""
     whole: dict[str, Any] = {
         "lr": 0.01,

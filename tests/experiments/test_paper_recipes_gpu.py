@@ -36,9 +36,7 @@ def test_resnet_101_is_fine_tuned_on_cifar_and_compared(tmp_path: Path) -> None:
     assert statistics.exists()  # BatchNorm was recalibrated
 
 
-def test_the_published_soups_are_compared_in_bfloat16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_published_soups_are_compared_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("open_clip") is None:
         stand_in_open_clip.install(monkeypatch)
     published_soups(tmp_path / "data" / "model-soups", 6)

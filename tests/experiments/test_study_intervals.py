@@ -39,8 +39,7 @@ def test_several_seeds_are_a_bootstrap_over_samples_and_seeds() -> None:
     )
     mean, low, high = over_seeds(delta)
     drawn = [
-        delta[random.integers(0, seeds, seeds)][:, random.integers(0, samples, samples)].mean()
-        for _ in range(3000)
+        delta[random.integers(0, seeds, seeds)][:, random.integers(0, samples, samples)].mean() for _ in range(3000)
     ]
     assert mean == pytest.approx(delta.mean())
     assert high - low == pytest.approx(np.subtract(*np.quantile(drawn, [0.975, 0.025])), rel=0.08)

@@ -24,25 +24,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("experiments"))
 
 
-@pytest.mark.parametrize(
-    ("name", "models"), [("cifar10-efficientnet", 32), ("fashion-vit", 72), ("imdb-minilm", 32)]
-)
+@pytest.mark.parametrize(("name", "models"), [("cifar10-efficientnet", 32), ("fashion-vit", 72), ("imdb-minilm", 32)])
 def test_every_run_of_every_real_zoo_is_a_valid_recipe(name: str, models: int) -> None:
     zoo = Zoo(name, EXPERIMENTS, (), (), models, None)  # whether or not its pool is on this machine
     search = zoo.recipe().finetune
     assert search is not None
     assert search.trials == models
     runs = plans.plan(zoo)
-    assert {run.study for run in runs} >= {
-        "main",
-        "rates",
-        "steps",
-        "removed",
-        "cost",
-        "blocks",
-        "visits",
-        "inner",
-    }
+    assert {run.study for run in runs} >= {"main", "rates", "steps", "removed", "cost", "blocks", "visits", "inner"}
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
         recipe = zoo.recipe(run.stated)
@@ -74,10 +63,7 @@ def test_what_main_has_is_not_run_again(home: Path) -> None:
     assert {name for name in names if name.startswith("steps-crossfit")} == {
         f"steps-crossfit-{count}{seed}" for count in (4, 16) for seed in ("", "-seed-1", "-seed-2")
     }
-    assert {name for name in names if name.startswith("steps-mehl")} == {
-        "steps-mehl-plus-4",
-        "steps-mehl-plus-16",
-    }
+    assert {name for name in names if name.startswith("steps-mehl")} == {"steps-mehl-plus-4", "steps-mehl-plus-16"}
     assert "visits-1" not in names  # one block holds all five models
 
 
@@ -95,8 +81,7 @@ def test_the_best_by_their_own_score_are_left_out(home: Path, tmp_path: Path) ->
         run.overrides(zoo)
     scores = [0.5, 0.9, 0.7, 0.9, 0.6]
     ingredients = [
-        {"path": f"/elsewhere/pool/model_{k}.safetensors", "fit": {"mean": mean}}
-        for k, mean in enumerate(scores)
+        {"path": f"/elsewhere/pool/model_{k}.safetensors", "fit": {"value": value}} for k, value in enumerate(scores)
     ]
     (zoo.runs / "main-0").mkdir(parents=True)
     (zoo.runs / "main-0" / "pool.json").write_text(json.dumps({"ingredients": ingredients}))
@@ -107,10 +92,7 @@ def test_the_first_ingredients_are_taken_in_search_order(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")
     run = plans.plan(zoo, ["cost"])[0]
     assert run.first == 2
-    assert zoo.recipe(run.overrides(zoo)).pool.path == (
-        "pool/model_0.safetensors",
-        "pool/model_1.safetensors",
-    )
+    assert zoo.recipe(run.overrides(zoo)).pool.path == ("pool/model_0.safetensors", "pool/model_1.safetensors")
 
 
 def test_models_are_also_kept_exactly_and_with_eight_bits(home: Path) -> None:
@@ -151,13 +133,11 @@ def test_unknown_names_are_refused(home: Path) -> None:
 
 
 def test_a_dry_run_tells_the_steps_and_runs_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        study.main(["tiny", "--home", str(home), "--dry-run", "--only", "main-0", "steps-crossfit-16"]) == 0
-    )
+    assert study.main(["tiny", "--home", str(home), "--dry-run", "--only", "main-0", "steps-crossfit-16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # learned+ and mehl+ take 8 steps each, crossfit 8 on each of its 4 folds; then 16 on each.
-    assert "48  steps" in lines[0]
-    assert "64  steps" in lines[1]
+    assert "48 steps" in lines[0]
+    assert "64 steps" in lines[1]
     assert lines[2] == "2 runs, 112 steps in all, 112 to do"
     assert not (home / "runs").exists()
 

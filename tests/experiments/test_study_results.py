@@ -25,9 +25,7 @@ ABSOLUTE = re.compile(r"(?<![\w.*)\]])/[\w.-]+/[\w.-]+")
 def whole(accuracy: dict[str, float], minus: dict[str, tuple[float, float, float]]) -> dict[str, Any]:
     """A main run with these accuracies, and the default's lead over others."""
     main = run({name: method(name, mean) for name, mean in accuracy.items()})
-    return results(
-        {"main-0": main}, {name: summary(mean, minus.get(name)) for name, mean in accuracy.items()}
-    )
+    return results({"main-0": main}, {name: summary(mean, minus.get(name)) for name, mean in accuracy.items()})
 
 
 def sweep(value: dict[str, Any], name: str, accuracies: dict[float, float], key: str = "lr") -> None:
@@ -98,9 +96,7 @@ def test_a_range_is_that_of_the_means_over_the_seeds_that_have_every_value() -> 
     assert found(value)[asked][0].startswith("1.000 points over")
     value["runs"]["main-1"] = run({"crossfit": method("crossfit", 0.91, seed=1)}, seed=1)
     for rate, mean in {0.005: 0.91, 0.02: 0.9}.items():
-        value["runs"][f"rates-{rate}-1"] = run(
-            {"crossfit": method("crossfit", mean, lr=rate, seed=1)}, seed=1
-        )
+        value["runs"][f"rates-{rate}-1"] = run({"crossfit": method("crossfit", mean, lr=rate, seed=1)}, seed=1)
     assert found(value)[asked][0].startswith("1.000 points over"), "seed 1 lacks a value"
     value["runs"]["rates-0.05-1"] = run({"crossfit": method("crossfit", 0.91, lr=0.05, seed=1)}, seed=1)
     assert found(value)[asked] == (
@@ -190,10 +186,7 @@ def test_a_zoo_with_the_main_study_only_has_one_table(tmp_path: Path) -> None:
     parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
     table = parts["Tables 1 and 2: every method"]
     assert "| greedy | 89.00 | 88.00 to 90.00 | – | +1.00 [+0.10, +2.00] | 5.0 x 400 ms | 2.0 s |" in table
-    assert (
-        "fashion-vit, seed 0: crossfit's guard returned the greedy soup. fashion-vit, seed 0: hl failed."
-        in table
-    )
+    assert "fashion-vit, seed 0: crossfit's guard returned the greedy soup. fashion-vit, seed 0: hl failed." in table
     assert "81.03 (24 s x 143, 3501 s, 3 GB)" in table  # the paper's row beside it
     assert "A sentence." in table
     assert "a processor" in parts["Machines"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import study
-from studies import plans, running
+from studies import plans
 from studies.running import command, finished
 from studies.zoo import Zoo
 from study_zoo import make
 
 # Writes the record of a finished run; fails where the run's name says so. Tells the order in which runs began.
 STAND_IN = """
-import contextlib, json, sys, time
+import json, sys, time
 from pathlib import Path
 
 def begin(told, name):
@@ -34,9 +35,23 @@ if sys.argv[1].endswith("pretrain.py"):
     sys.exit()
 if "finetune" in sys.argv:
     zoo = Path(sys.argv[sys.argv.index("finetune") + 1]).parent
-    begin(zoo.name + "/pool", "pool")
-    with contextlib.suppress(FileNotFoundError):  # another process was first
+    print("a process begins", flush=True)
+    claim = zoo / "claim"  # of several processes the first does the work, and the others wait for its end
+    try:
+        claim.mkdir()
+    except FileExistsError:
+        if {dying!r}:
+            sys.exit("error: killed")
+        while not list(claim.iterdir()):
+            time.sleep(0.02)
+        sys.exit(not (claim / "made").exists())
+    end = "lost"
+    try:
+        begin(zoo.name + "/pool", "pool")
         (zoo / "hidden").rename(zoo / "pool")
+        end = "made"
+    finally:
+        (claim / end).mkdir()
     sys.exit()
 words = sys.argv[sys.argv.index("compare"):]
 out = Path(words[words.index("--out") + 1])
@@ -65,11 +80,6 @@ if out.name == {patient!r}:
 """
 
 
-@pytest.fixture(autouse=True)
-def one_process_for_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PROCESSES", 1)
-
-
 class Bench:
     """A zoo with the stand-in in place of Python."""
 
@@ -87,6 +97,7 @@ class Bench:
         zoos: tuple[str, ...] = ("tiny",),
         pools: bool = False,
         patient: str = "",  # ends only after another has begun
+        dying: bool = False,  # all but one of the processes that fine-tune together
     ) -> int:
         source = str(Path(study.__file__).parents[1] / "src")
         text = STAND_IN.format(
@@ -96,9 +107,12 @@ class Bench:
             failed=failed or {},
             pause=pause,
             patient=patient,
+            dying=dying,
         )
         self.script.write_text(text)
         self.began.write_text("")
+        for claim in self.home.glob("*/claim"):
+            shutil.rmtree(claim)
         python = shlex.join([sys.executable, str(self.script)])
         return study.main(
             [
@@ -159,9 +173,7 @@ def hide_pool(zoo: Path) -> None:
     recipe.write_text(text + "finetune: {dir: pool, trials: 5}\n")
 
 
-def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     hide_pool(bench.home / "tiny")
     assert bench.run("cost-2", "main-0", pools=True, pause=0.3) == 0
     assert bench.order[0] == "tiny/pool"
@@ -170,12 +182,15 @@ def test_a_zoos_runs_wait_for_its_pool_and_know_what_is_in_it(
     assert "pool: " in capsys.readouterr().out
 
 
-def test_several_processes_make_one_pool(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PROCESSES", 2)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+@pytest.mark.parametrize("dying", [False, True])
+def test_processes_share_a_pools_trials_and_one_that_sees_their_end_is_enough(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, dying: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
     hide_pool(bench.home / "tiny")
-    assert bench.run("main-0", pools=True, pause=0.3) == 0
-    assert bench.order == ["tiny/pool", "tiny/pool", "main-0"]
+    assert bench.run("main-0", pools=True, pause=0.3, dying=dying) == 0
+    assert bench.order == ["tiny/pool", "main-0"]
+    assert (bench.home / "runs" / "tiny" / "pool.log").read_text().count("a process begins") == 3
 
 
 def test_what_the_pool_turns_out_not_to_need_is_left_out(bench: Bench) -> None:
@@ -260,9 +275,7 @@ def test_a_ranking_of_other_models_is_refused(bench: Bench, capsys: pytest.Captu
     assert "model_0.safetensors, which is not" in capsys.readouterr().out
 
 
-def test_finished_runs_are_skipped_and_changed_ones_are_not(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_runs_are_skipped_and_changed_ones_are_not(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run("main-0", "main-1") == 0
     assert bench.run("main") == 0
     assert bench.order == ["main-2"]
@@ -289,9 +302,7 @@ def test_what_needs_a_failed_run_says_so(bench: Bench, capsys: pytest.CaptureFix
     assert "removed-1: failed before it began" in capsys.readouterr().out
 
 
-def test_a_run_in_which_a_method_failed_is_no_finished_run(
-    bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_in_which_a_method_failed_is_no_finished_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run("main-0", failed={"learned+": "out of memory\n  fix: more"}) == 1
     assert "learned+: out of memory" in capsys.readouterr().out
     assert bench.run("main-0") == 0

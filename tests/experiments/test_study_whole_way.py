@@ -13,6 +13,7 @@ import pytest
 import results
 import study
 from safetensors.numpy import load_file, save_file
+from scripts import part
 from studies import page, tables
 from studies.gather import OWN_TEST, gather
 from studies.loaded import Results
@@ -26,9 +27,7 @@ RUNS = ("main-0", "main-1", "seeds-3", "rates-mehl-plus-0.02", "directions-fp32-
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = make(tmp_path_factory.mktemp("whole") / "experiments")
     patch = pytest.MonkeyPatch()
-    patch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
-    )
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep))
     patch.setenv("OMP_NUM_THREADS", "1")
     try:
         code = study.main(["tiny", "--home", str(home), "--jobs", "2", "--only", *RUNS])
@@ -59,6 +58,14 @@ def test_runs_become_one_file_and_a_page(home: Path, tmp_path: Path) -> None:
     assert drawn == {"methods", "coefficients", "sensitivity"}
 
 
+def test_the_check_of_the_small_zoo_reads_a_run(home: Path) -> None:
+    run = home / "runs" / "tiny" / "main-0"
+    check = part("small/check.py")
+    records = {name: json.loads((run / f"methods/{name}/result.json").read_text()) for name in check.scores(run)}
+    assert set(records) == {"crossfit", "greedy", "uniform", "best"}
+    assert check.scores(run) == {name: one["report"]["value"] for name, one in records.items()}
+
+
 def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:
     value = gather(home / "runs" / "tiny", "tiny")
     rounding = value["rounding"]
@@ -83,15 +90,15 @@ def test_rounding_is_the_rounded_minus_the_exact_of_the_same_pool(home: Path, tm
     shutil.copytree(home / "runs" / "tiny", runs)
     file = runs / "directions-int8-0" / "methods" / "mehl-plus" / "weights.safetensors"
     content = load_file(file)
-    content["report_values"] = np.ones_like(content["report_values"])
+    content["report_table"] = np.ones_like(content["report_table"])
     save_file(content, file)
     found = gather(runs, "tiny")["rounding"]["mehl+"]["int8"]
     assert found["exact"] < 0.99
     assert found["difference"][0] == pytest.approx(1 - found["exact"], abs=1e-5)
     assert found["error"] > 0
     recipe = runs / "directions-int8-0" / "recipe.yaml"
-    assert recipe.read_text().count("of: test\n") == 1
-    recipe.write_text(recipe.read_text().replace("of: test\n", "of: dev\n"))  # results on other data
+    assert recipe.read_text().count('"of": "test"') == 1
+    recipe.write_text(recipe.read_text().replace('"of": "test"', '"of": "dev"'))  # results on other data
     assert "int8" not in gather(runs, "tiny")["rounding"]["mehl+"]
 
 
@@ -107,7 +114,7 @@ def test_gathered_numbers_are_those_of_the_runs(home: Path) -> None:
 
     def scores(run: str, method: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         file = home / "runs" / "tiny" / run / "methods" / method.replace("+", "-plus") / "weights.safetensors"
-        return np.asarray(load_file(file)["report_values"])
+        return np.asarray(load_file(file)["report_table"][:, 0])
 
     main = value["runs"]["main-0"]
     ours, greedy = main["methods"]["crossfit"], main["methods"]["greedy"]
@@ -137,7 +144,7 @@ def test_what_no_seed_changes_is_run_once_and_compared_with_every_seed(home: Pat
     assert not (runs / "main-1" / "methods" / "greedy").exists()
     file = runs / "main-1" / "methods" / "crossfit" / "weights.safetensors"
     content = load_file(file)
-    content["report_values"] = np.ones_like(content["report_values"])  # seed 1 of ours gets everything right
+    content["report_table"] = np.ones_like(content["report_table"])  # seed 1 of ours gets everything right
     save_file(content, file)
     found = gather(runs, "tiny")["over_seeds"]
     assert found["greedy"]["seeds"] == [0]
@@ -167,10 +174,10 @@ def test_a_data_sets_own_test_samples_are_counted_by_themselves(
     for name, method in [("main-0", "greedy"), *((f, "crossfit") for f in ("main-0", "main-1", "seeds-3"))]:
         file = runs / name / "methods" / method / "weights.safetensors"
         content = load_file(file)
-        values = np.zeros_like(content["report_values"])
+        values = np.zeros_like(content["report_table"])
         values[: 2 if method == "crossfit" else 1] = 1
         values[10:] = method == "greedy"  # beyond them greedy is always right
-        save_file({**content, "report_values": values}, file)
+        save_file({**content, "report_table": values}, file)
     monkeypatch.setitem(OWN_TEST, "tiny", 10)
     value = gather(runs, "tiny")
     assert value["own_test"]["greedy"]["n"] == 10
@@ -211,8 +218,8 @@ def test_seeds_on_other_data_are_not_taken_in(home: Path, tmp_path: Path) -> Non
     shutil.copytree(home / "runs" / "tiny", runs)
     file = runs / "seeds-3" / "recipe.yaml"
     text = file.read_text()
-    assert text.count("split_seed: 0") == 1
-    file.write_text(text.replace("split_seed: 0", "split_seed: 1"))
+    assert text.count('"split_seed": 0') == 1
+    file.write_text(text.replace('"split_seed": 0', '"split_seed": 1'))
     assert gather(runs, "tiny")["over_seeds"]["crossfit"]["seeds"] == [0, 1]
 
 
@@ -221,6 +228,4 @@ def test_a_guard_that_stepped_in_is_told_of_every_seed(home: Path, tmp_path: Pat
     shutil.copytree(home / "runs" / "tiny", runs)
     value = gather(runs, "tiny")
     value["runs"]["seeds-3"]["methods"]["crossfit"]["guard"] = "uniform"
-    assert "tiny, seed 3: crossfit's guard returned the uniform soup." in "\n".join(
-        tables.methods([Results(value)])
-    )
+    assert "tiny, seed 3: crossfit's guard returned the uniform soup." in "\n".join(tables.methods([Results(value)]))

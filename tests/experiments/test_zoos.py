@@ -73,14 +73,8 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     assert recipe.data.train.count == (5000 if zoo == "fashion-vit" else 20000)
     assert recipe.data.fit.count is not None
     assert 0.08 < recipe.data.fit.count / LABELS[zoo] <= 0.1
-    assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == [
-        "train",
-        "fit",
-        "test",
-    ]
-    assert (
-        recipe.method.resolved() == load_recipe(EXPERIMENTS / "fashion-vit" / "recipe.yaml").method.resolved()
-    )
+    assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == ["train", "fit", "test"]
+    assert recipe.method.resolved() == load_recipe(EXPERIMENTS / "fashion-vit" / "recipe.yaml").method.resolved()
     data = EXPERIMENTS / "data" / zoo
     for path in (recipe.finetune.dir, recipe.output.dir):
         assert recipe.path(path).resolve().is_relative_to(data)  # where git does not look

@@ -309,7 +309,12 @@ def test_a_damaged_record_of_one_method_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"more samples than in result\.json, or fewer"):
         compare(pool, again(), ["best", "uniform"], run=tmp_path / "run")
     result.write_text(result.read_text().replace('"n": 47', '"n": 48'))
-    result.with_name("soup.json").write_text("{}")
+    soup = result.with_name("soup.json")
+    before = json.loads(soup.read_text())
+    soup.write_text(json.dumps({**before, "about": {"method": "uniform"}}))
+    with pytest.raises(RunError, match=r"another method or other settings in soup\.json"):
+        compare(pool, again(), ["best", "uniform"], run=tmp_path / "run")
+    soup.write_text("{}")
     with pytest.raises(RunError, match=r"soup\.json: expected a soup record of format 1"):
         compare(pool, again(), ["best", "uniform"], run=tmp_path / "run")
 

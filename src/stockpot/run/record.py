@@ -125,6 +125,7 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
     """What an earlier process found, as cooking gave it back; every step of its history stays in events.jsonl."""
     from stockpot.soup import Soup
     from stockpot.soups.result import Result
+    from stockpot.soups.settings import as_json
 
     record = read_method(root, folder, name, tables=True)
     if record is None:
@@ -138,6 +139,8 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
         with readable(folder / WEIGHTS):
             if not np.array_equal(soup.W.numpy(), record.W):
                 raise ValueError("other mixing weights than in soup.json")
+            if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
+                raise ValueError("another method or other settings in soup.json")
     tables = {kind: record.tables.get(kind) for kind in KINDS}
     scores: dict[str, Any] = {
         kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
