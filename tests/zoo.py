@@ -29,9 +29,7 @@ def mlp(hidden: int = 8) -> nn.Module:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
 
 class Tied(nn.Module):
@@ -130,13 +128,7 @@ def marked(count: int, n: int = 48, device: str = "cpu") -> Task:
 
 @contextmanager
 def learning(
-    pool: Pool,
-    task: Task,
-    method: str,
-    *,
-    preset: str | None = None,
-    store: StateStore | None = None,
-    **settings: Any,
+    pool: Pool, task: Task, method: str, *, preset: str | None = None, store: StateStore | None = None, **settings: Any
 ) -> Iterator[Learner]:
     """A learner on all fitting data, ready to run."""
     chosen = settings_for(method, preset, **settings)

@@ -292,6 +292,7 @@ def test_resumed_equals_uninterrupted_on_the_gpu(tmp_path: Path) -> None:
 
     class Store:
         interval = 0.0
+        peaks: Any = None
 
         def __init__(self, die_at: int) -> None:
             self.saved: Any = None

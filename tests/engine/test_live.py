@@ -125,7 +125,7 @@ def test_a_model_that_takes_its_weights_elsewhere_is_refused(tmp_path: Path, whe
         return  # the soup is loaded into the model itself, wherever its weights are
     task = Task(MaxNorm(when), samples())
     with pytest.raises(TaskError, match=r"model tensor outer\.weight: expected the memory it had before") as caught:
-        cook(pool, task, method, **({"steps": 4, "batch_size": 16} if method in ("hl+", "crossfit") else {}))
+        cook(pool, task, method, steps=4, batch_size=16)
     assert "the model assigns to .data while it runs" in str(caught.value)
     assert "change the values in place (weight.data.copy_(...), renorm_)" in str(caught.value)
 

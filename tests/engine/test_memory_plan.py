@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 import torch
 
 from stockpot import Task, cook
-from stockpot.engine import Directions, Engine, resources
+from stockpot.engine import Batch, Directions, Engine, resources
 from stockpot.engine import engine as engines
+from stockpot.engine.loader import Loader
 from stockpot.engine.plan import MARGIN, Need, Plan, choose, parts
 from stockpot.engine.resources import SMALL, threads_for
 from stockpot.events import Event
@@ -259,7 +259,7 @@ def test_a_softmax_is_not_cut_into_blocks_when_memory_runs_out(tmp_path: Path, m
 def test_a_failed_engine_leaves_nothing_on_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that runs out while theta_bar is made: checkpointed blocks and hooks are gone, and learning goes on."""
     pool, task = zoo(tmp_path, 4)
-    mean = engines.Loader.mean
+    mean = Loader.mean
     calls: list[int] = []
 
     def failing(self: Any, *args: Any, **options: Any) -> Any:
@@ -268,7 +268,7 @@ def test_a_failed_engine_leaves_nothing_on_the_model(tmp_path: Path, monkeypatch
             raise torch.OutOfMemoryError("no room")
         return mean(self, *args, **options)
 
-    monkeypatch.setattr(engines.Loader, "mean", failing)
+    monkeypatch.setattr(Loader, "mean", failing)
     cook(pool, task, "mehl", block_size=2, steps=3, batch_size=16, low_memory=True)
     assert len(calls) == 2
     assert not any("forward" in vars(module) for module in task.model.modules())
@@ -284,7 +284,7 @@ def test_a_capture_that_fails_leaves_no_hooks_behind(tmp_path: Path, monkeypatch
 
     class Failing:
         def __init__(self, live: Any, step: Any, optimiser: Any, batches: Any) -> None:
-            step(optimiser.x.new_tensor(0.0), engines.Batch([live.task.fit.batch(torch.arange(4))], 4))
+            step(optimiser.x.new_tensor(0.0), Batch([live.task.fit.batch(torch.arange(4))], 4))
             optimiser.restart(torch.zeros_like(optimiser.alpha), None)
             hooks.append(max(len(t._post_accumulate_grad_hooks or ()) for t, _, _ in live.bound))
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -354,18 +354,16 @@ def test_the_old_block_is_freed_before_the_next_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     pool, task = zoo(tmp_path, 6)
-    loaded: list[weakref.ref[torch.UntypedStorage]] = []
+    loaded: list[weakref.ref[Directions]] = []
     alive: list[int] = []
-    empty = engines.Loader.load
+    empty = Loader.load
 
     def watched(self: Any, block: list[int], theta_bar: torch.Tensor) -> Directions:
-        self._last.clear()
-        gc.collect()
         alive.append(sum(ref() is not None for ref in loaded))
         directions = empty(self, block, theta_bar)
-        loaded.append(weakref.ref(directions))  # type: ignore[arg-type]
+        loaded.append(weakref.ref(directions))
         return directions
 
-    monkeypatch.setattr(engines.Loader, "load", watched)
+    monkeypatch.setattr(Loader, "load", watched)
     cook(pool, task, method, block_size=2, steps=3)
     assert alive == [0, 0, 0]

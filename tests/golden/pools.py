@@ -49,9 +49,7 @@ def tied() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    layers = [
-        nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU(), nn.LayerNorm(FEATURES)) for _ in range(3)
-    ]
+    layers = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.GELU(), nn.LayerNorm(FEATURES)) for _ in range(3)]
     return nn.Sequential(*layers, nn.Linear(FEATURES, CLASSES)).double()
 
 

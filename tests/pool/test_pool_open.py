@@ -424,6 +424,7 @@ def quantised_states() -> dict[str, State]:
     return {
         "int8 with a scale": {"l.weight": (weight * 10).to(torch.int8), "l.weight_scale": scale, "l.bias": scale},
         "int8, scale": {"weight": (weight * 10).to(torch.int8), "scale": scale[:1]},
+        "int8 and its own scale": {"fc1": (weight * 10).to(torch.int8), "fc1_scale": scale},
         "int8 under another name": {"l.kernel": (weight * 10).to(torch.int8), "l.scales": scale},
         "fp8 with a scale": {"l.weight": weight.to(torch.float8_e4m3fn), "l.weight_scale_inv": scale},
         "fp8, two scales": {"l.weight": weight.to(torch.float8_e5m2), "l.input_scale": scale, "l.weight_scale": scale},
@@ -468,6 +469,7 @@ def test_quantised_checkpoints_are_refused_by_the_names_of_their_tensors(tmp_pat
         {"norm.weight": torch.ones(4).to(torch.float8_e5m2), "norm.scale": torch.ones(4).to(torch.float8_e5m2)},
         {"attn.relative_position_index": torch.arange(4), "attn.logit_scale": torch.ones(1), "attn.w": torch.ones(2)},
         {"attn.bias": torch.ones(2, 2, dtype=torch.uint8), "attn.masked_bias": torch.tensor(-1e4)},
+        {"text_projection": torch.ones(4).to(torch.float8_e4m3fn), "logit_scale": torch.ones(1)},
         {"mask": torch.ones(4, dtype=torch.bool), "scale": torch.ones(1)},
         {"embeddings.position_ids": torch.arange(9), "embeddings.weight": torch.ones(2)},
         {"bn.num_batches_tracked": torch.tensor(3), "bn.weight": torch.ones(2)},

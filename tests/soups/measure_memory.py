@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     task = Task(build(), (x, y))
     before = anonymous_bytes()
     with PeakMemory(torch.device("cpu"), interval=0.001) as peak:
-        cook(pool, task, "mehl", block_size=4, steps=1, batch_size=4)
+        cook(pool, task, "mehl", block_size=4, blocks=4, steps=1, batch_size=4)
     sys.stdout.write(json.dumps({"models": len(pool), "before": before, "peak": peak.host}))
 
 

@@ -51,6 +51,7 @@ def coefficients_over_time(problem: Quadratic, **settings: Any) -> list[Tensor]:
 
     class Store:
         interval = math.inf
+        peaks: Any = None
 
         def load(self) -> None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from torch import Tensor
 from stockpot import Event, Result, Soup, Task, cook
 from stockpot.pool import Pool
 from stockpot.soup import weights
-from stockpot.soups import crossfit, learn
+from stockpot.soups import crossfit
 from stockpot.soups.crossfit import judged, together, without_hill
+from stockpot.soups.greedy import greedy
 from stockpot.soups.learn import SLOWEST, Fold, Learner
 from stockpot.soups.mehl import State
+from stockpot.soups.mehl import weights as mixed
 from stockpot.soups.problem import Problem
 from stockpot.task import METRICS, Scores
 from zoo import decide, fine_tunes, mlp, samples, uneven, weights_of, write, zoo
@@ -62,7 +65,7 @@ def test_each_sample_is_scored_by_who_did_not_see_it_and_the_soup_is_the_mean(
     result = cook(pool, task, "hl+", **BRIEF)
     assert result.soup is not None
     assert result.held_out is not None
-    own = [learn.weights(fold.state.alpha) for fold in learned]
+    own = [mixed(fold.state.alpha) for fold in learned]
     assert torch.equal(result.soup.W, torch.stack(own).mean(dim=0))
     assert (own[0] - own[1]).abs().max() > 1e-3
     for W, (inside, outside) in zip(own, task.fit.folds(3, 0), strict=True):
@@ -80,7 +83,7 @@ def test_a_fold_keeps_the_coefficients_that_were_best_on_what_it_left_out(tmp_pa
     stopped_early = 0
     for fold, (_, outside) in zip(learned, task.fit.folds(3, 0), strict=True):
         losses = [h["loss"] for h in folds_of(result, "held_out", fold.number)]
-        Soup(pool, result.soup.layout, learn.weights(fold.state.alpha)).load_into(task.model)
+        Soup(pool, result.soup.layout, mixed(fold.state.alpha)).load_into(task.model)
         assert task.score(indices=outside).loss == pytest.approx(min(losses), rel=1e-4)
         assert fold.best_loss == min(losses)
         stopped_early += losses[-1] > min(losses)
@@ -158,7 +161,7 @@ def test_judged_is_the_mean_of_the_steps_since_the_last_judgement(
 def members_of(pool: Pool, task: Task, indices: Tensor | None = None) -> tuple[int, ...]:
     problem = Problem(pool, task)
     with problem.live(problem.layout("tensor")) as live:
-        return crossfit.greedy(problem, live, indices=indices, by_content=True).chosen
+        return greedy(problem, live, indices=indices, by_content=True).chosen
 
 
 def test_folds_set_out_from_greedy_soups_that_are_chosen_without_what_they_leave_out(
@@ -172,7 +175,7 @@ def test_folds_set_out_from_greedy_soups_that_are_chosen_without_what_they_leave
     assert [fold.start for fold in learned] == own
     assert len([event for event in events if event.kind == "greedy"]) == 3 * 5
     for fold, members in zip(learned, own, strict=True):
-        W = learn.weights(fold.state.alpha)
+        W = mixed(fold.state.alpha)
         assert (W - weights.chosen(6, W.shape[1], members)).abs().max() <= 1e-6  # a rate of zero
 
 
@@ -241,11 +244,11 @@ def test_the_average_is_asked_for_its_loss_on_all_fitting_data(tmp_path: Path, l
     (record,) = [h for h in result.history if h["kind"] == "average"]
     assert [event.data["kept"] for event in events if event.kind == "average"] == [record["kept"]]
     layout = Problem(pool, task).layout("tensor")
-    everything = torch.stack([learn.weights(one.state.alpha) for one in learned]).mean(dim=0)
+    everything = torch.stack([mixed(one.state.alpha) for one in learned]).mean(dim=0)
     Soup(pool, layout, everything).load_into(task.model)
     assert record["together"] == pytest.approx(task.score().loss, rel=1e-4)
     for one, (_, outside) in zip(learned, task.fit.folds(3, 0), strict=True):
-        Soup(pool, layout, learn.weights(one.state.alpha)).load_into(task.model)
+        Soup(pool, layout, mixed(one.state.alpha)).load_into(task.model)
         if len([other for other in learned if other.start == one.start]) == 1:
             told = record["apart"][f"fold {one.number + 1}"]
             assert told == pytest.approx(task.score(indices=outside).loss, rel=1e-4)
@@ -277,7 +280,7 @@ def spoil_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(*args: Any) -> Any:
         found = learn_folds(*args)
         assert found.held_out is not None
-        return crossfit.replace(found, held_out=crossfit.replace(found.held_out, table=found.held_out.table * 0))
+        return replace(found, held_out=replace(found.held_out, table=found.held_out.table * 0))
 
     monkeypatch.setattr(crossfit, "_learned", spoilt)
 

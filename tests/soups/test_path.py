@@ -91,8 +91,13 @@ def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
     monkeypatch.setattr(Live, "mean", averaged)
     engines: list[Engine] = []
     made = Engine.__init__
-    monkeypatch.setattr(Engine, "__init__", lambda self, *a, **o: (engines.append(self), made(self, *a, **o))[1])
-    short = {"steps": 2, "batch_size": 16}
+
+    def making(self: Engine, *args: Any, **options: Any) -> None:
+        engines.append(self)
+        made(self, *args, **options)
+
+    monkeypatch.setattr(Engine, "__init__", making)
+    short: dict[str, Any] = {"steps": 2, "batch_size": 16}
     compare(pool, task, each={"crossfit": short}, **short)
     assert len(engines) == 7
     passes = max(reads.values()) / len(pool)

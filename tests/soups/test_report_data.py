@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,13 +137,14 @@ def test_a_task_that_has_looked_decides_nothing_new(tmp_path: Path) -> None:
     pool, task = reporting(tmp_path)
     cook(pool, task, "hl+", **BRIEF)
     events: list[Event] = []
-    for again in (
+    others: list[Callable[[], Any]] = [
         lambda: cook(pool, task, "crossfit", listen=events.append, **BRIEF),
         lambda: cook(pool, task, "hl+", **{**BRIEF, "lr": 0.2}),
         lambda: cook(pool, task, "hl+", exclude=["0.bias"], **BRIEF),
         lambda: cook(pool.subset([0, 1, 2]), task, "hl+", **BRIEF),
         lambda: cook(pool, task, "ensemble"),
-    ):
+    ]
+    for again in others:
         with pytest.raises(TaskError) as caught:
             again()
         assert "this task's report data: expected to be looked at after the last decision" in str(caught.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Memory:
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
+        self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.state: tuple[dict[str, Tensor], str] | None = None
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from stockpot import Pool, Task, cook
 from zoo import MARK, marked_loss, mlp, samples
 
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
     "mehl+": {"method": "mehl+", "block_size": 2},
     "learned": {"method": "learned"},
     "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2},
@@ -29,8 +30,8 @@ def run(pool: Pool, name: str) -> dict[str, object]:
     if name == "bad numbers":
         x[-1, 0] = MARK
     task = Task(mlp().double(), (x, y), loss=marked_loss if name == "bad numbers" else None)
-    settings = {"steps": 5, "batch_size": 15, "lr": 0.05, **RUNS[name]}
-    result = cook(pool, task, **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"steps": 5, "batch_size": 15, "lr": 0.05, **RUNS[name]}
+    result = cook(pool, task, **settings)
     assert result.soup is not None
     losses = [h["loss"] for h in result.history if h["kind"] in ("step", "held_out")]
     skipped = [h["step"] for h in result.history if h["kind"] == "skipped"]

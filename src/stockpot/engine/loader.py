@@ -77,11 +77,11 @@ class Loader:
 
         theta, theta_bar: (P,); alpha: (K, G)
         """
-        lengths = torch.tensor([stop - start for start, stop in self.live.plan.bounds])
         row = torch.empty_like(theta)
         for k in alpha.ne(0).any(dim=1).nonzero().flatten().tolist():
             self.live.read(k, out=row).sub_(theta_bar)
-            theta.addcmul_(row, alpha[k].repeat_interleave(lengths).to(theta))
+            for (start, stop), share in zip(self.live.plan.bounds, alpha[k].tolist(), strict=True):
+                theta[start:stop].add_(row[start:stop], alpha=share)
         return theta
 
     def prefetch(self, block: list[int], theta_bar: Tensor) -> None:

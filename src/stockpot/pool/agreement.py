@@ -15,11 +15,10 @@ from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, listed, sho
 Specs = Mapping[str, TensorSpec]
 # Integers under these names are packed or scaled weights: GPTQ, AWQ, compressed-tensors, HQQ, quanto, MXFP4.
 _PACKED = re.compile(r"(.*[._])?(q?weight|weight_packed|q_weight|w_q|_data|blocks|_packed_params)", re.IGNORECASE)
-# What low-precision weights are multiplied with: scale, weight_scale_inv, SCB, weight.absmax, zero_point.
-_SCALE = re.compile(
-    r"(.*[._])?((weight|input|output)?_?scales?(_inv|_weight)?|scb|absmax|quant_map|q?zeros?|zero_points?)",
-    re.IGNORECASE,
-)
+# What low-precision weights are multiplied with: scale, weight_scale_inv, SCB, weight.absmax, zero_point. The first
+# part says of what; some of them mean the whole module.
+_SCALE = re.compile(r"(.*?)_?(scales?(_inv|_weight)?|scb|absmax|quant_map|q?zeros|zero_points?)", re.IGNORECASE)
+_OF_THE_MODULE = ("", "weight", "qweight", "input", "output", "activation")
 
 
 def common_specs(checkpoints: Sequence[Checkpoint], mixed_dtypes: bool) -> tuple[dict[str, TensorSpec], list[str]]:
@@ -81,8 +80,8 @@ def _quantised_names(specs: Specs) -> list[str]:
     scales: defaultdict[str, set[torch.dtype]] = defaultdict(set)  # module or tensor -> dtypes of what scales it
     for name, spec in specs.items():
         module, _, own = name.rpartition(".")
-        if _SCALE.fullmatch(own):
-            scales[module].add(spec.dtype)
+        if match := _SCALE.fullmatch(own):
+            scales[module if match[1] in _OF_THE_MODULE else f"{module}.{match[1]}".lstrip(".")].add(spec.dtype)
     found = []
     for name, spec in specs.items():
         module, _, own = name.rpartition(".")

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from stockpot.errors import describe
@@ -32,35 +32,23 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
     """The paths, and a line for everything that is wrong with the sources."""
     paths: list[Path] = []
     problems: list[str] = []
+
+    def wrong(subject: str, expected: str, found: str, fix: str) -> None:
+        problems.append(describe(subject, expected=expected, found=found, fix=fix))
+
     for source in _flatten(sources):
         if not isinstance(source, (str, Path)):
-            problems.append(
-                describe(
-                    "Pool.open",
-                    expected="paths, patterns and folders",
-                    found=f"{type(source).__name__} {str(source)[:60]!r}",
-                    fix="give text or Path objects",
-                )
-            )
+            found = f"{type(source).__name__} {str(source)[:60]!r}"
+            wrong("Pool.open", "paths, patterns and folders", found, "give text or Path objects")
             continue
         try:
-            paths += _expand(source, problems)
+            paths += _expand(source, wrong)
         except (OSError, ValueError) as error:
-            problems.append(
-                describe(
-                    shown(source), expected="a folder to look into", found=reason(error), fix="check its permissions"
-                )
-            )
-    repeated = [path for path, count in Counter(map(os.path.abspath, paths)).items() if count > 1]
-    problems += [
-        describe(
-            shown(path),
-            expected="each checkpoint once",
-            found="it more than once among the sources",
-            fix="remove the repetition, or patterns that overlap",
-        )
-        for path in repeated
-    ]
+            wrong(shown(source), "a folder to look into", reason(error), "check its permissions")
+    for path, count in Counter(map(os.path.abspath, paths)).items():
+        if count > 1:
+            found, fix = "it more than once among the sources", "remove the repetition, or patterns that overlap"
+            wrong(shown(path), "each checkpoint once", found, fix)
     return paths, problems
 
 
@@ -72,31 +60,26 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
             yield source
 
 
-def _expand(source: str | Path, problems: list[str]) -> list[Path]:
+def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> list[Path]:
     path = Path(source).expanduser()
     if is_directory(path):
         if weights_of(path) is not None:
             return [path]
-        found = _in_order(entry for entry in path.iterdir() if _is_checkpoint(entry))
-        if not found:
-            problems.append(
-                describe(
-                    shown(path),
-                    expected=f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)",
-                    found=f"none among its {sum(1 for _ in path.iterdir())} entries",
-                    fix="give the folder that holds the checkpoint files themselves",
-                )
-            )
-        return found
-    if os.path.lexists(path) or not glob.has_magic(str(path)):
-        return [path]  # if it does not exist, opening it says so
-    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207  (absolute patterns)
-    found = _in_order(match for match in matches if _is_checkpoint(match))
-    if not found:
-        what = f"{len(matches)} matches, none of them a checkpoint" if matches else "no files match"
-        problems.append(
-            describe(shown(source), expected="a pattern that matches checkpoints", found=what, fix="check the pattern")
+        entries = list(path.iterdir())
+        expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
+        nothing, fix = (
+            f"none among its {len(entries)} entries",
+            "give the folder that holds the checkpoint files themselves",
         )
+    elif os.path.lexists(path) or not glob.has_magic(str(path)):
+        return [path]  # if it does not exist, opening it says so
+    else:
+        entries = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207  (absolute patterns)
+        expected, fix = "a pattern that matches checkpoints", "check the pattern"
+        nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
+    found = sorted((e for e in entries if _is_checkpoint(e)), key=lambda entry: natural_key(str(entry)))
+    if not found:
+        wrong(shown(source), expected, nothing, fix)
     return found
 
 
@@ -106,10 +89,6 @@ def _is_checkpoint(path: Path) -> bool:
     if is_directory(path):
         return weights_of(path) is not None
     return path.suffix.lower() in SUFFIXES
-
-
-def _in_order(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: natural_key(str(path)))
 
 
 def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
@@ -137,16 +116,15 @@ def weights_of(directory: Path) -> Path | None:
     """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
     present = {entry.name for entry in directory.iterdir()}
     known = [name for name in _NAMES if name in present]
-    tensor_files = [directory / name for name in sorted(present) if name.endswith(SUFFIXES) and name[0] != "."]
-    others = [path for path in tensor_files if not is_leftover(path) and path.name not in _NAMES]
-    # soup.json: a saved soup, which may have recalibrated statistics in a file of their own beside the weights.
-    if known and ("config.json" in present or "soup.json" in present):
-        return directory / known[0]
-    if any(name.endswith(".index.json") for name in known):
-        return directory / known[0]
-    if known and not others:  # otherwise a folder of checkpoints, one of which happens to have this name
-        return directory / known[0]
-    single = [path for path in others if path.suffix == ".safetensors"]
-    if not known and "config.json" in present and len(single) == 1:
-        return single[0]
-    return None
+    others = [
+        n
+        for n in sorted(present)
+        if n.endswith(SUFFIXES) and n[0] != "." and n not in _NAMES and not is_leftover(Path(n))
+    ]
+    # A saved soup (soup.json) may have recalibrated statistics in a file of their own beside the weights. A folder of
+    # checkpoints may have one that happens to be called so.
+    told = "config.json" in present or "soup.json" in present or any(name.endswith(".index.json") for name in known)
+    if known:
+        return directory / known[0] if told or not others else None
+    single = [name for name in others if name.endswith(".safetensors")]
+    return directory / single[0] if "config.json" in present and len(single) == 1 else None
