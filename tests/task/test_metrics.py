@@ -17,7 +17,8 @@ from sklearn import metrics as reference
 from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task import METRICS, Metric, Scores, Task, intervals
+from stockpot.task import METRICS, Metric, Scores, Task
+from stockpot.task import scores as intervals
 
 SEEDS = st.integers(0, 2**32 - 1)
 

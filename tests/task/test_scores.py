@@ -10,9 +10,8 @@ from torch import Tensor
 
 from stockpot.errors import TaskError
 from stockpot.task import METRICS, Metric, Scores
-from stockpot.task.intervals import bonett_price, student
 from stockpot.task.metrics import as_metric
-from stockpot.task.scores import worded
+from stockpot.task.scores import bonett_price, student, worded
 
 MEAN = as_metric(lambda outputs, batch: outputs)
 

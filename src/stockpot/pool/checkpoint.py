@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -118,18 +118,15 @@ def _new_names(stored_names: Iterable[str], rename: Rename | None, path: Path) -
     return result
 
 
-def _wrapper_prefix(names: list[str]) -> str:
+def _wrapper_prefix(names: Sequence[str]) -> str:
     """What wrappers put before every single name; empty when only some names have it."""
-    prefix = ""
-    while names:
-        for wrapper in WRAPPERS:
-            if all(name.startswith(wrapper) and len(name) > len(wrapper) for name in names):
-                prefix += wrapper
-                names = [name[len(wrapper) :] for name in names]
-                break
-        else:
-            break
-    return prefix
+    end = 0
+    wrapper: str | None = ""
+    while wrapper is not None:
+        end += len(wrapper)
+        fitting = (w for w in WRAPPERS if all(n.startswith(w, end) and len(n) > end + len(w) for n in names))
+        wrapper = next(fitting, None)
+    return names[0][:end]
 
 
 def _unusable(name: str) -> str | None:

@@ -91,8 +91,9 @@ def mehl_soup(
             rates = [s.pace * eta * (1 + cos(pi * j / J)) / 2 for j in range(s.j, stop)]
             found = []
             seed(s.t * J + s.j)
-            for i, rate in enumerate(rates, start=s.t * J + s.j):  # line 8
-                found.append(take(x.x.new_tensor(rate), engine.batch(data, batches(i))))
+            # All rates go to the device at once: each copy alone would make the host wait for the step before.
+            for i, rate in enumerate(x.x.new_tensor(rates), start=s.t * J + s.j):  # line 8
+                found.append(take(rate, engine.batch(data, batches(i))))
             losses = torch.stack(found).tolist()  # the host waits for the device here
             s.steps = [Step(loss, rate, bool(skipped)) for (loss, skipped), rate in zip(losses, rates, strict=True)]
             s.j = stop

@@ -2,8 +2,8 @@
 
 from stockpot.task.data import Data
 from stockpot.task.loss import Loss
-from stockpot.task.metrics import METRICS
-from stockpot.task.scores import Metric, Scores
+from stockpot.task.metrics import METRICS, Metric
+from stockpot.task.scores import Scores
 from stockpot.task.task import Task
 
 __all__ = ["METRICS", "Data", "Loss", "Metric", "Scores", "Task"]

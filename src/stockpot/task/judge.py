@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,51 +12,48 @@ from torch import Tensor, nn
 
 from stockpot.errors import TaskError
 from stockpot.task.batches import (
-    at_least_single,
+    LABEL_KEYS,
     batch_rows,
     call,
     find_labels,
     find_logits,
     find_loss,
+    map_tensors,
     need_logits,
     users_code,
 )
+from stockpot.task.checks import check_targets, has_several_labels
+from stockpot.task.data import Data
 from stockpot.task.loss import (
     Form,
     Loss,
     LossFunction,
-    SampleLosses,
+    check_pair,
     cross_entropy,
+    fit_together,
     is_causal,
-    is_pair,
     next_tokens,
+    own_form,
     own_loss,
     same_tokens,
     sample_losses,
     users_losses,
 )
-from stockpot.task.metrics import LOSSES, loss_statistics
-from stockpot.task.scores import Metric
+from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS, Metric, loss_table
 
 
+@dataclass
 class Judge:
     """A live model with a loss and a metric; batches are on the model's device, modes are the caller's."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction | None,
-        metric: Metric,
-        device: torch.device,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self.model = model
-        self.users_loss = loss
-        self.metric = metric
-        self.device = device
-        self.autocast = autocast
-        self.form: Form | None = None  # what the model's own loss is for each sample, where that is known
-        self.has_own_loss = False  # whether the model computes one
+    model: nn.Module
+    users_loss: LossFunction | None
+    metric: Metric
+    device: torch.device
+    autocast: torch.dtype | None
+    has_own_loss: bool = False  # whether the model computes one
+    form: Form | None = None  # what that loss is for each sample, where it is known
+    can_scale_logits: bool = False  # whether `loss` takes beta
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -78,10 +76,7 @@ class Judge:
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
-        if self.users_loss is None:
-            self.call(batch)
-        else:
-            self.call_users_loss(batch)
+        self.call(batch) if self.users_loss is None else self.call_users_loss(batch)
 
     def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
@@ -96,9 +91,8 @@ class Judge:
 
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
-        changed = bool(label_smoothing) or beta is not None
         if self.users_loss is not None:
-            if changed:
+            if label_smoothing or beta is not None:
                 raise TaskError.of(
                     "label_smoothing or beta",
                     expected="the default loss, whose logits are known",
@@ -117,8 +111,7 @@ class Judge:
         logits = need_logits(outputs, "the default loss")
         if beta is not None:
             logits = logits * beta
-        if self.form in (next_tokens, same_tokens) and not label_smoothing:
-            assert self.form is not None
+        if self.form is not None and self.form in (next_tokens, same_tokens) and not label_smoothing:
             return self.form(logits, labels).sum()
         return cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
@@ -126,13 +119,13 @@ class Judge:
 
     def statistics(self, batch: Any, n: int, with_loss: bool) -> tuple[Tensor, Loss | None]:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
-        if self.users_loss is not None and self.metric in LOSSES:
-            losses = self.users_sample_losses(batch, n)
-            return loss_statistics(self.metric, losses), losses.sum()
-        outputs = self.call(batch)
         if self.metric in LOSSES:
-            losses = self._sample_losses(outputs, batch)
-            return loss_statistics(self.metric, losses), losses.sum()
+            if self.users_loss is not None:
+                losses = self._users_sample_losses(self.call_users_loss(batch), n)
+            else:
+                losses = self._sample_losses(self.call(batch), batch)
+            return self._loss_table(losses), losses.sum()
+        outputs = self.call(batch)
         table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
             return table, None
@@ -140,25 +133,25 @@ class Judge:
             return table, self.loss(batch)
         if not isinstance(batch, Mapping) or find_loss(outputs) is None:
             # A model that is judged by another metric may have no loss we know; its absence is nan, not an error.
-            logits = find_logits(outputs)
-            if logits is None or (self.metric.name != "accuracy" and not is_pair(logits, find_labels(batch))):
+            logits, labels = find_logits(outputs), find_labels(batch)
+            classes = logits is not None and fit_together(logits, labels) and labels.ndim == 1
+            if logits is None or (self.metric.name != "accuracy" and not classes):
                 return table, None
         return table, self._default_loss(outputs, batch)
 
     def statistics_of_logits(self, logits: Tensor, batch: Any) -> Tensor:
         """The metric's statistics (n, m) for logits from anywhere."""
-        n = logits.shape[0]
-        if self.metric in LOSSES:
-            if self.users_loss is None:
-                return loss_statistics(self.metric, self._sample_losses(logits, batch))
-            reason = "a loss of your own calls the model itself"
-        else:
+        if self.metric not in LOSSES:
             try:
-                return self.metric.of_batch(logits, batch, n)
+                return self.metric.of_batch(logits, batch, logits.shape[0])
             except TaskError as error:
                 if error.__cause__ is None:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
+        elif self.users_loss is None:
+            return self._loss_table(self._sample_losses(logits, batch))
+        else:
+            reason = "a loss of your own calls the model itself"
         raise TaskError.of(
             "score of averaged logits",
             expected="a metric that needs logits and labels only",
@@ -166,19 +159,22 @@ class Judge:
             fix='use metric="accuracy", or a metric that also takes logits as outputs',
         )
 
-    def _sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
+    def _loss_table(self, losses: Loss) -> Tensor:
+        return loss_table(losses, weighted=not self.metric.is_mean)
+
+    def _sample_losses(self, outputs: Any, batch: Any) -> Loss:
         logits = need_logits(outputs, f'metric="{self.metric.name}"')
         if self.form is not None:
             return self.form(logits, find_labels(batch).to(logits.device))
         if self.has_own_loss:
             raise self._whole_batch("a loss that the model computes for a whole batch")
-        return sample_losses(at_least_single(logits), find_labels(batch))
+        return sample_losses(logits, find_labels(batch))
 
-    def users_sample_losses(self, batch: Any, n: int) -> SampleLosses:
-        losses = users_losses(self.call_users_loss(batch), n)
+    def _users_sample_losses(self, found: Any, n: int) -> Loss:
+        losses = users_losses(found, n)
         if n == 1:
-            losses = SampleLosses(*(part.reshape(1) for part in losses))
-        if not losses.totals.shape == losses.weights.shape == (n,):
+            losses = Loss(*(part.reshape(1) for part in losses))
+        if not losses.total.shape == losses.weight.shape == (n,):
             raise self._whole_batch("one number for a whole batch")
         return losses
 
@@ -190,3 +186,69 @@ class Judge:
             fix="return one loss per sample instead of their mean (reduction='none'), or a pair of sums and weights"
             " per sample; or choose another metric",
         )
+
+    # What a first few samples tell --------------------------------------------------------------------
+
+    def try_batch(self, data: Data, batch: Any, *, first: bool) -> None:
+        """Refuse labels outside the model's classes, and a model that cannot be called or judged on this batch of data.
+
+        The first data also decides which form of the loss and the metric is meant.
+        """
+        default = self.users_loss is None
+        try:
+            outputs = self.call(_with_blank_labels(batch))
+        except Exception as error:
+            if not default and self.metric in LOSSES:  # the user's loss knows how to call this model
+                self._learn_form(batch, None)
+                return
+            if isinstance(error, TaskError):
+                raise
+            raise TaskError.of(
+                f"model {type(self.model).__name__}",
+                expected=f"a model that can be called on a batch of the {data.name}",
+                found=f"{type(error).__name__}: {error}",
+                fix="make batches (inputs, labels) or dicts of keyword arguments; or give loss=lambda model, batch:"
+                ' ... with one loss per sample and metric="loss"',
+            ) from error
+        logits, labels = find_logits(outputs), find_labels(batch)
+        if first and self.metric in METRICS.values() and has_several_labels(data.targets, logits):
+            self.metric = MULTI_LABEL.get(self.metric.name, self.metric)
+        accuracy = self.metric == METRICS["accuracy"]
+        if default and accuracy:  # before a model of its own loss sees labels that are no classes
+            check_pair(need_logits(outputs, 'metric="accuracy"'), labels, 'metric="accuracy"')
+        own = isinstance(batch, Mapping) and find_loss(outputs) is not None
+        check_targets(data, logits, self.metric, loss=default, own=own)
+        if first:
+            self._learn_form(batch, logits)
+        if default or not accuracy:
+            self.statistics(batch, batch_rows(batch), with_loss=False)
+
+    def _learn_form(self, batch: Any, logits: Tensor | None) -> None:
+        """See which loss the model computes itself, and whether samples have weights of their own."""
+        weighted = False
+        if self.users_loss is not None:
+            if self.metric in LOSSES:
+                found = self.call_users_loss(batch)
+                weighted = isinstance(found, (tuple, list))
+                self._users_sample_losses(found, batch_rows(batch))
+        else:
+            own = find_loss(outputs := self.call(batch)) if isinstance(batch, Mapping) else None
+            if own is not None:
+                self.has_own_loss = True
+                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
+                weighted = self.form in (next_tokens, same_tokens)
+            elif logits is not None:
+                weighted = logits.ndim > 2  # several positions in each sample
+            if logits is not None and self.form is None:
+                self.can_scale_logits = fit_together(logits, find_labels(batch))
+            else:
+                self.can_scale_logits = self.form in (sample_losses, next_tokens, same_tokens)
+        if weighted and self.metric == METRICS["loss"]:
+            self.metric = WEIGHTED_LOSS
+
+
+def _with_blank_labels(batch: Any) -> Any:
+    """A batch that no model can trip over because of its labels: all of them zero."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value for key, value in batch.items()}

@@ -6,7 +6,7 @@ models return for a dict batch, is one mean over a batch; which loss it is per s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,24 +22,25 @@ LossFunction = Callable[[nn.Module, Any], Any]
 
 
 class Loss(NamedTuple):
-    """What a batch adds to the objective, which is the sum of all totals over the sum of all weights."""
+    """What a batch adds to the objective, which is the sum of all totals over the sum of all weights.
 
-    total: Tensor  # scalar, with its graph
-    weight: Tensor  # scalar, without one, on the same device
+    Scalars, or (n,) for losses of single samples.
+    """
+
+    total: Tensor  # with its graph
+    weight: Tensor  # without one, on the same device
 
     @property
     def mean(self) -> Tensor:
         return self.total / self.weight
 
-
-class SampleLosses(NamedTuple):
-    """The same for each sample of a batch: its summed loss and its weight; scalars where only the batch's are known."""
-
-    totals: Tensor  # (n,)
-    weights: Tensor  # (n,)
-
     def sum(self) -> Loss:
-        return Loss(self.totals.sum(), self.weights.sum())
+        return Loss(self.total.sum(), self.weight.sum())
+
+
+def each(losses: Tensor) -> Loss:
+    """Samples of equal weight, (n,)."""
+    return Loss(losses, torch.ones_like(losses.detach()))
 
 
 # Cross-entropy ----------------------------------------------------------------------------------------
@@ -54,19 +55,13 @@ def cross_entropy(logits: Tensor, labels: Any, *, label_smoothing: float = 0.0) 
     return Loss(total, (target != IGNORED).sum().to(total.dtype))
 
 
-def sample_losses(logits: Tensor, labels: Any) -> SampleLosses:
-    """Cross-entropy of each sample; for several positions summed over those that have a label."""
+def sample_losses(logits: Tensor, labels: Any) -> Loss:
+    """Cross-entropy of each sample, (n,); for several positions summed over those that have a label."""
     target = check_pair(logits, labels, "cross-entropy per sample")
     losses = functional.cross_entropy(logits, target, reduction="none")  # (n, ...)
     if losses.ndim == 1:
-        return SampleLosses(losses, torch.ones_like(losses))
-    return SampleLosses(losses.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(losses.dtype))
-
-
-def mean_of_valid(values: Tensor, target: Tensor) -> Tensor:
-    n = values.shape[0]
-    valid = (target != IGNORED).to(values.dtype).reshape(n, -1)  # (n, positions)
-    return (values.reshape(n, -1) * valid).sum(1) / valid.sum(1).clamp(min=1)
+        return each(losses)
+    return Loss(losses.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(losses.dtype))
 
 
 OWN = (
@@ -98,53 +93,37 @@ def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     return target.to(logits.dtype) if target.is_floating_point() else target.long()
 
 
-def fit_together(logits: Tensor, labels: Tensor) -> bool:
+def fit_together(logits: Tensor, labels: Any) -> bool:
     """Whether cross-entropy takes them; their values are looked at elsewhere."""
+    if not isinstance(labels, Tensor):
+        return False
     if labels.is_floating_point():
         return logits.ndim == 2 and labels.shape == logits.shape
     # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
     return logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
 
 
-def is_pair(logits: Tensor, labels: Any) -> bool:
-    """Whether these are a classifier's logits (n, C) with n class labels."""
-    return (
-        isinstance(labels, Tensor)
-        and not labels.is_floating_point()
-        and logits.ndim == 2
-        and labels.shape == logits.shape[:1]
-    )
-
-
-def are_probabilities(labels: Tensor) -> bool:
-    """Whether every row of (n, C) is a distribution over classes; multi-hot labels and measurements are none."""
-    rows = labels.detach().cpu().double()
-    return bool((rows >= 0).all()) and bool(((rows.sum(1) - 1).abs() <= 1e-3).all())
-
-
 # A model's own loss -----------------------------------------------------------------------------------
 
-Form = Callable[[Tensor, Tensor], SampleLosses]
+Form = Callable[[Tensor, Tensor], Loss]  # (logits, labels) -> (n,)
 
 
-def same_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+def same_tokens(logits: Tensor, labels: Tensor) -> Loss:
     """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
     return sample_losses(logits.transpose(1, 2).unsqueeze(3), labels.unsqueeze(2))
 
 
-def next_tokens(logits: Tensor, labels: Tensor) -> SampleLosses:
+def next_tokens(logits: Tensor, labels: Tensor) -> Loss:
     """Position t predicts the label at t + 1, as causal language models are trained."""
     return same_tokens(logits[:, :-1], labels[:, 1:])
 
 
-def squared_errors(logits: Tensor, labels: Tensor) -> SampleLosses:
-    errors = (logits.reshape(len(logits), -1) - labels.reshape(len(labels), -1)).square().mean(1)
-    return SampleLosses(errors, torch.ones_like(errors))
+def squared_errors(logits: Tensor, labels: Tensor) -> Loss:
+    return each((logits.reshape(len(logits), -1) - labels.reshape(len(labels), -1)).square().mean(1))
 
 
-def binary_losses(logits: Tensor, labels: Tensor) -> SampleLosses:
-    losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
-    return SampleLosses(losses, torch.ones_like(losses))
+def binary_losses(logits: Tensor, labels: Tensor) -> Loss:
+    return each(functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1))
 
 
 def own_form(model: nn.Module, logits: Tensor | None, labels: Any, own: Tensor) -> Form | None:
@@ -154,24 +133,19 @@ def own_form(model: nn.Module, logits: Tensor | None, labels: Any, own: Tensor) 
     logits, mean = at_least_single(logits.detach()), own.detach().float().mean()
     found: list[tuple[float, Form]] = []
     for form in _candidates(model, logits, labels):
-        totals, weights = form(logits, labels.to(logits.device))
-        away = (totals.sum() / weights.sum()).float() - mean
-        # Half precision inside the model's own loss is allowed for.
-        if abs(float(away)) <= 1e-5 + 2e-3 * abs(float(mean)):
-            found.append((abs(float(away)), form))
+        away = abs(float(form(logits, labels.to(logits.device)).sum().mean.float() - mean))
+        if away <= 1e-5 + 2e-3 * abs(float(mean)):  # the model may have computed it in half precision
+            found.append((away, form))
     # An untrained model has nearly the same loss for this token as for the next one, but only one of them exactly.
-    return min(found, key=lambda each: each[0])[1] if found else None
+    return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> list[Form]:
+def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> Sequence[Form]:
     if labels.is_floating_point():
-        forms: list[Form] = []
-        if labels.numel() == logits.numel() and len(labels) == len(logits):
-            forms.append(squared_errors)
-        if labels.shape == logits.shape and logits.ndim == 2:
-            forms.append(binary_losses)
-        return forms
-    if is_pair(logits, labels):
+        alike = labels.numel() == logits.numel() and len(labels) == len(logits)
+        several = labels.shape == logits.shape and logits.ndim == 2
+        return [form for form, fits in ((squared_errors, alike), (binary_losses, several)) if fits]
+    if labels.ndim == 1 and fit_together(logits, labels):
         return [sample_losses]
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
         return [next_tokens, same_tokens] if is_causal(model) else [same_tokens, next_tokens]
@@ -197,28 +171,24 @@ def own_loss(mean: Tensor, logits: Tensor | None, labels: Any, rows: int, shift:
 # A loss of the user's own -----------------------------------------------------------------------------
 
 
-def users_losses(found: Any, rows: int) -> SampleLosses:
+def users_losses(found: Any, rows: int) -> Loss:
     """From a scalar mean, one loss per sample, or a pair (sum, weight), each a scalar or one per sample."""
+
+    def part(value: Any, which: str) -> Tensor:
+        if isinstance(value, Tensor) and value.shape in ((), (rows,)):
+            return at_least_single(value)
+        mean = "the mean over the batch, " if which == "loss" else ""
+        raise TaskError.of(
+            which,
+            expected=f"a scalar tensor, {mean}or one per sample, shape ({rows},)",
+            found=f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__,
+            fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
+        )
+
     if isinstance(found, (tuple, list)) and len(found) == 2:
-        total = at_least_single(_part(found[0], rows, "sum of the loss"))
-        weight = found[1]
+        total, weight = part(found[0], "sum of the loss"), found[1]
         if isinstance(weight, (int, float)):
             weight = total.detach().new_full((), weight)
-        return SampleLosses(total, _part(weight, rows, "weight of the loss").detach().to(total))
-    total = at_least_single(_part(found, rows, "loss"))
-    if total.ndim:
-        return SampleLosses(total, torch.ones_like(total))
-    return SampleLosses(total * rows, total.detach().new_full((), rows))
-
-
-def _part(value: Any, rows: int, which: str) -> Tensor:
-    if isinstance(value, Tensor) and value.shape in ((), (rows,)):
-        return value
-    mean = "the mean over the batch, " if which == "loss" else ""
-    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise TaskError.of(
-        which,
-        expected=f"a scalar tensor, {mean}or one per sample, shape ({rows},)",
-        found=shown,
-        fix="return one loss per sample, their mean, or a pair (sum, weight) from loss(model, batch)",
-    )
+        return Loss(total, part(weight, "weight of the loss").detach().to(total))
+    total = part(found, "loss")
+    return each(total) if total.ndim else Loss(total * rows, total.detach().new_full((), rows))

@@ -1,74 +1,243 @@
-"""The built-in metrics, as scikit-learn and scipy define them; losses and errors are negated."""
+"""A metric is statistics of each sample and a reduction of all of them to one number.
+
+The built-in ones are as scikit-learn and scipy define them; losses and errors are negated.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import find_labels, need_logits
-from stockpot.task.intervals import Counted
-from stockpot.task.loss import SampleLosses, check_pair, mean_of_valid, sample_losses
-from stockpot.task.scores import Metric, MetricFunction
+from stockpot.task.batches import find_labels, need_logits, users_code
+from stockpot.task.loss import IGNORED, Loss, check_pair, sample_losses
 
-Statistics = Callable[[Any, Any], Tensor]
+MetricFunction = Callable[[Any, Any], Any]
+Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
+
+HOW_TO = (
+    "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
+    ' Metric("name", statistics=lambda outputs, batch: ..., reduce=lambda table: ...), statistics (n, m) for each'
+    " sample and one number from the table (N, m) of all samples"
+)
+
+
+def mean(table: Tensor) -> float:
+    return float(table[:, 0].mean())
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
+
+    Higher is better. A mean has one statistic, the sample's score; its `ceiling`, the largest score of one sample,
+    lets greedy stop an evaluation early. `counted(table)` gives a function of counts (B, N), how often each sample was
+    drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
+    """
+
+    name: str
+    statistics: Callable[[Any, Any], Tensor]  # -> (n, m)
+    reduce: Callable[[Tensor], float] = mean  # (N, m) float64 on the host
+    is_mean: bool = False
+    ceiling: float | None = None
+    percent: bool = False
+    counted: Callable[[Tensor], Counted] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
+            raise TaskError.of(
+                f"Metric {self.name!r}",
+                expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
+                found="a reduction of its own" if self.reduce is not mean else "a ceiling without is_mean",
+                fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
+            )
+
+    def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
+        """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
+        with users_code(f"metric {self.name}", self.statistics):
+            found = torch.as_tensor(self.statistics(outputs, batch)).detach()
+        if found.shape == (n,) or (n == 1 and found.ndim == 0):
+            found = found.reshape(n, 1)
+        if found.ndim != 2 or len(found) != n or found.shape[1] == 0 or (self.is_mean and found.shape[1] > 1):
+            shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
+            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
+        return found
+
+    def of_draws(self, table: Tensor) -> Counted:
+        """The value of each draw of samples; NaN where a draw lacks what the metric needs, such as a class."""
+        if self.counted is not None:
+            return self.counted(table)
+
+        def value(count: Tensor) -> float:
+            try:
+                return float(self.reduce(table.repeat_interleave(count, dim=0)))
+            except Exception:
+                return math.nan
+
+        def values(counts: Tensor) -> Tensor:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
+
+        return values
 
 
 def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     """What a task was given, as a `Metric`."""
     if isinstance(metric, Metric):
         return metric
-    return METRICS[metric] if isinstance(metric, str) else Metric.of_function(metric)
+    return METRICS[metric] if isinstance(metric, str) else Metric("score", metric, is_mean=True)
 
 
-def _metric(name: str, statistics: Statistics, counted: Callable[[Tensor], Counted], percent: bool = False) -> Metric:
-    """A metric whose value is that of all samples counted once."""
-
-    def reduce(table: Tensor) -> float:
-        if bool(table.isnan().any()):
-            return math.nan
-        return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
-
-    return Metric(name, statistics, reduce, percent=percent, counted=counted)
+# Statistics: (logits, labels, purpose) -> (n, m) --------------------------------------------------------
 
 
-def _unfit(name: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
-    return TaskError.of(f'metric="{name}"', expected=expected, found=found, fix=fix)
+def _predictions(logits: Tensor, labels: Any, purpose: str) -> tuple[Tensor, Tensor]:
+    """Predicted and right classes, (n, ...) each; a prediction of NaN is class -1, which is never right."""
+    target = check_pair(logits, labels, purpose)
+    predicted = torch.where(logits.isnan().any(1), -1, logits.argmax(1))
+    return predicted, target.argmax(1) if target.is_floating_point() else target
 
 
-# One class per sample ---------------------------------------------------------------------------------
+def _accuracy(logits: Tensor, labels: Any, purpose: str) -> Tensor:
+    """1 or 0 for each sample; for several positions the share of right ones among those with a label."""
+    predicted, target = _predictions(logits, labels, purpose)
+    right, valid = (part.reshape(len(logits), -1).sum(1) for part in (predicted == target, target != IGNORED))
+    return (right.to(logits.dtype) / valid.clamp(min=1))[:, None]
 
 
-def _accuracy(outputs: Any, batch: Any) -> Tensor:
-    """1 or 0 for each sample, (n, 1); for several positions the share of right ones. Ignored is 0."""
-    purpose = 'metric="accuracy"'
-    logits = need_logits(outputs, purpose)
-    target = check_pair(logits, find_labels(batch), purpose)
-    if target.is_floating_point():
-        target = target.argmax(1)
-    # argmax points at a NaN when there is one, which must not count as an answer.
-    right = (logits.argmax(1) == target) & ~logits.isnan().any(1)
-    return mean_of_valid(right.to(logits.dtype), target)[:, None]
+def _classes(logits: Tensor, labels: Any, purpose: str) -> Tensor:
+    """(predicted, label) of each sample."""
+    if logits.ndim > 2:
+        raise _unfit(purpose, "one label per sample", f"logits {tuple(logits.shape)}")
+    return torch.stack(_predictions(logits, labels, purpose), dim=1)
 
 
-def _classes(name: str) -> Statistics:
-    """(predicted, label) of each sample; a prediction of NaN is class -1, which is never right."""
+def _hits(logits: Tensor, labels: Any, purpose: str) -> Tensor:
+    """True positives, false positives and misses of each label, (n, 3C); a logit above 0 says yes, NaN is a miss."""
+    if _shape(labels) != tuple(logits.shape):
+        raise _unfit(purpose, "a logit for each label", f"logits {tuple(logits.shape)}, labels {_shape(labels)}")
+    yes, label = logits > 0, labels.to(logits.device) > 0
+    return torch.cat([yes & label, yes & ~label, ~yes & label], dim=1).to(logits.dtype)
 
-    def statistics(outputs: Any, batch: Any) -> Tensor:
-        logits = need_logits(outputs, f'metric="{name}"')
-        target = check_pair(logits, find_labels(batch), f'metric="{name}"')
-        if logits.ndim != 2:
-            raise _unfit(name, "one label per sample", f"logits {tuple(logits.shape)}")
-        if target.is_floating_point():
-            target = target.argmax(1)
-        predicted = torch.where(logits.isnan().any(1), -1, logits.argmax(1))
-        return torch.stack([predicted, target], dim=1)
+
+def _binary(logits: Tensor, labels: Any, purpose: str) -> Tensor:
+    """(score of class 1, label) of each sample."""
+    two = logits.ndim == 2 and logits.shape[1] == 2
+    # A difference has the order of the probability, without its ties near 0 and 1.
+    score = logits[:, 1] - logits[:, 0] if two else logits.reshape(-1)
+    if not isinstance(labels, Tensor) or not labels.numel() == len(score) == len(logits):
+        found = f"{tuple(logits.shape)}, labels {_shape(labels)}"
+        raise _unfit(purpose, "one score or two logits, and one label, per sample", found)
+    return torch.stack([score, labels.reshape(-1).to(score)], dim=1)
+
+
+def _values(found: Tensor, labels: Any, purpose: str) -> Tensor:
+    """Predictions and targets side by side, (n, 2D), for outputs and float targets (n,) or (n, D)."""
+    if not isinstance(labels, Tensor) or not labels.is_floating_point():
+        kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else "no"
+        fix = "give measurements as float tensors, such as y.float()"
+        raise _unfit(purpose, "float targets", f"{kind} labels", fix)
+    n = len(found)
+    if len(labels) != n or labels.numel() != found.numel():
+        shapes = f"outputs {tuple(found.shape)} with targets {tuple(labels.shape)}"
+        raise _unfit(purpose, "one output for each target", shapes)
+    return torch.cat([found.reshape(n, -1), labels.to(found).reshape(n, -1)], dim=1)
+
+
+def _errors(power: int) -> Callable[[Tensor, Any, str], Tensor]:
+    def statistics(outputs: Tensor, labels: Any, purpose: str) -> Tensor:
+        found, target = _values(outputs, labels, purpose).chunk(2, dim=1)
+        return -(found - target).abs().pow(power).mean(1, keepdim=True)
 
     return statistics
+
+
+def loss_table(losses: Loss, weighted: bool) -> Tensor:
+    """What `loss` and `perplexity` keep of each sample: its loss, negated, or its summed loss and weight."""
+    return torch.stack([*losses], dim=1) if weighted else -losses.total[:, None]
+
+
+def _shape(labels: Any) -> tuple[int, ...] | None:
+    return tuple(labels.shape) if isinstance(labels, Tensor) else None
+
+
+def _unfit(purpose: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
+    return TaskError.of(purpose, expected=expected, found=found, fix=fix)
+
+
+# Reductions: table (N, m) -> counts (B, N) -> values (B,) -----------------------------------------------
+
+
+def _of_sums(
+    columns: Callable[[Tensor], Sequence[Tensor]], value: Callable[..., Tensor]
+) -> Callable[[Tensor], Counted]:
+    """A value of sums over the samples: of columns (N, D) each, to (B, D), and its mean over D outputs."""
+
+    def counted(table: Tensor) -> Counted:
+        parts = columns(table)
+        every = torch.cat([*parts], dim=1)
+        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)
+
+    return counted
+
+
+def _pair(table: Tensor) -> Sequence[Tensor]:
+    return table.chunk(2, dim=1)
+
+
+def _f1(hit: Tensor, false: Tensor, missed: Tensor) -> Tensor:
+    """0 for a label that neither occurs nor is predicted, as scikit-learn has it."""
+    return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0)
+
+
+def _centred(values: Tensor) -> Tensor:
+    """(N, D) about its mean; a constant is exactly zero."""
+    return torch.where((values == values[0]).all(0), 0, values - values.mean(0))
+
+
+def _spread(sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
+    """The sum of squares about the mean; zero where it is what rounding leaves of a constant."""
+    found = squares - sums.square() / n
+    return torch.where(found <= 1e-13 * squares, 0, found)
+
+
+def _r2_columns(table: Tensor) -> list[Tensor]:
+    found, target = _pair(table)
+    centred = _centred(target)
+    return [(target - found).square(), centred, centred.square(), torch.ones_like(target)]
+
+
+def _r2(left: Tensor, sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
+    """For targets that are all the same: 1 if every one is met, else 0, as in scikit-learn."""
+    spread = _spread(sums, squares, n)
+    return torch.where(spread == 0, (left == 0).to(left), 1 - left / spread)
+
+
+def _pearson_columns(table: Tensor) -> list[Tensor]:
+    x, y = map(_centred, _pair(table))
+    return [x, y, x * x, x * y, y * y, torch.ones_like(x)]
+
+
+def _pearson(x: Tensor, y: Tensor, xx: Tensor, xy: Tensor, yy: Tensor, n: Tensor) -> Tensor:
+    return _correlation(_spread(x, xx, n), xy - x * y / n, _spread(y, yy, n))
+
+
+def _correlation(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
+    """From sums of products about the means: 0 for constant predictions, NaN for constant targets."""
+    r = torch.where(xx == 0, 0, (xy / (xx * yy).sqrt()).clamp(-1, 1))
+    return torch.where(yy == 0, math.nan, r)
+
+
+def _totals(counts: Tensor, group: Tensor, size: int) -> Tensor:
+    """How often samples of each group were drawn, (B, size)."""
+    return counts.new_zeros(len(counts), size).index_add_(1, group, counts)
 
 
 def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor], Counted]:
@@ -76,14 +245,11 @@ def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Te
 
     def counted(table: Tensor) -> Counted:
         predicted, label = (table.long() + 1).unbind(1)  # class -1 becomes 0
-        right = (predicted == label).to(table.dtype)
-        size = int(table.max()) + 2
+        right, size = (predicted == label).to(table.dtype), int(table.max()) + 2
 
         def values(counts: Tensor) -> Tensor:
-            def per_class(classes: Tensor, counts: Tensor) -> Tensor:
-                return counts.new_zeros(len(counts), size).index_add_(1, classes, counts)[:, 1:]
-
-            return value(per_class(label, counts * right), per_class(predicted, counts), per_class(label, counts))
+            drawn = ((counts * right, label), (counts, predicted), (counts, label))
+            return value(*(_totals(count, group, size)[:, 1:] for count, group in drawn))
 
         return values
 
@@ -95,238 +261,113 @@ def _mean_over(seen: Tensor, shares: Tensor) -> Tensor:
     return torch.where(seen, shares, 0).sum(1) / seen.sum(1)
 
 
-def _macro_f1(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:
-    """The mean over all classes that are predicted or labels."""
-    return _mean_over(predicted + label > 0, 2 * right / (predicted + label))
-
-
-def _balanced_accuracy(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:  # noqa: ARG001 (one shape for all)
-    """The mean recall of the classes that occur among the labels."""
-    return _mean_over(label > 0, right / label)
-
-
-def _micro_f1(right: Tensor, predicted: Tensor, label: Tensor) -> Tensor:  # noqa: ARG001
-    return right.sum(1) / label.sum(1)  # every sample has one prediction, so precision is recall
-
-
-# Several labels per sample ----------------------------------------------------------------------------
-
-
-def _hits(name: str) -> Statistics:
-    """True positives, false positives and misses of each label, (n, 3C); a logit above 0 says yes, NaN is a miss."""
-
-    def statistics(outputs: Any, batch: Any) -> Tensor:
-        logits, labels = need_logits(outputs, f'metric="{name}"'), find_labels(batch)
-        if not isinstance(labels, Tensor) or labels.shape != logits.shape:
-            shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
-            raise _unfit(name, "a logit for each label", f"logits {tuple(logits.shape)}, labels {shape}")
-        yes, label = logits > 0, labels.to(logits.device) > 0
-        return torch.cat([yes & label, yes & ~label, ~yes & label], dim=1).to(logits.dtype)
-
-    return statistics
-
-
-def _f1_of_hits(micro: bool) -> Callable[[Tensor], Counted]:
-    """Of all labels together, or their mean; 0 for one that neither occurs nor is predicted, as scikit-learn has it."""
-
-    def counted(table: Tensor) -> Counted:
-        def values(counts: Tensor) -> Tensor:
-            sums = (counts @ table).reshape(len(counts), 3, -1)  # (B, 3, C)
-            hit, false, missed = (sums.sum(2, keepdim=True) if micro else sums).unbind(1)
-            return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0).mean(1)
-
-        return values
-
-    return counted
-
-
-# Scores and ranks -------------------------------------------------------------------------------------
-
-
-def _binary(outputs: Any, batch: Any) -> Tensor:
-    """(score of class 1, label) of each sample."""
-    name = "roc_auc"
-    logits, labels = need_logits(outputs, f'metric="{name}"'), find_labels(batch)
-    if logits.ndim == 2 and logits.shape[1] == 2:
-        score = logits[:, 1] - logits[:, 0]  # in the order of the probability, without its ties near 0 and 1
-    else:
-        score = logits.reshape(-1)
-    if not isinstance(labels, Tensor) or labels.numel() != len(score) or len(score) != len(logits):
-        shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
-        found = f"{tuple(logits.shape)}, labels {shape}"
-        raise _unfit(name, "one score or two logits, and one label, per sample", found)
-    return torch.stack([score, labels.reshape(-1).to(score)], dim=1)
+def _groups(values: Tensor) -> tuple[Tensor, int]:
+    """Equal values are one group; groups are in the values' order. (N,) and how many."""
+    _, group = torch.unique(values, return_inverse=True)
+    return group, int(group.max()) + 1
 
 
 def _auc(table: Tensor) -> Counted:
     """How often a sample of class 1 has the higher score, ties half; NaN where only one class is."""
-    _, group = torch.unique(table[:, 0], return_inverse=True)  # (N,) equal scores, in their order
-    label, size = table[:, 1], int(group.max()) + 1
+    group, size = _groups(table[:, 0])
 
     def values(counts: Tensor) -> Tensor:
-        positive = counts * label  # (B, N)
-        above = counts.new_zeros(len(counts), size).index_add_(1, group, positive)
-        below = counts.new_zeros(len(counts), size).index_add_(1, group, counts - positive)
-        wins = (above * (below.cumsum(1) - below / 2)).sum(1)
-        return wins / (above.sum(1) * below.sum(1))
+        positive = counts * table[:, 1]
+        above, below = _totals(positive, group, size), _totals(counts - positive, group, size)
+        return (above * (below.cumsum(1) - below / 2)).sum(1) / (above.sum(1) * below.sum(1))
 
     return values
-
-
-def _middle_ranks(values: Tensor) -> Counted:
-    """The rank of each value among all that were drawn, about the middle one; ties share theirs. -> (B, N)"""
-    _, group = torch.unique(values, return_inverse=True)
-    size = int(group.max()) + 1
-
-    def ranks(counts: Tensor) -> Tensor:
-        totals = counts.new_zeros(len(counts), size).index_add_(1, group, counts)
-        return (totals.cumsum(1) - totals / 2 - counts.sum(1, keepdim=True) / 2)[:, group]
-
-    return ranks
 
 
 def _spearman(table: Tensor) -> Counted:
-    found, target = table.T.chunk(2)  # (D, N)
-    rankings = [(_middle_ranks(f), _middle_ranks(t)) for f, t in zip(found, target, strict=True)]
+    """The correlation of ranks among all that were drawn; ties share theirs."""
+    columns = [_groups(column) for column in table.T]
+
+    def ranks(counts: Tensor, group: Tensor, size: int) -> Tensor:  # (B, N), with a mean of zero
+        totals = _totals(counts, group, size)
+        return (totals.cumsum(1) - totals / 2 - counts.sum(1, keepdim=True) / 2)[:, group]
 
     def values(counts: Tensor) -> Tensor:
-        each = []
-        for one, other in rankings:
-            x, y = one(counts), other(counts)  # (B, N) with a mean of zero
+        outputs = []
+        for found, target in zip(columns[: len(columns) // 2], columns[len(columns) // 2 :], strict=True):
+            x, y = ranks(counts, *found), ranks(counts, *target)
             cx = counts * x
-            each.append(_correlation((cx * x).sum(1), (cx * y).sum(1), (counts * y * y).sum(1)))
-        return torch.stack(each).mean(0)
+            outputs.append(_correlation((cx * x).sum(1), (cx * y).sum(1), (counts * y * y).sum(1)))
+        return torch.stack(outputs).mean(0)
 
     return values
 
 
-# Numbers ----------------------------------------------------------------------------------------------
+# The metrics -------------------------------------------------------------------------------------------
 
 
-def _values(name: str) -> Statistics:
-    """Predictions and targets side by side, (n, 2D), for outputs and float targets (n,) or (n, D)."""
+def _metric(
+    name: str,
+    statistics: Callable[[Tensor, Any, str], Tensor],
+    counted: Callable[[Tensor], Counted] | None = None,
+    *,
+    ceiling: float | None = None,
+    percent: bool = False,
+) -> Metric:
+    """A mean, or what `counted` makes of all samples counted once."""
+    purpose = f'metric="{name}"'
 
-    def statistics(outputs: Any, batch: Any) -> Tensor:
-        found, labels = need_logits(outputs, f'metric="{name}"'), find_labels(batch)
-        if not isinstance(labels, Tensor) or not labels.is_floating_point():
-            kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else "no"
-            fix = "give measurements as float tensors, such as y.float()"
-            raise _unfit(name, "float targets", f"{kind} labels", fix)
-        n = len(found)
-        if len(labels) != n or labels.numel() != found.numel():
-            shapes = f"outputs {tuple(found.shape)} with targets {tuple(labels.shape)}"
-            raise _unfit(name, "one output for each target", shapes)
-        return torch.cat([found.reshape(n, -1), labels.to(found).reshape(n, -1)], dim=1)
+    def of_outputs(outputs: Any, batch: Any) -> Tensor:
+        return statistics(need_logits(outputs, purpose), find_labels(batch), purpose)
 
-    return statistics
+    if counted is None:
+        return Metric(name, of_outputs, is_mean=True, ceiling=ceiling, percent=percent)
 
+    def reduce(table: Tensor) -> float:
+        if bool(table.isnan().any()):
+            return math.nan
+        return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
 
-def _errors(name: str, power: int) -> Statistics:
-    values = _values(name)
-
-    def statistics(outputs: Any, batch: Any) -> Tensor:
-        found, target = values(outputs, batch).chunk(2, dim=1)
-        return -(found - target).abs().pow(power).mean(1, keepdim=True)
-
-    return statistics
+    return Metric(name, of_outputs, reduce, percent=percent, counted=counted)
 
 
-def _spread(sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
-    """The sum of squares about the mean; zero where it is what rounding leaves of a constant."""
-    found = squares - sums.square() / n
-    return torch.where(found <= 1e-13 * squares, 0, found)
-
-
-def _centred(values: Tensor) -> Tensor:
-    """(N, D) about its mean; a constant is exactly zero."""
-    return torch.where((values == values[0]).all(0), 0, values - values.mean(0))
-
-
-def _r2(table: Tensor) -> Counted:
-    """Mean over outputs. For targets that are all the same: 1 if every one is met, else 0, as in scikit-learn."""
-    found, target = table.chunk(2, dim=1)  # (N, D)
-    centred = _centred(target)
-    moments = torch.cat([(target - found).square(), centred, centred.square()], dim=1)  # (N, 3D)
-
-    def values(counts: Tensor) -> Tensor:
-        left, sums, squares = (counts @ moments).chunk(3, dim=1)  # (B, D)
-        spread = _spread(sums, squares, counts.sum(1, keepdim=True))
-        return torch.where(spread == 0, (left == 0).to(left), 1 - left / spread).mean(1)
-
-    return values
-
-
-def _pearson(table: Tensor) -> Counted:
-    x, y = (_centred(part) for part in table.chunk(2, dim=1))  # (N, D)
-    moments = torch.cat([x, y, x * x, x * y, y * y], dim=1)
-
-    def values(counts: Tensor) -> Tensor:
-        x, y, xx, xy, yy = (counts @ moments).chunk(5, dim=1)  # (B, D)
-        n = counts.sum(1, keepdim=True)
-        return _correlation(_spread(x, xx, n), xy - x * y / n, _spread(y, yy, n)).mean(1)
-
-    return values
-
-
-def _correlation(xx: Tensor, xy: Tensor, yy: Tensor) -> Tensor:
-    """From sums of products about the means: 0 for constant predictions, NaN for constant targets."""
-    r = torch.where(xx == 0, 0, (xy / (xx * yy).sqrt()).clamp(-1, 1))
-    return torch.where(yy == 0, math.nan, r)
-
-
-# Losses -----------------------------------------------------------------------------------------------
-
-
-def loss_statistics(metric: Metric, losses: SampleLosses) -> Tensor:
-    """What `loss` and `perplexity` keep of each sample: minus its loss, or its summed loss and weight."""
-    if metric.is_mean:
-        return -losses.totals[:, None]
-    return torch.stack([losses.totals, losses.weights.to(losses.totals)], dim=1)
-
-
-def _losses(name: str) -> Statistics:
-    def statistics(outputs: Any, batch: Any) -> Tensor:
-        logits = need_logits(outputs, f'metric="{name}"')
-        return loss_statistics(METRICS[name], sample_losses(logits, find_labels(batch)))
-
-    return statistics
-
-
-def _negative_ratio(table: Tensor) -> Counted:
-    def values(counts: Tensor) -> Tensor:
-        total, weight = (counts @ table).unbind(1)
-        return -total / weight
-
-    return values
-
-
-def _perplexity(table: Tensor) -> Counted:
-    ratio = _negative_ratio(table)
-    return lambda counts: -(-ratio(counts)).exp()
+def _weighted(logits: Tensor, labels: Any, purpose: str) -> Tensor:  # noqa: ARG001 (one shape for all)
+    return loss_table(sample_losses(logits, labels), weighted=True)
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", _accuracy, is_mean=True, ceiling=1.0, percent=True),
-        Metric("loss", _losses("loss"), is_mean=True),
-        _metric("perplexity", _losses("perplexity"), _perplexity),
-        _metric("macro_f1", _classes("macro_f1"), _by_class(_macro_f1), percent=True),
-        _metric("micro_f1", _classes("micro_f1"), _by_class(_micro_f1), percent=True),
-        _metric("balanced_accuracy", _classes("balanced_accuracy"), _by_class(_balanced_accuracy), percent=True),
-        _metric("r2", _values("r2"), _r2),
-        Metric("negative_mse", _errors("negative_mse", 2), is_mean=True),
-        Metric("negative_mae", _errors("negative_mae", 1), is_mean=True),
-        _metric("pearson", _values("pearson"), _pearson),
-        _metric("spearman", _values("spearman"), _spearman),
+        _metric("accuracy", _accuracy, ceiling=1.0, percent=True),
+        _metric("loss", lambda logits, labels, _: loss_table(sample_losses(logits, labels), weighted=False)),
+        _metric("perplexity", _weighted, _of_sums(_pair, lambda total, weight: -(total / weight).exp())),
+        _metric(
+            "macro_f1",
+            _classes,
+            _by_class(lambda right, said, true: _mean_over(said + true > 0, 2 * right / (said + true))),
+            percent=True,
+        ),
+        # Every sample has one prediction, so precision is recall.
+        _metric("micro_f1", _classes, _by_class(lambda right, _, true: right.sum(1) / true.sum(1)), percent=True),
+        _metric(
+            "balanced_accuracy",
+            _classes,
+            _by_class(lambda right, _, true: _mean_over(true > 0, right / true)),
+            percent=True,
+        ),
+        _metric("r2", _values, _of_sums(_r2_columns, _r2)),
+        _metric("negative_mse", _errors(2)),
+        _metric("negative_mae", _errors(1)),
+        _metric("pearson", _values, _of_sums(_pearson_columns, _pearson)),
+        _metric("spearman", _values, _spearman),
         _metric("roc_auc", _binary, _auc),
     )
 }
 # What a task takes by itself: "loss" where samples have weights of their own, such as their tokens, and F1 where they
 # have several labels.
-WEIGHTED_LOSS = _metric("loss", _losses("perplexity"), _negative_ratio)
+WEIGHTED_LOSS = _metric("loss", _weighted, _of_sums(_pair, lambda total, weight: -total / weight))
 MULTI_LABEL = {
-    "macro_f1": _metric("macro_f1", _hits("macro_f1"), _f1_of_hits(False), percent=True),
-    "micro_f1": _metric("micro_f1", _hits("micro_f1"), _f1_of_hits(True), percent=True),
+    "macro_f1": _metric("macro_f1", _hits, _of_sums(lambda table: table.chunk(3, dim=1), _f1), percent=True),
+    "micro_f1": _metric(
+        "micro_f1",
+        _hits,
+        _of_sums(lambda table: [part.sum(1, keepdim=True) for part in table.chunk(3, dim=1)], _f1),
+        percent=True,
+    ),
 }
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"])  # what a task computes by its own loss

@@ -1,93 +1,25 @@
-"""A metric is statistics per sample and a reduction of all of them to one number; scores are what it found."""
+"""Scores are what a metric found on samples, and how sure that is.
+
+Means have closed forms for their intervals; every other metric is computed on samples drawn again.
+"""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task import intervals
 from stockpot.task.batches import users_code
+from stockpot.task.metrics import Metric
 
-MetricFunction = Callable[[Any, Any], Any]
-
-HOW_TO = (
-    "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
-    ' Metric("name", statistics=lambda outputs, batch: ..., reduce=lambda table: ...), statistics (n, m) for each'
-    " sample and one number from the table (N, m) of all samples"
-)
-
-
-def mean(table: Tensor) -> float:
-    return float(table[:, 0].mean())
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
-
-    Higher is better. A mean has one statistic, the sample's score; its `ceiling`, the largest score of one sample,
-    lets greedy stop an evaluation early. `counted(table)` gives a function of counts (B, N), how often each sample was
-    drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
-    """
-
-    name: str
-    statistics: Callable[[Any, Any], Tensor]  # -> (n, m)
-    reduce: Callable[[Tensor], float] = mean  # (N, m) float64 on the host
-    is_mean: bool = False
-    ceiling: float | None = None
-    percent: bool = False
-    counted: Callable[[Tensor], intervals.Counted] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
-            raise TaskError.of(
-                f"Metric {self.name!r}",
-                expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
-                found="a reduction of its own" if self.reduce is not mean else "a ceiling without is_mean",
-                fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
-            )
-
-    @classmethod
-    def of_function(cls, function: MetricFunction) -> Metric:
-        """The mean of a plain function's scores, one per sample."""
-        return cls("score", function, is_mean=True)
-
-    def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
-        """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
-        with users_code(f"metric {self.name}", self.statistics):
-            found = torch.as_tensor(self.statistics(outputs, batch)).detach()
-        if n == 1 and found.ndim == 0:
-            found = found[None]
-        if found.ndim == 1 and len(found) == n:
-            found = found[:, None]
-        if found.ndim != 2 or len(found) != n or found.shape[1] == 0 or (self.is_mean and found.shape[1] > 1):
-            shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
-            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
-        return found
-
-    def _counted(self, table: Tensor) -> intervals.Counted:
-        if self.counted is not None:
-            return self.counted(table)
-
-        def value(count: Tensor) -> float:
-            try:
-                return float(self.reduce(table.repeat_interleave(count, dim=0)))
-            except Exception:  # a draw may lack what the metric needs, such as a class
-                return math.nan
-
-        def values(counts: Tensor) -> Tensor:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
-
-        return values
+RESAMPLES = 1000
+UNITS = 4096  # how many things are drawn from at most: single samples, or groups of them where there are more
+_PIECE = 250_000  # numbers handled at a time; more would leave the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,16 +55,16 @@ class Scores:
                 found="a metric that is none",
                 fix="use interval() or difference(), which resample",
             )
-        return intervals.standard_error(self.table[:, 0])
+        return standard_error(self.table[:, 0])
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Wilson's for scores of 0 and 1, Student's for other means, else from resampled samples."""
         if not self.metric.is_mean:
-            return intervals.resampled([self.metric._counted], [self.table], confidence)
+            return resampled([self], confidence)
         value = self.value
         if self._right_or_wrong:
-            return intervals.wilson(value, self.n, confidence)
-        half = intervals.student(confidence, self.n - 1) * self.standard_error
+            return wilson(value, self.n, confidence)
+        half = student(confidence, self.n - 1) * self.standard_error
         return value - half, value + half
 
     def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -148,23 +80,20 @@ class Scores:
                 fix="compare complete evaluations on the same data in the same order",
             )
         if not self.metric.is_mean:
-            return self._resampled_difference(other, confidence)
+            low, high = resampled([self, other], confidence)
+            # However they fall, so few samples that differ may all be on one side by chance.
+            same = self.table.shape == other.table.shape
+            differ = int((self.table != other.table).any(dim=1).sum()) if same else self.n
+            if 2.0 ** (1 - differ) > 1 - confidence:
+                low, high = min(low, 0.0), max(high, 0.0)
+            return self.value - other.value, low, high
         delta = self.table[:, 0] - other.table[:, 0]  # (n,)
         value = float(delta.mean())
         if self._right_or_wrong and other._right_or_wrong:
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
-            return value, *intervals.bonett_price(better, worse, self.n, confidence)
-        half = intervals.student(confidence, self.n - 1) * intervals.standard_error(delta)
+            return value, *bonett_price(better, worse, self.n, confidence)
+        half = student(confidence, self.n - 1) * standard_error(delta)
         return value, value - half, value + half
-
-    def _resampled_difference(self, other: Scores, confidence: float) -> tuple[float, float, float]:
-        both, tables = (self.metric._counted, other.metric._counted), (self.table, other.table)
-        low, high = intervals.resampled(both, tables, confidence)
-        # However they fall, so few samples that differ may all be on one side by chance.
-        differ = int((self.table != other.table).any(dim=1).sum()) if self.table.shape == other.table.shape else self.n
-        if 2.0 ** (1 - differ) > 1 - confidence:
-            low, high = min(low, 0.0), max(high, 0.0)
-        return self.value - other.value, low, high
 
     @property
     def _right_or_wrong(self) -> bool:
@@ -177,3 +106,106 @@ def worded(scores: Scores) -> str:
     if scores.metric.percent:
         return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {scores.n})"
     return f"{value:.4g} (95 % interval {low:.4g} to {high:.4g}, n = {scores.n})"
+
+
+# Closed forms -----------------------------------------------------------------------------------------
+
+
+def wilson(share: float, n: int, confidence: float) -> tuple[float, float]:
+    """Interval of a proportion."""
+    z = normal(confidence)
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def bonett_price(better: int, worse: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a difference of paired proportions (Bonett and Price, 2012), one sample added on either side.
+
+    Where few samples make the difference, the usual interval is too narrow, and of no width when they all point the
+    same way. This one never excludes zero where the exact test (the signs of the samples that differ) would not.
+    """
+    up, down = (better + 1) / (n + 2), (worse + 1) / (n + 2)
+    half = normal(confidence) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    low, high = max(up - down - half, -1.0), min(up - down + half, 1.0)
+    differ = better + worse
+    if not low <= 0 <= high and differ <= 1000:  # beyond that the normal interval is as good
+        tail = sum(math.comb(differ, i) for i in range(min(better, worse) + 1)) / (1 << differ)
+        if 2 * tail > 1 - confidence:
+            low, high = min(low, 0.0), max(high, 0.0)
+    return low, high
+
+
+def normal(confidence: float) -> float:
+    """How many standard errors either side of the mean a normal interval reaches."""
+    if not 0 < confidence < 1:
+        raise TaskError.of(
+            "confidence of an interval",
+            expected="a number between 0 and 1",
+            found=str(confidence),
+            fix="use 0.95 for a 95 % interval",
+        )
+    return NormalDist().inv_cdf(0.5 + confidence / 2)
+
+
+def student(confidence: float, freedom: int) -> float:
+    """The same for Student's distribution: wider when there are few scores."""
+    z = normal(confidence)
+    if freedom < 1:
+        return z  # there is no standard error either
+    p = 0.5 + confidence / 2
+    if freedom == 1:
+        return math.tan(math.pi * (p - 0.5))
+    if freedom == 2:
+        return (2 * p - 1) / math.sqrt(2 * p * (1 - p))
+    # Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5); at 95 % right within 1 % from three on.
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
+
+
+def standard_error(values: Tensor) -> float:
+    """Of the mean of (N,); infinite for one value."""
+    n = values.numel()
+    return math.inf if n < 2 else float(values.std()) / math.sqrt(n)
+
+
+# Resampling -------------------------------------------------------------------------------------------
+
+
+def resampled(scores: Sequence[Scores], confidence: float) -> tuple[float, float]:
+    """Percentiles of a value, or of a first minus a second, over samples drawn again with replacement.
+
+    Both of a pair see the same draws, which depend on the number of samples only. More than `UNITS` samples are put
+    into that many groups by chance and drawn by groups: every sample is still drawn once on average with the same
+    variance, and drawing costs no more for many samples. The percentiles are taken further out by Hesterberg's (2015)
+    correction for few samples, which makes the interval of a mean as wide as Student's. Draws on which a metric has no
+    value, such as AUC with one class, are left out; without half of them there is no interval.
+    """
+    n = scores[0].n
+    if n < 2:
+        return -math.inf, math.inf
+    generator = torch.Generator().manual_seed(n)
+    units = min(n, UNITS)
+    shuffled = torch.randperm(n, generator=generator) if n > units else torch.arange(n)
+    functions = [each.metric.of_draws(each.table[shuffled]) for each in scores]
+    size = max(1, _PIECE // n)
+    found = []
+    for start in range(0, RESAMPLES, size):
+        drawn = torch.randint(units, (min(size, RESAMPLES - start), units), generator=generator)
+        drawn += torch.arange(len(drawn))[:, None] * units
+        counts = torch.bincount(drawn.view(-1), minlength=drawn.numel()).view(drawn.shape).double()
+        counts = counts.repeat(1, -(-n // units))[:, :n]  # (B, N), the count of each sample's group
+        values = [function(counts) for function in functions]
+        found.append(values[0] if len(values) == 1 else values[0] - values[1])
+    every = torch.cat(found)  # (RESAMPLES,)
+    every = every[every.isfinite()]
+    if len(every) < RESAMPLES / 2:
+        return -math.inf, math.inf
+    tail = NormalDist().cdf(-student(confidence, n - 1) * math.sqrt(n / (n - 1)))
+    low, high = torch.quantile(every, torch.tensor([tail, 1 - tail], dtype=every.dtype)).tolist()
+    return low, high

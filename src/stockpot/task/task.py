@@ -13,16 +13,17 @@ from torch import Tensor, nn
 
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.task import checks, names, trial
+from stockpot.task import checks, names
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import map_tensors
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
-from stockpot.task.metrics import as_metric
-from stockpot.task.scores import Metric, MetricFunction, Scores
+from stockpot.task.metrics import Metric, MetricFunction, as_metric
+from stockpot.task.scores import Scores
 
 Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
+SMALL = 8  # samples of a trial batch
 Statistics = Literal["recalibrate", "average", "copy"]
 
 
@@ -59,7 +60,6 @@ class Task:
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
         self._judge = Judge(self.model, loss, as_metric(metric), self.device, autocast)
-        self.can_scale_logits = False  # whether `loss` takes beta; seen on the fitting data
         self.fit = Data.of(fit, name="fit data", memory_limit=memory_limit, workers=workers, listen=listen)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
@@ -78,6 +78,11 @@ class Task:
     @property
     def metric(self) -> Metric:
         return self._judge.metric
+
+    @property
+    def can_scale_logits(self) -> bool:
+        """Whether `loss` takes beta, as seen on the fitting data."""
+        return self._judge.can_scale_logits
 
     # Data ---------------------------------------------------------------------------------------------
 
@@ -152,8 +157,21 @@ class Task:
         In-batch (contrastive) losses do not, nor does a plain mean over uneven numbers of tokens: such a loss belongs
         to one batch size, so batches may not be cut and losses are compared at that size only.
         """
+
+        def mean(seed: int, *pieces: Tensor) -> Tensor:
+            reseed(seed)
+            parts = [self.loss(self.to_device(self.fit.batch(piece))) for piece in pieces if len(piece)]
+            return (
+                torch.stack([part.total for part in parts]).sum() / torch.stack([part.weight for part in parts]).sum()
+            )
+
+        rows = torch.arange(min(SMALL, len(self.fit)))
+        third = len(rows) // 3
         with self.evaluating(), forked_random(self.device) as reseed:
-            return trial.adds_up(lambda rows: self.loss(self.to_device(self.fit.batch(rows))), len(self.fit), reseed)
+            whole, again, cut = mean(0, rows), mean(1, rows), mean(0, rows[:third], rows[third:])
+        if not torch.isclose(whole, again, rtol=1e-3, equal_nan=True):
+            return True  # it draws numbers of its own, so nothing can be seen
+        return bool(torch.isclose(whole, cut, rtol=5e-3, atol=1e-5, equal_nan=True))
 
     # Evaluation ---------------------------------------------------------------------------------------
 
@@ -279,11 +297,9 @@ class Task:
 
     def _check_data(self, data: Data) -> None:
         checks.check_finite(data, labels=self._judge.users_loss is None)
-        batch = data.batch(torch.arange(min(trial.SMALL, len(data))))
         with self.evaluating():
-            scales = trial.try_batch(self._judge, data, self.to_device(batch), first=data is self.fit)
-        if data is self.fit:
-            self.can_scale_logits = scales
+            batch = self.to_device(data.batch(torch.arange(min(SMALL, len(data)))))
+            self._judge.try_batch(data, batch, first=data is self.fit)
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
@@ -293,7 +309,7 @@ class Task:
 
         with self.learning():
             # A loss such as a hinge can be flat on a few samples without ignoring the model.
-            trial.check_start(self.model, [on(trial.SMALL), on(self.batch_size)])
+            checks.check_start(self.model, [on(SMALL), on(self.batch_size)])
 
     # The pool's tensors -------------------------------------------------------------------------------
 

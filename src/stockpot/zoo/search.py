@@ -23,8 +23,8 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data, Metric, Task
 from stockpot.task.data import fingerprint
 from stockpot.task.loss import LossFunction
+from stockpot.task.metrics import MetricFunction
 from stockpot.task.normalisation import modes_restored
-from stockpot.task.scores import MetricFunction
 from stockpot.zoo.augment import check_mixup
 from stockpot.zoo.folder import INTERVAL, POLL, Folder, Score, TrialRecord, as_score, read_record
 from stockpot.zoo.head import find_head, run_probe
