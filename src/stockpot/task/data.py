@@ -13,8 +13,7 @@ from torch import Tensor
 
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
-from stockpot.task.read_data import Budget, read
-from stockpot.task.store import Columns, Samples
+from stockpot.task.read_data import Columns, Reader, Samples
 
 if TYPE_CHECKING:
     from stockpot.task.task import Task
@@ -49,8 +48,7 @@ class Data:
     ) -> Data:
         if isinstance(source, Data):
             return source
-        budget = Budget(name, memory_limit, memory_used)
-        return cls(read(source, budget, workers=workers, listen=listen), name=name)
+        return cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
 
     def __len__(self) -> int:
         return self._store.size if self._rows is None else self._rows.numel()
