@@ -15,6 +15,7 @@ from stockpot.soups.registry import LEARNED
 from studies import paired
 from studies.paired import method_of, models_of
 from studies.plans import DEFAULT, MAIN, PAPER, block_size, blocks_of
+from studies.zoo import read_object
 
 FORMAT = 1
 # Zoos whose test data begins with the data set's own test samples, and how many those are; training samples follow.
@@ -193,11 +194,7 @@ def _ingredients(mains: Mapping[int, RunRecord]) -> list[dict[str, Any]]:
 
 def _beside(folder: Path) -> dict[str, Any]:
     """What the study wrote beside the run."""
-    try:
-        value = json.loads(folder.with_name(f"{folder.name}.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return read_object(folder.with_name(f"{folder.name}.json"))
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockpot.errors import RunError, describe
+from stockpot.errors import RunError
 from stockpot.recipe.load import parse
 from stockpot.report import words
 from stockpot.soups.registry import LEARNED
@@ -184,13 +184,11 @@ def read_notes(path: Path) -> Mapping[str, Any]:
     known = {section.slug for section in SECTIONS} | {"asked"}
     unknown = [key for key in value if key not in known or not isinstance(value[key], dict)]
     if unknown:
-        raise RunError(
-            describe(
-                f"{path.name}: {', '.join(unknown)}",
-                expected=f"sections ({', '.join(sorted(known))}), each with sentences by zoo or for all",
-                found="something else",
-                fix="correct the name, or write `SECTION: {{ZOO: sentence}}`",
-            )
+        raise RunError.of(
+            f"{path.name}: {', '.join(unknown)}",
+            expected=f"sections ({', '.join(sorted(known))}), each with sentences by zoo or for all",
+            found="something else",
+            fix="correct the name, or write `SECTION: {ZOO: sentence}`",
         )
     return dict(value)
 

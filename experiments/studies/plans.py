@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockpot.errors import RunError, describe
+from stockpot.errors import RunError
 from stockpot.soups.registry import LEARNED
-from studies.zoo import Zoo
+from studies.zoo import Zoo, read_object
 
 DEFAULT, PAPER = "crossfit", "mehl+"  # ours with no setting changed, and the paper's best
 SEEDS = (0, 1, 2)
@@ -194,13 +194,11 @@ def plan_all(zoos: Sequence[Zoo], only: Iterable[str] | None = None) -> list[tup
             unknown.append(word)
         chosen.update({(zoo.name, run.name): (zoo, run) for zoo, run in found})  # in the place it had, if any
     if unknown:
-        raise RunError(
-            describe(
-                f"--only {' '.join(unknown)}",
-                expected=f"studies or their runs: {', '.join(STUDIES)}; before a slash one of {', '.join(names)}",
-                found="unknown names",
-                fix="see the names with --dry-run",
-            )
+        raise RunError.of(
+            f"--only {' '.join(unknown)}",
+            expected=f"studies or their runs: {', '.join(STUDIES)}; before a slash one of {', '.join(names)}",
+            found="unknown names",
+            fix="see the names with --dry-run",
         )
     return list(chosen.values())
 
@@ -262,8 +260,7 @@ def ranked(zoo: Zoo) -> bool:
 
 def _scored(zoo: Zoo) -> list[dict[str, Any]]:
     """The ingredients with their scores, or nothing where one has none."""
-    file = zoo.runs / MAIN / "pool.json"
-    found = json.loads(file.read_text("utf-8"))["ingredients"] if file.is_file() else []
+    found: list[dict[str, Any]] = read_object(zoo.runs / MAIN / "pool.json").get("ingredients", [])
     return [] if any(one["fit"] is None for one in found) else found
 
 
@@ -271,25 +268,21 @@ def _without_best(zoo: Zoo, count: int) -> list[str]:
     file = zoo.runs / MAIN / "pool.json"
     ingredients = _scored(zoo)
     if not ingredients:
-        raise RunError(
-            describe(
-                f"the ranking of the ingredients of {zoo.name}",
-                expected=f"{_shown(file, zoo)} with a score for each",
-                found="none yet",
-                fix=f"run {MAIN} first",
-            )
+        raise RunError.of(
+            f"the ranking of the ingredients of {zoo.name}",
+            expected=f"{_shown(file, zoo)} with a score for each",
+            found="none yet",
+            fix=f"run {MAIN} first",
         )
     ranking = sorted(range(len(ingredients)), key=lambda k: (-ingredients[k]["fit"]["value"], k))
     gone = set(ranking[:count])
     by_name = {Path(path).name: path for path in zoo.checkpoints}
     if missing := [one["path"] for one in ingredients if Path(one["path"]).name not in by_name]:
-        raise RunError(
-            describe(
-                f"the ranking of the ingredients of {zoo.name}",
-                expected="checkpoints that are in its pool",
-                found=f"{missing[0]}, which is not",
-                fix=f"remove {_shown(file.parent, zoo)} and run {MAIN} again",
-            )
+        raise RunError.of(
+            f"the ranking of the ingredients of {zoo.name}",
+            expected="checkpoints that are in its pool",
+            found=f"{missing[0]}, which is not",
+            fix=f"remove {_shown(file.parent, zoo)} and run {MAIN} again",
         )
     return [by_name[Path(one["path"]).name] for k, one in enumerate(ingredients) if k not in gone]
 

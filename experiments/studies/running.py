@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from stockpot import files
 from stockpot.errors import StockpotError
 from studies.plans import Planned, plan, ranked
-from studies.zoo import Zoo
+from studies.zoo import Zoo, read_object
 
 Say = Callable[[str], None]
 PRETRAINING, POOL = "pretraining", "pool"
@@ -69,10 +68,10 @@ class _Process:
 def finished(zoo: Zoo, run: Planned) -> bool:
     """Done with these very settings and as many models; a run in which a method failed is tried again."""
     folder = zoo.runs / run.name
-    about, results = _json(folder / "run.json"), _json(folder / "results.json")
+    about, results = read_object(folder / "run.json"), read_object(folder / "results.json")
     if about.get("status") != "done" or results.get("failed"):
         return False
-    if len(_json(folder / "pool.json").get("ingredients") or ()) != run.models(zoo):
+    if len(read_object(folder / "pool.json").get("ingredients") or ()) != run.models(zoo):
         return False
     try:
         return bool(about.get("recipe_digest") == zoo.recipe(run.overrides(zoo)).digest())
@@ -200,7 +199,7 @@ def _told(one: _Process) -> tuple[str, bool]:
     """What is said of a job that has ended, and whether it did what it should."""
     seconds = time.monotonic() - one.began
     folder = one.job.zoo.runs / one.job.name
-    lost = _json(folder / "results.json").get("failed") or {}
+    lost = read_object(folder / "results.json").get("failed") or {}
     # Of processes that share trials each ends when all trials are done, so one that says so is enough.
     if any(process.returncode == 0 for process in one.processes) and not lost:
         return f"{seconds:.0f} s", True
@@ -228,11 +227,3 @@ def _stop(running: Sequence[_Process]) -> None:
                 process.kill()
                 process.wait()
         one.log.close()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stockpot.errors import PoolError, RunError, describe
+from stockpot.errors import PoolError, RunError
 from stockpot.recipe import load_recipe
 
 if TYPE_CHECKING:
@@ -32,13 +32,11 @@ class Zoo:
         folder = home / name
         if not (folder / "recipe.yaml").is_file():
             known = sorted(path.parent.name for path in home.glob("*/recipe.yaml"))
-            raise RunError(
-                describe(
-                    f"zoo {name!r}",
-                    expected=f"one of {', '.join(known) or 'none'}",
-                    found="no such folder with a recipe.yaml",
-                    fix="choose one of these",
-                )
+            raise RunError.of(
+                f"zoo {name!r}",
+                expected=f"one of {', '.join(known) or 'none'}",
+                found="no such folder with a recipe.yaml",
+                fix="choose one of these",
             )
         recipe = load_recipe(folder / "recipe.yaml", common)
         checkpoints, batch_norm = _pool(recipe)
@@ -78,10 +76,17 @@ class Zoo:
 def _seconds(checkpoint: Path) -> float | None:
     whole = checkpoint.is_dir()
     beside = checkpoint.with_name(f"{checkpoint.name}.json") if whole else checkpoint.with_suffix(".json")
+    seconds = read_object(beside).get("seconds")
+    return float(seconds) if isinstance(seconds, (int, float)) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty where there is none, or not a whole one yet."""
     try:
-        return float(json.loads(beside.read_text("utf-8"))["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _pool(recipe: Recipe) -> tuple[tuple[str, ...], bool | None]:

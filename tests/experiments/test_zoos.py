@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,21 @@ def test_dev_stands_in_for_test(zoo: str) -> None:
     recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml", ["data.report=dev"])
     assert recipe.data.report is not None
     assert recipe.data.report.of == "dev"
+
+
+def test_commands_in_the_readmes_are_valid() -> None:
+    """Every `stockpot` command on a recipe that a README gives: its settings are ones the recipe may have."""
+    found = []
+    for readme in (EXPERIMENTS / "README.md", *EXPERIMENTS.glob("*/README.md")):
+        for line in readme.read_text().replace("/ZOO/", "/tiny/").splitlines():
+            if line.startswith("    stockpot "):
+                words = shlex.split(line, comments=True)
+                file = next(
+                    home / words[2] for home in (EXPERIMENTS.parent, readme.parent) if (home / words[2]).exists()
+                )
+                load_recipe(file, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
+                found.append((words[1], file.parent.name))
+    assert {("finetune", "tiny"), ("compare", "fashion-vit"), ("inspect", "vit-b-32-imagenet")} <= set(found)
 
 
 @every_ready

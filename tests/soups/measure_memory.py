@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def main(folder: Path) -> None:
     x, y = torch.randn(4, WIDTH, generator=generator), torch.arange(4)
     pool = Pool.open(folder)
     task = Task(build(), (x, y))
+    pool.facts()  # reads with several threads; what their allocators keep is not what learning takes
+    ctypes.CDLL(None).malloc_trim(0)
     before = anonymous_bytes()
     with PeakMemory(torch.device("cpu"), interval=0.001) as peak:
         cook(pool, task, "mehl", block_size=4, blocks=4, steps=1, batch_size=4)

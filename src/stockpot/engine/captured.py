@@ -39,19 +39,25 @@ class CapturedStep:
         self.optimiser, self.batches = optimiser, batches
         self._rate = torch.zeros((), dtype=optimiser.x.dtype, device=live.device)
         before = optimiser.save()
-        batches.put(torch.arange(batches.batch.size))
+        try:
+            self._graph, self._found = self._capture(live, step)
+        finally:  # also where it fails: the steps that were tried must not count
+            optimiser.load(before)
+
+    def _capture(self, live: Live, step: TakeStep) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self.batches.put(torch.arange(self.batches.batch.size))
         stream = torch.cuda.Stream(live.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(live.device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # libraries set themselves up
-                step(self._rate, batches.batch)
+                step(self._rate, self.batches.batch)
         torch.cuda.current_stream(live.device).wait_stream(stream)
         torch.cuda.synchronize(live.device)
         live.clear_gradient()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._found = step(self._rate, batches.batch)
-        optimiser.load(before)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            found = step(self._rate, self.batches.batch)
+        return graph, found
 
     def __call__(self, rate: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002  (it lies where the graph reads it)
         self._rate.copy_(rate)

@@ -67,9 +67,14 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
         "groups": [] if result.soup is None else list(result.soup.layout.groups),
         "curves": curves(result.history),
         "greedy": [entry for entry in result.history if entry["kind"] == "greedy"] or None,
-        "guard": next((entry for entry in result.history if entry["kind"] == "guard"), None),
+        "guard": _guard(result.history),
     }
     _write(root, folder, value, arrays)
+
+
+def _guard(history: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    found = [entry for entry in history if entry["kind"] == "guard"]
+    return {key: found[0][key] for key in shapes.GUARD_SHAPE} if found else None
 
 
 def write_report_scores(root: Path, folder: Path, scores: Scores) -> None:
@@ -145,7 +150,8 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
     scores: dict[str, Any] = {
         kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
     }
-    history = (*(value["greedy"] or ()), *([] if value["guard"] is None else [value["guard"]]))
+    guard = [] if value["guard"] is None else [{"kind": "guard", **value["guard"]}]
+    history = (*(value["greedy"] or ()), *guard)
     costs = {key: value[key] for key in ("seconds", "peak_host", "peak_device", "models_used")}
     return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
 

@@ -36,8 +36,7 @@ class Row:
 SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
 _GREEDY = {"kind": TEXT, "ingredient": TEXT, "index": COUNT, "added": bool, "score": MAYBE, "evaluated": COUNT}
-_GUARD = {
-    "kind": TEXT,
+GUARD_SHAPE = {
     "held_out": {"*": MAYBE}, "intervals": {"*": Row(2)}, "over_learned": {"*": Row(3)}, "winner": TEXT,
 }  # fmt: skip
 RUN_SHAPE = {
@@ -60,7 +59,7 @@ POOL_SHAPE = {
 RESULT_SHAPE = {
     "method": TEXT, "settings": {"*": ANY}, "seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT,
     "models_used": COUNT, "notes": [TEXT], "fit": SCORE, "held_out": SCORE, "report": SCORE, "groups": [TEXT],
-    "curves": {"fit": _CURVES, "held_out": _CURVES}, "greedy": (None, [_GREEDY]), "guard": (None, _GUARD),
+    "curves": {"fit": _CURVES, "held_out": _CURVES}, "greedy": (None, [_GREEDY]), "guard": (None, GUARD_SHAPE),
 }  # fmt: skip
 RESULTS_SHAPE = {
     "methods": [TEXT], "recommended": (None, TEXT), "verdict": TEXT, "baseline": (None, TEXT),

@@ -113,7 +113,9 @@ def _literal(path: str) -> str:
 
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     options = dict(value["opened_with"])
-    if options.get("rename") == "custom":
+    if options.keys() != {"key", "rename", "mixed_dtypes"}:
+        raise ValueError("opened_with has other options than a pool is opened with")
+    if options["rename"] == "custom":
         raise SoupError.of(
             "soup record",
             expected="renaming by a prefix map",

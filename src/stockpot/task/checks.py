@@ -216,9 +216,9 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                 if loss.grad_fn is None:
                     found = "the loss has no gradient function"
                     break
-                if any(
-                    g is not None and bool(g.any()) for g in torch.autograd.grad(loss, parameters, allow_unused=True)
-                ):
+                # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
+                gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
+                if any(g is not None and bool(g.any()) for g in gradients):
                     return
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
