@@ -15,7 +15,7 @@ from stockpot.errors import TaskError
 from stockpot.pool import Pool
 from stockpot.soups.result import report_weights
 from stockpot.task import Data
-from stockpot.task.store import Columns
+from stockpot.task.read_data import Columns
 from zoo import fine_tunes, mlp, normed, samples, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 3, "batch_size": 16}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError
 from stockpot.task import Task
-from stockpot.task.names import left_over, suggest_rename
+from stockpot.task.names import placed, suggest_rename
 
 from .models import Encoder, Plain, blobs, linear, normalised
 
@@ -280,7 +280,7 @@ def test_a_name_with_another_shape_is_no_hint() -> None:
     places: dict[str, tuple[int, ...]] = {"b.x": (2,), "b.y": (4,), "c.x": (2,), "c.y": (3,)}
     pool: dict[str, tuple[int, ...]] = {"a.x": (2,), "a.y": (3,)}
     assert suggest_rename(pool, places) == {"a.": "c."}
-    assert left_over(pool, places, {"a.": "b."}) == 1  # a name is not enough to fit
+    assert placed(pool, places, {"a.": "b."}) == 1  # a name is not enough to fit
 
 
 def test_many_names_are_cut_short() -> None:

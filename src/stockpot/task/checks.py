@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -194,8 +194,8 @@ def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None
 # The loss --------------------------------------------------------------------------------------------
 
 
-def check_start(model: nn.Module, losses: list[Callable[[], Loss]]) -> None:
-    """The loss must be a finite number with a gradient; later ones are tried if the first has none."""
+def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
+    """The loss must be a finite number with a gradient; a next one is computed if the first has none."""
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     flags = [p.requires_grad for p in parameters]
     found = "every parameter's gradient is None or exactly zero"
@@ -204,8 +204,8 @@ def check_start(model: nn.Module, losses: list[Callable[[], Loss]]) -> None:
         for parameter in parameters:
             parameter.requires_grad_(True)
         with torch.enable_grad():
-            for compute in losses:
-                loss = compute().mean
+            for each in losses:
+                loss = each.mean
                 if not torch.isfinite(loss.detach()):
                     raise TaskError.of(
                         "loss at the start",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
-from stockpot.task.read_data import Budget, read
-from stockpot.task.store import Columns, Samples
+from stockpot.task.batches import leaves
+from stockpot.task.read_data import Columns, Reader, Samples
 
 if TYPE_CHECKING:
     from stockpot.task.task import Task
@@ -49,8 +49,7 @@ class Data:
     ) -> Data:
         if isinstance(source, Data):
             return source
-        budget = Budget(name, memory_limit, memory_used)
-        return cls(read(source, budget, workers=workers, listen=listen), name=name)
+        return cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
 
     def __len__(self) -> int:
         return self._store.size if self._rows is None else self._rows.numel()
@@ -60,23 +59,23 @@ class Data:
         """Memory of the underlying samples, shared by all views of them."""
         return self._store.nbytes
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Where these samples are in the store, and in `columns`."""
+        return indices if self._rows is None else self._rows[indices]
+
     def batch(self, indices: Tensor) -> Any:
         """These samples, collated, on the host."""
-        return self._store.take(indices if self._rows is None else self._rows[indices])
+        return self._store.take(self.rows(indices))
 
     def sample(self, index: int) -> Any:
         """One sample as it was read, not collated; for data without `columns`."""
         assert isinstance(self._store, Samples)
-        return self._store.samples[index if self._rows is None else int(self._rows[index])]
+        return self._store.samples[int(self.rows(torch.tensor(index)))]
 
     @property
     def columns(self) -> Any:
         """The stacked columns, all rows of them, or None for samples of uneven shapes; see `rows`."""
         return self._store.tree if isinstance(self._store, Columns) else None
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Where these samples are in `columns`."""
-        return indices if self._rows is None else self._rows[indices]
 
     @cached_property
     def targets(self) -> Tensor | None:
@@ -96,21 +95,56 @@ class Data:
         """A view of some samples; no data is copied."""
         indices = torch.as_tensor(indices, dtype=torch.long)
         if indices.numel() == 0:
-            raise DataError.of(
-                f"subset of {self.name}", expected="at least one sample", found="none", fix="choose one or more indices"
-            )
-        return Data(self._store, indices if self._rows is None else self._rows[indices], self.name)
+            fix = "choose one or more indices"
+            raise DataError.of(f"subset of {self.name}", expected="at least one sample", found="none", fix=fix)
+        return Data(self._store, self.rows(indices), self.name)
+
+    # Order and folds depend on the seed and the step alone, so that a run can restart anywhere.
 
     def order(self, seed: int, step: int, batch_size: int) -> Tensor:
-        """Indices of training batch number `step`: every sample once per epoch, restartable anywhere."""
-        return _order(len(self), seed, step, batch_size)
+        """Indices of training batch number `step`, (size,); every sample comes once per epoch.
+
+        It is piece number `step` of the endless concatenation of one permutation for each epoch.
+        """
+        n = len(self)
+        size = min(batch_size, n)
+        start, stop = step * size, (step + 1) * size
+        epochs = range(start // n, (stop - 1) // n + 1)
+        return torch.cat([_permutation(n, seed, k)[max(start - k * n, 0) : stop - k * n] for k in epochs])
 
     def folds(self, n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-        """`n` pairs (fit, held out); every sample is held out once, stratified by class labels."""
-        return _folds(len(self), n, seed, self.labels, self.name)
+        """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly."""
+        size, subject = len(self), f"folds of {self.name}"
+        if n < 2:
+            fix = "ask for 2 or more folds, or use a method that does not cross-fit"
+            raise DataError.of(subject, expected="at least 2 folds", found=str(n), fix=fix)
+        if size < 2 * n:
+            fix = "give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy"
+            raise DataError.of(subject, expected=f"at least {2 * n} samples for {n} folds", found=str(size), fix=fix)
+        shuffled = torch.randperm(size, generator=generator("folds", seed))
+        if self.labels is not None:
+            # Stable: shuffled within each class. Dealing this out card by card then keeps both
+            # the fold sizes and each class's share of every fold within one sample of even.
+            shuffled = shuffled[torch.argsort(self.labels[shuffled], stable=True)]
+        fold = torch.empty(size, dtype=torch.long)
+        fold[shuffled] = torch.arange(size) % n
+        return [((fold != k).nonzero().flatten(), (fold == k).nonzero().flatten()) for k in range(n)]
 
 
-# Order: a pure function of seed and step, so that a run can restart anywhere ---------------------------
+def fingerprint(data: Data) -> str:
+    """Tells one set of samples from another, so that a run is not continued with other ones."""
+    total = hashlib.sha256()
+    for start in range(0, len(data), _PIECE):
+        for path, leaf in leaves(data.batch(torch.arange(start, min(start + _PIECE, len(data))))):
+            if isinstance(leaf, Tensor):
+                total.update(f"{path}{leaf.dtype}{tuple(leaf.shape)}".encode())
+                total.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            else:
+                total.update(f"{path}{leaf!r}".encode())
+    return total.hexdigest()
+
+
+# Random streams ---------------------------------------------------------------------------------------
 
 
 def generator(*stream: int | str) -> torch.Generator:
@@ -141,66 +175,6 @@ def _permutation(n: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(n, generator=generator("epoch", seed, epoch))  # (n,)
 
 
-def _order(n: int, seed: int, step: int, batch_size: int) -> Tensor:
-    """Piece number `step` of the endless concatenation of one permutation of range(n) per epoch."""
-    size = min(batch_size, n)
-    start, stop = step * size, (step + 1) * size
-    pieces = []
-    for epoch in range(start // n, (stop - 1) // n + 1):
-        first = epoch * n
-        pieces.append(_permutation(n, seed, epoch)[max(start - first, 0) : stop - first])
-    return torch.cat(pieces)  # (size,)
-
-
-def _folds(size: int, n: int, seed: int, labels: Tensor | None, name: str) -> list[tuple[Tensor, Tensor]]:
-    """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly."""
-    if n < 2:
-        raise DataError.of(
-            f"folds of {name}",
-            expected="at least 2 folds",
-            found=str(n),
-            fix="ask for 2 or more folds, or use a method that does not cross-fit",
-        )
-    if size < 2 * n:
-        raise DataError.of(
-            f"folds of {name}",
-            expected=f"at least {2 * n} samples for {n} folds",
-            found=str(size),
-            fix="give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy",
-        )
-    shuffled = torch.randperm(size, generator=generator("folds", seed))
-    if labels is not None:
-        # Stable: shuffled within each class. Dealing this out card by card then keeps both
-        # the fold sizes and each class's share of every fold within one sample of even.
-        shuffled = shuffled[torch.argsort(labels[shuffled], stable=True)]
-    fold = torch.empty(size, dtype=torch.long)
-    fold[shuffled] = torch.arange(size) % n
-    return [((fold != k).nonzero().flatten(), (fold == k).nonzero().flatten()) for k in range(n)]
-
-
-def fingerprint(data: Data) -> str:
-    """Tells one set of samples from another, so that a run is not continued with other ones."""
-    total = hashlib.sha256()
-    for start in range(0, len(data), _PIECE):
-        _add(total, data.batch(torch.arange(start, min(start + _PIECE, len(data)))))
-    return total.hexdigest()
-
-
-def _add(total: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        total.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    elif isinstance(value, Mapping):
-        for key in value:
-            total.update(str(key).encode())
-            _add(total, value[key])
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _add(total, item)
-    else:
-        total.update(repr(value).encode())
-
-
 # Report data behind a seal ----------------------------------------------------------------------------
 #
 # It can be opened once everything is decided, and then nothing new can be decided. What the data says may not flow
@@ -225,10 +199,6 @@ class Sealed:
 
     def __len__(self) -> int:
         return len(self.__data)
-
-    @property
-    def opened(self) -> bool:
-        return self.__decisions is not None
 
     def check_may_decide(self, decision: str) -> None:
         """Refuse a decision that could have been influenced; one that was named before may be made again."""

@@ -19,7 +19,9 @@ from stockpot.task.batches import find_labels, need_logits, users_code
 from stockpot.task.loss import IGNORED, Loss, check_pair, sample_losses
 
 MetricFunction = Callable[[Any, Any], Any]
+Statistics = Callable[[Tensor, Any, str], Tensor]  # logits, labels, purpose (for messages) -> (n, m)
 Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
+Reduction = Callable[[Tensor], Counted]  # of a table (N, m)
 
 HOW_TO = (
     "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
@@ -47,7 +49,7 @@ class Metric:
     is_mean: bool = False
     ceiling: float | None = None
     percent: bool = False
-    counted: Callable[[Tensor], Counted] | None = None
+    counted: Reduction | None = None
 
     def __post_init__(self) -> None:
         if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
@@ -95,7 +97,7 @@ def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     return METRICS[metric] if isinstance(metric, str) else Metric("score", metric, is_mean=True)
 
 
-# Statistics: (logits, labels, purpose) -> (n, m) --------------------------------------------------------
+# Statistics of samples ----------------------------------------------------------------------------------
 
 
 def _predictions(logits: Tensor, labels: Any, purpose: str) -> tuple[Tensor, Tensor]:
@@ -115,14 +117,14 @@ def _accuracy(logits: Tensor, labels: Any, purpose: str) -> Tensor:
 def _classes(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     """(predicted, label) of each sample."""
     if logits.ndim > 2:
-        raise _unfit(purpose, "one label per sample", f"logits {tuple(logits.shape)}")
+        raise _unfit(purpose, "one label per sample", logits, labels)
     return torch.stack(_predictions(logits, labels, purpose), dim=1)
 
 
 def _hits(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     """True positives, false positives and misses of each label, (n, 3C); a logit above 0 says yes, NaN is a miss."""
-    if _shape(labels) != tuple(logits.shape):
-        raise _unfit(purpose, "a logit for each label", f"logits {tuple(logits.shape)}, labels {_shape(labels)}")
+    if not isinstance(labels, Tensor) or labels.shape != logits.shape:
+        raise _unfit(purpose, "a logit for each label", logits, labels)
     yes, label = logits > 0, labels.to(logits.device) > 0
     return torch.cat([yes & label, yes & ~label, ~yes & label], dim=1).to(logits.dtype)
 
@@ -133,8 +135,7 @@ def _binary(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     # A difference has the order of the probability, without its ties near 0 and 1.
     score = logits[:, 1] - logits[:, 0] if two else logits.reshape(-1)
     if not isinstance(labels, Tensor) or not labels.numel() == len(score) == len(logits):
-        found = f"{tuple(logits.shape)}, labels {_shape(labels)}"
-        raise _unfit(purpose, "one score or two logits, and one label, per sample", found)
+        raise _unfit(purpose, "one score or two logits, and one label, per sample", logits, labels)
     return torch.stack([score, labels.reshape(-1).to(score)], dim=1)
 
 
@@ -143,15 +144,14 @@ def _values(found: Tensor, labels: Any, purpose: str) -> Tensor:
     if not isinstance(labels, Tensor) or not labels.is_floating_point():
         kind = str(labels.dtype).removeprefix("torch.") if isinstance(labels, Tensor) else "no"
         fix = "give measurements as float tensors, such as y.float()"
-        raise _unfit(purpose, "float targets", f"{kind} labels", fix)
+        raise TaskError.of(purpose, expected="float targets", found=f"{kind} labels", fix=fix)
     n = len(found)
     if len(labels) != n or labels.numel() != found.numel():
-        shapes = f"outputs {tuple(found.shape)} with targets {tuple(labels.shape)}"
-        raise _unfit(purpose, "one output for each target", shapes)
+        raise _unfit(purpose, "one output for each target", found, labels)
     return torch.cat([found.reshape(n, -1), labels.to(found).reshape(n, -1)], dim=1)
 
 
-def _errors(power: int) -> Callable[[Tensor, Any, str], Tensor]:
+def _errors(power: int) -> Statistics:
     def statistics(outputs: Tensor, labels: Any, purpose: str) -> Tensor:
         found, target = _values(outputs, labels, purpose).chunk(2, dim=1)
         return -(found - target).abs().pow(power).mean(1, keepdim=True)
@@ -159,37 +159,33 @@ def _errors(power: int) -> Callable[[Tensor, Any, str], Tensor]:
     return statistics
 
 
+def _losses(weighted: bool) -> Statistics:
+    return lambda logits, labels, _: loss_table(sample_losses(logits, labels), weighted)
+
+
 def loss_table(losses: Loss, weighted: bool) -> Tensor:
     """What `loss` and `perplexity` keep of each sample: its loss, negated, or its summed loss and weight."""
     return torch.stack([*losses], dim=1) if weighted else -losses.total[:, None]
 
 
-def _shape(labels: Any) -> tuple[int, ...] | None:
-    return tuple(labels.shape) if isinstance(labels, Tensor) else None
+def _unfit(purpose: str, expected: str, outputs: Tensor, labels: Any) -> TaskError:
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else None for part in (outputs, labels)]
+    found = f"outputs {shapes[0]} with labels {shapes[1]}"
+    return TaskError.of(purpose, expected=expected, found=found, fix="use a metric that fits the task")
 
 
-def _unfit(purpose: str, expected: str, found: str, fix: str = "use a metric that fits the task") -> TaskError:
-    return TaskError.of(purpose, expected=expected, found=found, fix=fix)
+# Reductions of all samples ----------------------------------------------------------------------------
 
 
-# Reductions: table (N, m) -> counts (B, N) -> values (B,) -----------------------------------------------
-
-
-def _of_sums(
-    columns: Callable[[Tensor], Sequence[Tensor]], value: Callable[..., Tensor]
-) -> Callable[[Tensor], Counted]:
-    """A value of sums over the samples: of columns (N, D) each, to (B, D), and its mean over D outputs."""
+def _of_sums(value: Callable[..., Tensor], columns: Callable[[Tensor], Sequence[Tensor]] | int = 2) -> Reduction:
+    """A value of sums over the samples: of columns (N, D), or so many parts of the table; its mean over D outputs."""
 
     def counted(table: Tensor) -> Counted:
-        parts = columns(table)
+        parts = table.chunk(columns, dim=1) if isinstance(columns, int) else columns(table)
         every = torch.cat([*parts], dim=1)
-        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)
+        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)  # of (B, D) each
 
     return counted
-
-
-def _pair(table: Tensor) -> Sequence[Tensor]:
-    return table.chunk(2, dim=1)
 
 
 def _f1(hit: Tensor, false: Tensor, missed: Tensor) -> Tensor:
@@ -209,7 +205,7 @@ def _spread(sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
 
 
 def _r2_columns(table: Tensor) -> list[Tensor]:
-    found, target = _pair(table)
+    found, target = table.chunk(2, dim=1)
     centred = _centred(target)
     return [(target - found).square(), centred, centred.square(), torch.ones_like(target)]
 
@@ -221,7 +217,7 @@ def _r2(left: Tensor, sums: Tensor, squares: Tensor, n: Tensor) -> Tensor:
 
 
 def _pearson_columns(table: Tensor) -> list[Tensor]:
-    x, y = map(_centred, _pair(table))
+    x, y = map(_centred, table.chunk(2, dim=1))
     return [x, y, x * x, x * y, y * y, torch.ones_like(x)]
 
 
@@ -240,7 +236,7 @@ def _totals(counts: Tensor, group: Tensor, size: int) -> Tensor:
     return counts.new_zeros(len(counts), size).index_add_(1, group, counts)
 
 
-def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor], Counted]:
+def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Reduction:
     """From how often each class was right, predicted and the label, (B, C) each, to values (B,)."""
 
     def counted(table: Tensor) -> Counted:
@@ -301,73 +297,45 @@ def _spearman(table: Tensor) -> Counted:
 # The metrics -------------------------------------------------------------------------------------------
 
 
-def _metric(
-    name: str,
-    statistics: Callable[[Tensor, Any, str], Tensor],
-    counted: Callable[[Tensor], Counted] | None = None,
-    *,
-    ceiling: float | None = None,
-    percent: bool = False,
-) -> Metric:
+def _metric(name: str, statistics: Statistics, counted: Reduction | None = None) -> Metric:
     """A mean, or what `counted` makes of all samples counted once."""
     purpose = f'metric="{name}"'
+    percent = name.endswith(("accuracy", "f1"))
 
     def of_outputs(outputs: Any, batch: Any) -> Tensor:
         return statistics(need_logits(outputs, purpose), find_labels(batch), purpose)
 
     if counted is None:
-        return Metric(name, of_outputs, is_mean=True, ceiling=ceiling, percent=percent)
+        return Metric(name, of_outputs, is_mean=True, ceiling=1.0 if name == "accuracy" else None, percent=percent)
 
     def reduce(table: Tensor) -> float:
-        if bool(table.isnan().any()):
-            return math.nan
-        return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
+        every = torch.ones(1, len(table), dtype=table.dtype)
+        return math.nan if bool(table.isnan().any()) else float(counted(table)(every))
 
     return Metric(name, of_outputs, reduce, percent=percent, counted=counted)
 
 
-def _weighted(logits: Tensor, labels: Any, purpose: str) -> Tensor:  # noqa: ARG001 (one shape for all)
-    return loss_table(sample_losses(logits, labels), weighted=True)
-
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        _metric("accuracy", _accuracy, ceiling=1.0, percent=True),
-        _metric("loss", lambda logits, labels, _: loss_table(sample_losses(logits, labels), weighted=False)),
-        _metric("perplexity", _weighted, _of_sums(_pair, lambda total, weight: -(total / weight).exp())),
-        _metric(
-            "macro_f1",
-            _classes,
-            _by_class(lambda right, said, true: _mean_over(said + true > 0, 2 * right / (said + true))),
-            percent=True,
-        ),
-        # Every sample has one prediction, so precision is recall.
-        _metric("micro_f1", _classes, _by_class(lambda right, _, true: right.sum(1) / true.sum(1)), percent=True),
-        _metric(
-            "balanced_accuracy",
-            _classes,
-            _by_class(lambda right, _, true: _mean_over(true > 0, right / true)),
-            percent=True,
-        ),
-        _metric("r2", _values, _of_sums(_r2_columns, _r2)),
-        _metric("negative_mse", _errors(2)),
-        _metric("negative_mae", _errors(1)),
-        _metric("pearson", _values, _of_sums(_pearson_columns, _pearson)),
-        _metric("spearman", _values, _spearman),
-        _metric("roc_auc", _binary, _auc),
-    )
+_BUILT_IN: dict[str, tuple[Statistics, Reduction | None]] = {
+    "accuracy": (_accuracy, None),
+    "loss": (_losses(weighted=False), None),
+    "perplexity": (_losses(weighted=True), _of_sums(lambda total, weight: -(total / weight).exp())),
+    "macro_f1": (_classes, _by_class(lambda right, said, true: _mean_over(said + true > 0, 2 * right / (said + true)))),
+    # Every sample has one prediction, so precision is recall.
+    "micro_f1": (_classes, _by_class(lambda right, _, true: right.sum(1) / true.sum(1))),
+    "balanced_accuracy": (_classes, _by_class(lambda right, _, true: _mean_over(true > 0, right / true))),
+    "r2": (_values, _of_sums(_r2, _r2_columns)),
+    "negative_mse": (_errors(2), None),
+    "negative_mae": (_errors(1), None),
+    "pearson": (_values, _of_sums(_pearson, _pearson_columns)),
+    "spearman": (_values, _spearman),
+    "roc_auc": (_binary, _auc),
 }
+METRICS = {name: _metric(name, *parts) for name, parts in _BUILT_IN.items()}
 # What a task takes by itself: "loss" where samples have weights of their own, such as their tokens, and F1 where they
 # have several labels.
-WEIGHTED_LOSS = _metric("loss", _weighted, _of_sums(_pair, lambda total, weight: -total / weight))
+WEIGHTED_LOSS = _metric("loss", _losses(weighted=True), _of_sums(lambda total, weight: -total / weight))
 MULTI_LABEL = {
-    "macro_f1": _metric("macro_f1", _hits, _of_sums(lambda table: table.chunk(3, dim=1), _f1), percent=True),
-    "micro_f1": _metric(
-        "micro_f1",
-        _hits,
-        _of_sums(lambda table: [part.sum(1, keepdim=True) for part in table.chunk(3, dim=1)], _f1),
-        percent=True,
-    ),
+    "macro_f1": _metric("macro_f1", _hits, _of_sums(_f1, 3)),
+    "micro_f1": _metric("micro_f1", _hits, _of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
 }
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"])  # what a task computes by its own loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,11 +16,6 @@ _ALIKE = 4  # places considered for one tensor
 _TRIED = 16  # candidates that are looked at closely
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class HasShape(Protocol):
-    @property
-    def shape(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -37,18 +32,22 @@ class Differences:
         return bool(self.lacks or self.extra or self.shapes)
 
     def sentences(self) -> list[str]:
+        kinds: tuple[tuple[str, Sequence[str], str], ...] = (
+            ("the model lacks {}", self.lacks, ", "),
+            ("the model has {} more", self.extra, ", "),
+            ("{} with other shapes", self.shapes, "; "),
+        )
         found = []
-        if self.lacks:
-            found.append(f"the model lacks {len(self.lacks)}: {_some(self.lacks)}")
-        if self.extra:
-            found.append(f"the model has {len(self.extra)} more: {_some(self.extra)}")
-        if self.shapes:
-            found.append(f"{len(self.shapes)} with other shapes: {_some(self.shapes, '; ')}")
+        for words, names, separator in kinds:
+            more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+            if names:
+                found.append(f"{words.format(len(names))}: {separator.join([*names[:SHOWN], *more])}")
         return found
 
     def fix(self) -> str:
         if self.rename is not None:
-            prefixes = in_yaml(self.rename)
+            # As it is written in a recipe, and just as well in Python.
+            prefixes = "{" + ", ".join(f"{old!r}: {new!r}" for old, new in self.rename.items()) + "}"
             rest = f"; {self.left_over} would still not fit" if self.left_over else ""
             return f"open the pool with rename={prefixes} (in a recipe, pool.rename: {prefixes}){rest}"
         if self.shapes and not self.lacks and not self.extra:
@@ -56,10 +55,9 @@ class Differences:
         return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
 
 
-def check_names(model: nn.Module, specs: Mapping[str, HasShape]) -> None:
-    """The model must take exactly the pool's tensors, apart from tied names and counters."""
-    found = differences(model, specs)
-    if found:
+def check_names(model: nn.Module, specs: Mapping[str, Any]) -> None:
+    """The model must take exactly the pool's tensors (anything with a shape), apart from tied names and counters."""
+    if found := differences(model, specs):
         raise TaskError.of(
             f"model {type(model).__name__}",
             expected=f"the pool's {len(specs)} tensors",
@@ -68,48 +66,31 @@ def check_names(model: nn.Module, specs: Mapping[str, HasShape]) -> None:
         )
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors into the model by name, also into buffers that it never saves, which torch's own loader skips."""
-    # Not strict: names that the model ties to each other may be stored once.
-    model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
-    saved = model.state_dict().keys()
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        if name in tensors and name not in saved:
-            buffer.copy_(tensors[name])
-
-
-def differences(model: nn.Module, specs: Mapping[str, HasShape]) -> Differences:
+def differences(model: nn.Module, specs: Mapping[str, Any]) -> Differences:
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     holds = state | dict(model.named_buffers(remove_duplicate=False))  # also buffers that are never saved
-    lacks = tuple(name for name in specs if name not in holds)
+    pool, places = ({name: tuple(value.shape) for name, value in each.items()} for each in (specs, holds))
     given = {_place(state[name]) for name in specs if name in state}
+    lacks = tuple(name for name in pool if name not in holds)
     extra = tuple(
         name
         for name, value in state.items()
-        if name not in specs
-        and not name.endswith("num_batches_tracked")
-        and (value.numel() == 0 or _place(value) not in given)
+        if name not in pool and not name.endswith("num_batches_tracked")
+        # Tensors without memory are all in one place, and tied to nothing.
+        if value.numel() == 0 or _place(value) not in given
     )
     shapes = tuple(
-        f"{name}: model {tuple(holds[name].shape)}, pool {tuple(spec.shape)}"
-        for name, spec in specs.items()
-        if name in holds and tuple(holds[name].shape) != tuple(spec.shape)
+        f"{name}: model {places[name]}, pool {shape}"
+        for name, shape in pool.items()
+        if places.get(name, shape) != shape
     )
-    pool = {name: tuple(spec.shape) for name, spec in specs.items()}
-    places = {name: tuple(value.shape) for name, value in holds.items()}
     rename = suggest_rename(pool, places) if lacks and extra else None
-    return Differences(lacks, extra, shapes, rename, 0 if rename is None else left_over(pool, places, rename))
+    return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}))
 
 
 def _place(value: Tensor) -> tuple[Any, ...]:
-    # Tensors without memory all have address 0.
     where = value.untyped_storage()._cdata if value.is_meta else value.data_ptr()
     return value.device, where, value.storage_offset(), tuple(value.shape), value.stride()
-
-
-def _some(items: Sequence[str], separator: str = ", ") -> str:
-    more = f"{separator}and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return separator.join(items[:SHOWN]) + more
 
 
 def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
@@ -130,22 +111,12 @@ def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
             if not old:  # a prefix for all names, or only for those that have no place yet
                 firsts = dict.fromkeys(f"{n.partition('.')[0]}{'.' if '.' in n else ''}" for n in strangers)
                 candidates[tuple((first, new + first) for first in firsts)] += 1
-    best, most = None, _placed(pool, model, {})
+    best, most = None, placed(pool, model, {})
     for candidate, _ in candidates.most_common(_TRIED):
-        placed = _placed(pool, model, dict(candidate))
-        if placed > most or (placed == most and best is not None and len(candidate) < len(best)):
-            best, most = dict(candidate), placed
+        found = placed(pool, model, dict(candidate))
+        if found > most or (found == most and best is not None and len(candidate) < len(best)):
+            best, most = dict(candidate), found
     return best
-
-
-def left_over(pool: Shapes, model: Shapes, rename: Mapping[str, str]) -> int:
-    """Tensors of the pool that still have no place after renaming."""
-    return len(pool) - _placed(pool, model, rename)
-
-
-def in_yaml(rename: Mapping[str, str]) -> str:
-    """As it is written in a recipe, and just as well in Python."""
-    return "{" + ", ".join(f"{old!r}: {new!r}" for old, new in rename.items()) + "}"
 
 
 def _endings(name: str) -> list[str]:
@@ -154,12 +125,12 @@ def _endings(name: str) -> list[str]:
     return [".".join(parts[cut:]) for cut in range(len(parts))]
 
 
-def _placed(pool: Shapes, model: Shapes, rename: Mapping[str, str]) -> int:
+def placed(pool: Shapes, model: Shapes, rename: Mapping[str, str]) -> int:
     """How many tensors have a place of their own shape once the longest fitting prefix is replaced."""
-    places: dict[str, Any] = {}
+    places = set()
     for name, shape in pool.items():
-        old = max((o for o in rename if name.startswith(o)), key=len, default=None)
+        old = max((prefix for prefix in rename if name.startswith(prefix)), key=len, default=None)
         new = name if old is None else rename[old] + name[len(old) :]
         if model.get(new) == shape:
-            places[new] = name
+            places.add(new)
     return len(places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, cast
 
 import torch
@@ -22,8 +22,8 @@ from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metrics import Metric, MetricFunction, as_metric
 from stockpot.task.scores import Scores
 
-Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
 SMALL = 8  # samples of a trial batch
+Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
 Statistics = Literal["recalibrate", "average", "copy"]
 
 
@@ -59,30 +59,19 @@ class Task:
         self.autocast = autocast
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
-        self._judge = Judge(self.model, loss, as_metric(metric), self.device, autocast)
-        self.fit = Data.of(fit, name="fit data", memory_limit=memory_limit, workers=workers, listen=listen)
+        self._judge = Judge(model, loss, as_metric(metric), self.device, autocast)
+        read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
+        self.fit = read(fit, name="fit data")
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
         if report is not None:
-            data = Data.of(
-                report,
-                name="report data",
-                memory_limit=memory_limit,
-                memory_used=self.fit.nbytes,
-                workers=workers,
-                listen=listen,
-            )
+            data = read(report, name="report data", memory_used=self.fit.nbytes)
             self._check_data(data)
             self._sealed = Sealed(data)
 
     @property
     def metric(self) -> Metric:
         return self._judge.metric
-
-    @property
-    def can_scale_logits(self) -> bool:
-        """Whether `loss` takes beta, as seen on the fitting data."""
-        return self._judge.can_scale_logits
 
     # Data ---------------------------------------------------------------------------------------------
 
@@ -113,6 +102,9 @@ class Task:
 
         return map_tensors(move, batch)
 
+    def _first(self, data: Data, size: int) -> Any:
+        return self.to_device(data.batch(torch.arange(min(size, len(data)))))
+
     # Modes --------------------------------------------------------------------------------------------
 
     def learning(self) -> AbstractContextManager[None]:
@@ -139,6 +131,11 @@ class Task:
 
     # Judging one batch --------------------------------------------------------------------------------
 
+    @property
+    def can_scale_logits(self) -> bool:
+        """Whether `loss` takes beta, as seen on the fitting data."""
+        return self._judge.can_scale_logits
+
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device: a sum and its weight.
 
@@ -161,9 +158,8 @@ class Task:
         def mean(seed: int, *pieces: Tensor) -> Tensor:
             reseed(seed)
             parts = [self.loss(self.to_device(self.fit.batch(piece))) for piece in pieces if len(piece)]
-            return (
-                torch.stack([part.total for part in parts]).sum() / torch.stack([part.weight for part in parts]).sum()
-            )
+            totals, weights = (torch.stack(each).sum() for each in zip(*parts, strict=True))
+            return totals / weights
 
         rows = torch.arange(min(SMALL, len(self.fit)))
         third = len(rows) // 3
@@ -186,19 +182,15 @@ class Task:
     ) -> Scores:
         """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
         if stop is not None and not self.metric.is_mean:
-            raise TaskError.of(
-                "stop",
-                expected="a metric that is a mean over samples",
-                found=self.metric.name,
-                fix="evaluate all samples",
-            )
+            fix, found = "evaluate all samples", self.metric.name
+            raise TaskError.of("stop", expected="a metric that is a mean over samples", found=found, fix=fix)
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
         tables: list[Tensor] = []
         losses: list[Tensor] = []  # (2,) each: total and weight
         total, done = 0.0, 0
-        with self._batches(data, rows) as batches:
-            for part, batch in batches:
+        with self.evaluating(), forked_random(self.device) as reseed:
+            for part, batch in self._batches(data, rows, reseed):
                 table, loss = self._judge.statistics(batch, part.numel(), with_loss)
                 tables.append(table)
                 losses += [] if loss is None else [torch.stack(list(loss)).detach()]
@@ -209,29 +201,19 @@ class Task:
                     if stop(total, done):
                         break
         loss_sum, weight = _on_host(torch.stack(losses)).sum(0).tolist() if losses else (math.nan, 1.0)
-        return Scores(
-            table=torch.cat([_on_host(table) for table in tables]),
-            metric=self.metric,
-            loss=loss_sum / weight if weight else math.nan,
-            complete=done == rows.numel(),
-        )
+        mean = loss_sum / weight if weight else math.nan
+        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric, mean, done == rows.numel())
 
-    @contextmanager
-    def _batches(self, data: Data, rows: Tensor) -> Iterator[Iterator[tuple[Tensor, Any]]]:
-        """These samples batch by batch, in evaluation mode.
+    def _batches(self, data: Data, rows: Tensor, reseed: Callable[[int], None]) -> Iterator[tuple[Tensor, Any]]:
+        """These samples batch by batch, on the device.
 
-        A model may draw numbers even there. They depend on the samples, not on what ran before, so that a score is
-        the same again in a run that was interrupted.
+        A model may draw numbers even in evaluation mode. They depend on the samples, not on what ran before, so that
+        a score is the same again in a run that was interrupted.
         """
-
-        def each() -> Iterator[tuple[Tensor, Any]]:
-            for part in rows.split(self.batch_size):  # type: ignore[no-untyped-call]
-                batch = self.to_device(data.batch(part))
-                reseed(int(part[0]))
-                yield part, batch
-
-        with self.evaluating(), forked_random(self.device) as reseed:
-            yield each()
+        for part in rows.split(self.batch_size):  # type: ignore[no-untyped-call]
+            batch = self.to_device(data.batch(part))
+            reseed(int(part[0]))
+            yield part, batch
 
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
@@ -240,29 +222,36 @@ class Task:
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count, dtype = 0, torch.float32
         for _ in members:
-            with self._batches(data, rows) as batches:
-                for i, (part, batch) in enumerate(batches):
+            with self.evaluating(), forked_random(self.device) as reseed:
+                for i, (part, batch) in enumerate(self._batches(data, rows, reseed)):
                     logits = self.logits(batch)
                     dtype = logits.dtype
+                    nbytes = logits.numel() // part.numel() * len(data) * 8
+                    if nbytes > MEMORY_LIMIT:
+                        raise TaskError.of(
+                            "ensemble",
+                            expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
+                            found=f"{nbytes / 2**30:.1f} GiB",
+                            fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
+                        )
                     if count == 0:
-                        _check_fits(logits.numel() // part.numel() * len(data) * 8)
                         sums.append(_on_host(logits))
                     else:
                         sums[i] += _on_host(logits)
             count += 1
             progress(listen, "scoring the ensemble", count, count, unit="models")
-        with self._batches(data, rows) as batches:
+        with self.evaluating(), forked_random(self.device) as reseed:
             tables = [
                 self._judge.statistics_of_logits((total / count).to(dtype).to(self.device), batch)
-                for total, (_, batch) in zip(sums, batches, strict=True)
+                for total, (_, batch) in zip(sums, self._batches(data, rows, reseed), strict=True)
             ]
-        return Scores(table=torch.cat([_on_host(table) for table in tables]), metric=self.metric)
+        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric)
 
     # Statistics of normalisation layers ---------------------------------------------------------------
 
     @property
     def has_statistics(self) -> bool:
-        return bool(stats.statistic_layers(self.model))
+        return bool(self.statistic_names)
 
     @property
     def statistic_names(self) -> tuple[str, ...]:
@@ -280,11 +269,10 @@ class Task:
         # Shuffled by a fixed seed: in sorted data a batch's variance would be that of one class. Pieces of
         # even size: a last batch of one sample has no variance.
         rows = self.fit.order(0, 0, n)[:count]
-        pieces = rows.tensor_split(math.ceil(count / self.batch_size))
 
         def batches() -> Iterator[tuple[Any, int]]:
             done = 0
-            for piece in pieces:
+            for piece in rows.tensor_split(math.ceil(count / self.batch_size)):
                 reseed(done)
                 yield self.to_device(self.fit.batch(piece)), piece.numel()
                 done += piece.numel()
@@ -298,42 +286,32 @@ class Task:
     def _check_data(self, data: Data) -> None:
         checks.check_finite(data, labels=self._judge.users_loss is None)
         with self.evaluating():
-            batch = self.to_device(data.batch(torch.arange(min(SMALL, len(data)))))
-            self._judge.try_batch(data, batch, first=data is self.fit)
+            self._judge.try_batch(data, self._first(data, SMALL), first=data is self.fit)
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
-
-        def on(size: int) -> Callable[[], Loss]:
-            return lambda: self.loss(self.to_device(self.fit.batch(torch.arange(min(size, len(self.fit))))))
-
         with self.learning():
-            # A loss such as a hinge can be flat on a few samples without ignoring the model.
-            checks.check_start(self.model, [on(SMALL), on(self.batch_size)])
+            # A loss such as a hinge can be flat on a few samples without ignoring the model; then more are tried.
+            sizes = (SMALL, self.batch_size)
+            checks.check_start(self.model, (self.loss(self._first(self.fit, size)) for size in sizes))
 
     # The pool's tensors -------------------------------------------------------------------------------
 
-    def check_names(self, specs: Mapping[str, names.HasShape]) -> None:
-        """Whether the model takes exactly the tensors of a pool."""
+    def check_names(self, specs: Mapping[str, Any]) -> None:
+        """Whether the model takes exactly the tensors of a pool, which may be anything with a shape."""
         names.check_names(self.model, specs)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         names.check_names(self.model, tensors)
-        names.fill(self.model, tensors)
+        # Not strict: names that the model ties to each other may be stored once.
+        self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
+        saved = self.model.state_dict().keys()
+        for name, buffer in self.model.named_buffers(remove_duplicate=False):
+            if name in tensors and name not in saved:
+                buffer.copy_(tensors[name])
 
 
 def _on_host(tensor: Tensor) -> Tensor:
     """In double precision, which some devices do not have."""
     return tensor.detach().cpu().double()
-
-
-def _check_fits(nbytes: int) -> None:
-    """The sums of an ensemble are one number for each logit of all the data."""
-    if nbytes > MEMORY_LIMIT:
-        raise TaskError.of(
-            "ensemble",
-            expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
-            found=f"{nbytes / 2**30:.1f} GiB",
-            fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
-        )
