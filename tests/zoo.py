@@ -15,7 +15,8 @@ from stockpot.engine import Live
 from stockpot.events import Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soups.learn import Fold, Learner
+from stockpot.soups.fold import Fold
+from stockpot.soups.learn import Learner
 from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import METHODS, preset_for, settings_for
 from stockpot.soups.result import Result, decided

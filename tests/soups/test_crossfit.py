@@ -18,8 +18,9 @@ from stockpot.pool import Pool
 from stockpot.soup import weights
 from stockpot.soups import crossfit
 from stockpot.soups.crossfit import judged, together, without_hill
+from stockpot.soups.fold import Fold
 from stockpot.soups.greedy import greedy
-from stockpot.soups.learn import SLOWEST, Fold, Learner
+from stockpot.soups.learn import SLOWEST, Learner
 from stockpot.soups.mehl import State
 from stockpot.soups.mehl import weights as mixed
 from stockpot.soups.problem import Problem

@@ -13,7 +13,7 @@ import pytest
 import stockpot
 from stockpot import compare, cook
 from stockpot.engine import Engine, Live
-from stockpot.pool.checkpoint import Checkpoint
+from stockpot.pool import Checkpoint
 from zoo import zoo
 
 ROOT = str(Path(stockpot.__file__).parent)
@@ -101,5 +101,5 @@ def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
     compare(pool, task, each={"crossfit": short}, **short)
     assert len(engines) == 7
     passes = max(reads.values()) / len(pool)
-    assert passes <= 20, passes
+    assert 10 < passes <= 20, passes  # all of them go through Checkpoint.tensor
     assert means.count(len(pool)) == 1  # theta-bar

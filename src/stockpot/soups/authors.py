@@ -30,7 +30,7 @@ from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import held
 from stockpot.soup import weights
-from stockpot.soups.learn import check_same_settings
+from stockpot.soups.fold import check_same_settings
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method

@@ -20,8 +20,9 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
+from stockpot.soups.fold import Fold, average
 from stockpot.soups.greedy import greedy
-from stockpot.soups.learn import Fold, Learner, average
+from stockpot.soups.learn import Learner
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings

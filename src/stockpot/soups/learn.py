@@ -1,7 +1,8 @@
 """Whoever drives Algorithm 1: folds, early stopping, saving and going on, signals, and memory that runs out.
 
-The algorithm is soups/mehl.py. A *fold* is one set of coefficients and the data it learns from: one fold with all
-fitting data for the plain methods, several for cross-fitting, which a loaded block serves one after the other.
+The algorithm is soups/mehl.py. A *fold* (soups/fold.py) is one set of coefficients and the data it learns from: one
+fold with all fitting data for the plain methods, several for cross-fitting, which a loaded block serves one after the
+other.
 
 A fold with data left out is judged by its loss there, every J/30 steps, and keeps the coefficients that were best. What
 is judged is the mean of the coefficients since the last judgement: less noisy than where the last step ended. Where the
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,15 @@ from torch import Tensor
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
 from stockpot.engine.plan import NAMES
-from stockpot.errors import LearningError, RunError, describe
+from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
+from stockpot.soups.fold import Fold, check_same_settings, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
-from stockpot.task import Data
 from stockpot.task.data import forked_random
 
 EVALUATIONS = 30  # judgements per block
@@ -54,22 +55,6 @@ def learned_soup(problem: Problem, method: Method, settings: Settings, store: St
     fold = learner.folds[0]
     W = weights(fold.state.alpha, method.simplex)
     return Decision(W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes())
-
-
-@dataclass
-class Fold:
-    """One set of coefficients, the data it learns from, and how it does on the data left out."""
-
-    number: int
-    data: Data
-    held_out: Data | None = None
-    start: tuple[int, ...] | None = None  # it begins at the mean of these ingredients; None: of all
-    state: State = field(init=False)
-    best: Tensor | None = None  # (b, G) of the block under way
-    best_beta: float | None = None
-    best_loss: float = math.inf
-    skipped: int = 0  # steps in this block
-    skipped_before: int = 0  # steps in earlier blocks
 
 
 class Learner:
@@ -105,7 +90,7 @@ class Learner:
             if fold.start is not None:
                 alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
             fold.state = State(alpha, beta)
-        self._at_block = [_block_start(fold) for fold in folds]  # where a block that cannot be finished begins again
+        self._at_block = [fold.block_start() for fold in folds]  # where a block that cannot be finished begins again
 
     def run(self, judge: Callable[[Sequence[Fold]], None] | None = None) -> None:
         """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
@@ -186,7 +171,7 @@ class Learner:
     def _end_block(self, fold: Fold) -> None:
         fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
         if len({fold.state.t for fold in self.folds}) == 1:
-            self._at_block = [_block_start(fold) for fold in self.folds]
+            self._at_block = [fold.block_start() for fold in self.folds]
         self._save()
 
     # Judging on the fold left out ---------------------------------------------------------------------
@@ -335,39 +320,17 @@ class Learner:
 
     def _save(self) -> None:
         if self._store is not None:
-            tensors = {"history": torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)}
-            for fold, (first, _) in zip(self.folds, self._at_block, strict=True):
-                n, s = fold.number, fold.state
-                tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
-                if s.optimiser is not None:
-                    tensors |= {f"{n}.optimiser.{name}": value for name, value in s.optimiser.save().items()}
-                if fold.best is not None:
-                    tensors[f"{n}.best"] = fold.best
-            self._store.save(tensors, self._values())
+            tensors, values = fold_states(self.folds, self._at_block)
+            tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
+            o = self._options
+            values |= {
+                "settings": as_json(self.settings),
+                "blocks": self.blocks,
+                "options": [o.directions, o.accumulate, o.low_memory],
+            }
+            self._store.save(tensors, values)
         self._saved_at = time.monotonic()
         self._stop.obey()
-
-    def _values(self) -> dict[str, Any]:
-        o = self._options
-        return {
-            "settings": as_json(self.settings),
-            "blocks": self.blocks,
-            "options": [o.directions, o.accumulate, o.low_memory],
-            "starts": [None if fold.start is None else list(fold.start) for fold in self.folds],
-            "folds": [
-                {
-                    "t": fold.state.t,
-                    "j": fold.state.j,
-                    "beta": fold.state.beta,
-                    "pace": fold.state.pace,
-                    "best_beta": fold.best_beta,
-                    "best_loss": finite(fold.best_loss),
-                    "skipped": [fold.skipped, fold.skipped_before],
-                    "at_block": [first.t, first.beta, finite(loss)],
-                }
-                for fold, (first, loss) in zip(self.folds, self._at_block, strict=True)
-            ],
-        }
 
     def _restore(self) -> None:
         saved = None if self._store is None else self._store.load()
@@ -382,21 +345,7 @@ class Learner:
         self.blocks = values["blocks"]
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
-        for fold, kept in zip(self.folds, values["folds"], strict=True):
-            n = f"{fold.number}."
-            moments = {
-                name.removeprefix(f"{n}optimiser."): value
-                for name, value in tensors.items()
-                if name.startswith(f"{n}optimiser.")
-            }
-            fold.state = State(
-                tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], kept["pace"], saved=moments or None
-            )
-            fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
-            fold.best_loss = _loss(kept["best_loss"])
-            fold.skipped, fold.skipped_before = kept["skipped"]
-            t, beta, loss = kept["at_block"]
-            self._at_block[fold.number] = State(tensors[f"{n}at_block"], beta, t), _loss(loss)
+        self._at_block = restore_folds(self.folds, tensors, values)
 
     def _stopped(self, fold: Fold, J: int) -> LearningError:
         s = fold.state
@@ -416,22 +365,6 @@ class Learner:
         )
 
 
-def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """What was learned one way is not continued in another, as after an update that changed a default."""
-    if saved == now:
-        return
-    keys = [key for key in now if (saved or {}).get(key) != now[key]]
-    found = ", ".join(f"{key} {(saved or {}).get(key)!r}, now {now[key]!r}" for key in keys) or "others"
-    raise RunError(
-        describe(
-            "the saved state of an unfinished method",
-            expected="the settings that are to be used now",
-            found=found,
-            fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
-        )
-    )
-
-
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
     reseed((stream * 1_000_000_007 + i) % 2**63)
 
@@ -441,21 +374,5 @@ def _every(fold: Fold, J: int) -> int:
     return BURST if fold.held_out is None else max(1, J // EVALUATIONS)
 
 
-def _block_start(fold: Fold) -> tuple[State, float]:
-    """What a fold goes back to when the block that comes next cannot be finished."""
-    return replace(fold.state, alpha=fold.state.alpha.clone()), fold.best_loss
-
-
-def _loss(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def _used(W: Tensor) -> int:
     return int((W != 0).any(dim=1).sum())
-
-
-def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
-    """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
-    W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
-    betas = [fold.state.beta for fold in folds if fold.state.beta is not None]
-    return W, sum(betas) / len(betas) if betas else None

@@ -1,0 +1,116 @@
+"""A fold: one set of coefficients, the data it learns from, and how it is written down and read again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.errors import RunError, describe
+from stockpot.soups.mehl import State, weights
+from stockpot.soups.problem import finite
+from stockpot.task import Data
+
+BlockStart = tuple[State, float]  # a fold's state before its block began, and its best loss then
+
+
+@dataclass
+class Fold:
+    """One set of coefficients, the data it learns from, and how it does on the data left out."""
+
+    number: int
+    data: Data
+    held_out: Data | None = None
+    start: tuple[int, ...] | None = None  # it begins at the mean of these ingredients; None: of all
+    state: State = field(init=False)
+    best: Tensor | None = None  # (b, G) of the block under way
+    best_beta: float | None = None
+    best_loss: float = math.inf
+    skipped: int = 0  # steps in this block
+    skipped_before: int = 0  # steps in earlier blocks
+
+    def block_start(self) -> BlockStart:
+        """What the fold goes back to when the block that comes next cannot be finished."""
+        return replace(self.state, alpha=self.state.alpha.clone()), self.best_loss
+
+
+def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
+    """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
+    W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
+    betas = [fold.state.beta for fold in folds if fold.state.beta is not None]
+    return W, sum(betas) / len(betas) if betas else None
+
+
+# What is saved of folds that are not finished ------------------------------------------------------------
+
+
+def fold_states(folds: Sequence[Fold], at_block: Sequence[BlockStart]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything the next step depends on, as tensors and as plain JSON values."""
+    tensors: dict[str, Tensor] = {}
+    values: list[dict[str, Any]] = []
+    for fold, (first, loss) in zip(folds, at_block, strict=True):
+        n, s = fold.number, fold.state
+        tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
+        if s.optimiser is not None:
+            tensors |= {f"{n}.optimiser.{name}": value for name, value in s.optimiser.save().items()}
+        if fold.best is not None:
+            tensors[f"{n}.best"] = fold.best
+        values.append(
+            {
+                "t": s.t,
+                "j": s.j,
+                "beta": s.beta,
+                "pace": s.pace,
+                "best_beta": fold.best_beta,
+                "best_loss": finite(fold.best_loss),
+                "skipped": [fold.skipped, fold.skipped_before],
+                "at_block": [first.t, first.beta, finite(loss)],
+            }
+        )
+    starts = [None if fold.start is None else list(fold.start) for fold in folds]
+    return tensors, {"folds": values, "starts": starts}
+
+
+def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[BlockStart]:
+    """Make the folds what they were when `fold_states` wrote them down; returns where their blocks began."""
+    at_block = []
+    for fold, kept in zip(folds, values["folds"], strict=True):
+        n = f"{fold.number}."
+        moments = {
+            name.removeprefix(f"{n}optimiser."): value
+            for name, value in tensors.items()
+            if name.startswith(f"{n}optimiser.")
+        }
+        fold.state = State(
+            tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], kept["pace"], saved=moments or None
+        )
+        fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
+        fold.best_loss = _loss(kept["best_loss"])
+        fold.skipped, fold.skipped_before = kept["skipped"]
+        t, beta, loss = kept["at_block"]
+        at_block.append((State(tensors[f"{n}at_block"], beta, t), _loss(loss)))
+    return at_block
+
+
+def _loss(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """What was learned one way is not continued in another, as after an update that changed a default."""
+    if saved == now:
+        return
+    keys = [key for key in now if (saved or {}).get(key) != now[key]]
+    found = ", ".join(f"{key} {(saved or {}).get(key)!r}, now {now[key]!r}" for key in keys) or "others"
+    raise RunError(
+        describe(
+            "the saved state of an unfinished method",
+            expected="the settings that are to be used now",
+            found=found,
+            fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
+        )
+    )
