@@ -120,7 +120,15 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
     judged = metric in CLASSES
     if targets.is_floating_point():
         if (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]:
-            _check_probabilities(targets, data.name)
+            # Every row must be a distribution over classes; multi-hot labels and measurements are none.
+            if bool((targets < 0).any()) or bool(((targets.double().sum(1) - 1).abs() > 1e-3).any()):
+                several = "rows of 0 and 1 with none or several ones (multi-hot)"
+                raise DataError.of(
+                    f"labels of {data.name}",
+                    expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
+                    found=several if _binary(targets) else "rows of numbers that do not sum to 1",
+                    fix=OWN,
+                )
     elif judged or loss:
         _check_classes(targets, logits, data.name, own)
     if metric in VARIED:
@@ -144,18 +152,6 @@ def has_several_labels(targets: Tensor | None, logits: Tensor | None) -> bool:
 
 def _binary(targets: Tensor) -> bool:
     return bool(((targets == 0) | (targets == 1)).all())
-
-
-def _check_probabilities(targets: Tensor, name: str) -> None:
-    """Every row of (n, C) must be a distribution over classes; multi-hot labels and measurements are none."""
-    if bool((targets < 0).any()) or bool(((targets.double().sum(1) - 1).abs() > 1e-3).any()):
-        several = "rows of 0 and 1 with none or several ones (multi-hot)"
-        raise DataError.of(
-            f"labels of {name}",
-            expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
-            found=several if _binary(targets) else "rows of numbers that do not sum to 1",
-            fix=OWN,
-        )
 
 
 def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None:

@@ -11,34 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import (
-    LABEL_KEYS,
-    batch_rows,
-    call,
-    find_labels,
-    find_logits,
-    find_loss,
-    map_tensors,
-    need_logits,
-    users_code,
-)
+from stockpot.task import batches
+from stockpot.task import loss as losses
+from stockpot.task.batches import batch_rows, find_labels, find_logits, find_loss, need_logits
 from stockpot.task.checks import check_targets, has_several_labels
 from stockpot.task.data import Data
-from stockpot.task.loss import (
-    Form,
-    Loss,
-    LossFunction,
-    check_pair,
-    cross_entropy,
-    fit_together,
-    is_causal,
-    next_tokens,
-    own_form,
-    own_loss,
-    same_tokens,
-    sample_losses,
-    users_losses,
-)
+from stockpot.task.loss import Loss, next_tokens, same_tokens, sample_losses
 from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS, Metric, loss_table
 
 
@@ -47,12 +25,12 @@ class Judge:
     """A live model with a loss and a metric; batches are on the model's device, modes are the caller's."""
 
     model: nn.Module
-    users_loss: LossFunction | None
+    users_loss: losses.LossFunction | None
     metric: Metric
     device: torch.device
     autocast: torch.dtype | None
     has_own_loss: bool = False  # whether the model computes one
-    form: Form | None = None  # what that loss is for each sample, where it is known
+    form: losses.Form | None = None  # what that loss is for each sample, where it is known
     can_scale_logits: bool = False  # whether `loss` takes beta
 
     @contextmanager
@@ -72,7 +50,7 @@ class Judge:
 
     def call(self, batch: Any) -> Any:
         with self._running():
-            return call(self.model, batch)
+            return batches.call(self.model, batch)
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
@@ -80,7 +58,7 @@ class Judge:
 
     def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
-        with users_code("loss", self.users_loss), self._running():
+        with batches.users_code("loss", self.users_loss), self._running():
             return self.users_loss(self.model, batch)
 
     def logits(self, batch: Any) -> Tensor:
@@ -93,27 +71,24 @@ class Judge:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
         if self.users_loss is not None:
             if label_smoothing or beta is not None:
-                raise TaskError.of(
-                    "label_smoothing or beta",
-                    expected="the default loss, whose logits are known",
-                    found="a loss of your own",
-                    fix="build label smoothing or a factor of the logits into loss(model, batch)",
-                )
-            return users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
+                fix = "build label smoothing or a factor of the logits into loss(model, batch)"
+                needed = "the default loss, whose logits are known"
+                raise TaskError.of("label_smoothing or beta", expected=needed, found="a loss of your own", fix=fix)
+            return losses.users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         labels = find_labels(batch)
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
         if own is not None and not label_smoothing and beta is None:
-            shift = self.form is next_tokens or (self.form is None and is_causal(self.model))
-            return own_loss(own, find_logits(outputs), labels, batch_rows(batch), shift)
+            shift = self.form is next_tokens or (self.form is None and losses.is_causal(self.model))
+            return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), shift)
         logits = need_logits(outputs, "the default loss")
         if beta is not None:
             logits = logits * beta
         if self.form is not None and self.form in (next_tokens, same_tokens) and not label_smoothing:
             return self.form(logits, labels).sum()
-        return cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        return losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------
 
@@ -121,10 +96,10 @@ class Judge:
         """The metric's statistics (n, m), and the loss if it is wanted and known."""
         if self.metric in LOSSES:
             if self.users_loss is not None:
-                losses = self._users_sample_losses(self.call_users_loss(batch), n)
+                each = self._users_sample_losses(self.call_users_loss(batch), n)
             else:
-                losses = self._sample_losses(self.call(batch), batch)
-            return self._loss_table(losses), losses.sum()
+                each = self._sample_losses(self.call(batch), batch)
+            return loss_table(each, not self.metric.is_mean), each.sum()
         outputs = self.call(batch)
         table = self.metric.of_batch(outputs, batch, n)
         if not with_loss:
@@ -134,7 +109,7 @@ class Judge:
         if not isinstance(batch, Mapping) or find_loss(outputs) is None:
             # A model that is judged by another metric may have no loss we know; its absence is nan, not an error.
             logits, labels = find_logits(outputs), find_labels(batch)
-            classes = logits is not None and fit_together(logits, labels) and labels.ndim == 1
+            classes = logits is not None and losses.fit_together(logits, labels) and labels.ndim == 1
             if logits is None or (self.metric.name != "accuracy" and not classes):
                 return table, None
         return table, self._default_loss(outputs, batch)
@@ -149,7 +124,7 @@ class Judge:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
         elif self.users_loss is None:
-            return self._loss_table(self._sample_losses(logits, batch))
+            return loss_table(self._sample_losses(logits, batch), not self.metric.is_mean)
         else:
             reason = "a loss of your own calls the model itself"
         raise TaskError.of(
@@ -158,9 +133,6 @@ class Judge:
             found=reason,
             fix='use metric="accuracy", or a metric that also takes logits as outputs',
         )
-
-    def _loss_table(self, losses: Loss) -> Tensor:
-        return loss_table(losses, weighted=not self.metric.is_mean)
 
     def _sample_losses(self, outputs: Any, batch: Any) -> Loss:
         logits = need_logits(outputs, f'metric="{self.metric.name}"')
@@ -171,12 +143,12 @@ class Judge:
         return sample_losses(logits, find_labels(batch))
 
     def _users_sample_losses(self, found: Any, n: int) -> Loss:
-        losses = users_losses(found, n)
+        each = losses.users_losses(found, n)
         if n == 1:
-            losses = Loss(*(part.reshape(1) for part in losses))
-        if not losses.total.shape == losses.weight.shape == (n,):
+            each = Loss(*(part.reshape(1) for part in each))
+        if not each.total.shape == each.weight.shape == (n,):
             raise self._whole_batch("one number for a whole batch")
-        return losses
+        return each
 
     def _whole_batch(self, found: str) -> TaskError:
         return TaskError.of(
@@ -215,7 +187,7 @@ class Judge:
             self.metric = MULTI_LABEL.get(self.metric.name, self.metric)
         accuracy = self.metric == METRICS["accuracy"]
         if default and accuracy:  # before a model of its own loss sees labels that are no classes
-            check_pair(need_logits(outputs, 'metric="accuracy"'), labels, 'metric="accuracy"')
+            losses.check_pair(need_logits(outputs, 'metric="accuracy"'), labels, 'metric="accuracy"')
         own = isinstance(batch, Mapping) and find_loss(outputs) is not None
         check_targets(data, logits, self.metric, loss=default, own=own)
         if first:
@@ -235,12 +207,12 @@ class Judge:
             own = find_loss(outputs := self.call(batch)) if isinstance(batch, Mapping) else None
             if own is not None:
                 self.has_own_loss = True
-                self.form = own_form(self.model, find_logits(outputs), find_labels(batch), own)
+                self.form = losses.own_form(self.model, find_logits(outputs), find_labels(batch), own)
                 weighted = self.form in (next_tokens, same_tokens)
             elif logits is not None:
                 weighted = logits.ndim > 2  # several positions in each sample
             if logits is not None and self.form is None:
-                self.can_scale_logits = fit_together(logits, find_labels(batch))
+                self.can_scale_logits = losses.fit_together(logits, find_labels(batch))
             else:
                 self.can_scale_logits = self.form in (sample_losses, next_tokens, same_tokens)
         if weighted and self.metric == METRICS["loss"]:
@@ -251,4 +223,7 @@ def _with_blank_labels(batch: Any) -> Any:
     """A batch that no model can trip over because of its labels: all of them zero."""
     if not isinstance(batch, Mapping):
         return batch
-    return {key: map_tensors(torch.zeros_like, value) if key in LABEL_KEYS else value for key, value in batch.items()}
+    return {
+        key: batches.map_tensors(torch.zeros_like, value) if key in batches.LABEL_KEYS else value
+        for key, value in batch.items()
+    }

@@ -82,23 +82,17 @@ def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
             fix='give loss=lambda model, batch: ... and a metric of your own (or metric="loss")',
         )
     if not fit_together(logits, labels):
-        raise TaskError.of(
-            f"model and labels for {purpose}",
-            expected="logits (n, classes) with n integer labels",
-            found=f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} "
-            f"{str(labels.dtype).removeprefix('torch.')}",
-            fix=OWN,
-        )
+        found = f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} {labels.dtype}".replace("torch.", "")
+        expected = "logits (n, classes) with n integer labels"
+        raise TaskError.of(f"model and labels for {purpose}", expected=expected, found=found, fix=OWN)
     target: Tensor = labels.to(logits.device)
     return target.to(logits.dtype) if target.is_floating_point() else target.long()
 
 
 def fit_together(logits: Tensor, labels: Any) -> bool:
     """Whether cross-entropy takes them; their values are looked at elsewhere."""
-    if not isinstance(labels, Tensor):
-        return False
-    if labels.is_floating_point():
-        return logits.ndim == 2 and labels.shape == logits.shape
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return isinstance(labels, Tensor) and logits.ndim == 2 and labels.shape == logits.shape
     # Three dimensions are refused: (n, T, C) of language models and (n, C, T) look alike.
     return logits.ndim in (2, 4, 5) and labels.shape == (logits.shape[0], *logits.shape[2:])
 
@@ -176,7 +170,7 @@ def users_losses(found: Any, rows: int) -> Loss:
 
     def part(value: Any, which: str) -> Tensor:
         if isinstance(value, Tensor) and value.shape in ((), (rows,)):
-            return at_least_single(value)
+            return value
         mean = "the mean over the batch, " if which == "loss" else ""
         raise TaskError.of(
             which,
@@ -186,9 +180,9 @@ def users_losses(found: Any, rows: int) -> Loss:
         )
 
     if isinstance(found, (tuple, list)) and len(found) == 2:
-        total, weight = part(found[0], "sum of the loss"), found[1]
+        total, weight = at_least_single(part(found[0], "sum of the loss")), found[1]
         if isinstance(weight, (int, float)):
             weight = total.detach().new_full((), weight)
         return Loss(total, part(weight, "weight of the loss").detach().to(total))
-    total = part(found, "loss")
+    total = at_least_single(part(found, "loss"))
     return each(total) if total.ndim else Loss(total * rows, total.detach().new_full((), rows))

@@ -14,18 +14,18 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def statistic_layers(model: nn.Module) -> list[_NormBase]:
+def _layers(model: nn.Module) -> list[_NormBase]:
     return [m for m in model.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
 
 
 def statistic_names(model: nn.Module) -> tuple[str, ...]:
     """Names in the state dict, both names of a layer that is used in two places."""
     return tuple(
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, _NormBase) and module.running_mean is not None
-        for name in BUFFERS
-        if getattr(module, name) is not None
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if isinstance(layer, _NormBase) and layer.running_mean is not None
+        for buffer in BUFFERS
+        if getattr(layer, buffer) is not None
     )
 
 
@@ -45,21 +45,19 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, but normalising with each batch's own statistics and leaving the buffers alone."""
     with modes_restored(model):
         model.eval()
-        layers = statistic_layers(model)
-        tracking = [layer.track_running_stats for layer in layers]
-        hidden: list[tuple[_NormBase, dict[str, Tensor | None]]] = []
+        saved = []
+        for layer in _layers(model):
+            # An InstanceNorm updates its buffers whatever the flags say, so it must not see them.
+            hidden = BUFFERS[:2] if isinstance(layer, _InstanceNorm) else ()
+            saved.append((layer, layer.track_running_stats, {name: layer._buffers[name] for name in hidden}))
         try:
-            for layer in layers:
+            for layer, _, buffers in saved:
                 layer.training, layer.track_running_stats = True, False
-                if isinstance(layer, _InstanceNorm):
-                    # It updates its buffers whatever the flags say, so it must not see them.
-                    hidden.append((layer, {name: layer._buffers[name] for name in BUFFERS[:2]}))
-                    layer._buffers.update(dict.fromkeys(BUFFERS[:2]))
+                layer._buffers.update(dict.fromkeys(buffers))
             yield
         finally:
-            for layer, track in zip(layers, tracking, strict=True):
-                layer.track_running_stats = track
-            for layer, buffers in hidden:
+            for layer, tracking, buffers in saved:
+                layer.track_running_stats = tracking
                 layer._buffers.update(buffers)
 
 
@@ -67,11 +65,10 @@ def recalibrate(
     model: nn.Module, batches: Iterable[tuple[Any, int]], forward: Callable[[Any], Any]
 ) -> dict[str, Tensor]:
     """Average the batch statistics of all (batch, size) pairs, weighted by size, into the buffers."""
-    layers = statistic_layers(model)
-    momenta = [layer.momentum for layer in layers]
+    layers = _layers(model)
+    before = [(m, m.momentum, {k: v.clone() for k, v in m._buffers.items() if v is not None}) for m in layers]
     seen = dict.fromkeys(layers, 0)
-    before = {layer: {name: _clone(getattr(layer, name)) for name in BUFFERS} for layer in layers}
-    size = 0
+    size, finished = 0, False
 
     def weigh(layer: nn.Module, _: Any) -> None:
         # running += momentum * (batch - running) is the running mean when momentum is this batch's share.
@@ -83,7 +80,6 @@ def recalibrate(
     with modes_restored(model), torch.no_grad():
         model.eval()
         hooks = [layer.register_forward_pre_hook(weigh) for layer in layers]
-        finished = False
         try:
             for layer in layers:
                 layer.reset_running_stats()
@@ -94,16 +90,11 @@ def recalibrate(
         finally:
             for hook in hooks:
                 hook.remove()
-            for layer, momentum in zip(layers, momenta, strict=True):
+            for layer, momentum, buffers in before:
                 layer.momentum = momentum
                 # A layer that no forward pass reached, or reached only in part, keeps what it had.
                 if not (finished and seen[layer]):
-                    for name, value in before[layer].items():
-                        if value is not None:
-                            getattr(layer, name).copy_(value)
+                    for name, value in buffers.items():
+                        getattr(layer, name).copy_(value)
     state = model.state_dict()
     return {name: state[name].detach().cpu().clone() for name in statistic_names(model)}
-
-
-def _clone(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else buffer.detach().clone()

@@ -12,15 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset, default_collate
 
 from stockpot.errors import DataError
 from stockpot.events import Listener, progress
@@ -124,8 +116,8 @@ class _Builder:
             f"{self.name}, {where}",
             expected=f"{shown[0]} as in the first batch",
             found=f"{shown[1]} in {which}",
-            fix="pad all samples to one length, or give a DataLoader over a map-style Dataset with a collate_fn that"
-            " pads",
+            fix="pad all samples to one length,"
+            " or give a DataLoader over a map-style Dataset with a collate_fn that pads",
         )
 
     def finish(self) -> Columns:
@@ -189,12 +181,8 @@ class Reader:
             torch.default_generator.manual_seed(0)  # not torch.manual_seed, which also reseeds accelerators
             store = self._read(source)
         if store.size == 0:
-            raise DataError.of(
-                self.name,
-                expected="at least one sample",
-                found="none",
-                fix="check the path, split or filter that produced it (an iterator can be read only once)",
-            )
+            fix = "check the path, split or filter that produced it (an iterator can be read only once)"
+            raise DataError.of(self.name, expected="at least one sample", found="none", fix=fix)
         return store
 
     def _read(self, source: Any) -> Columns | Samples:
@@ -219,12 +207,8 @@ class Reader:
             return self._dataset(source, range(len(source)), default_collate, num_workers=self.workers)
         if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
             return self._batches(source)
-        raise DataError.of(
-            self.name,
-            expected="tensors, a Dataset, a DataLoader, or an iterable of batches",
-            found=f"{type(source).__name__}",
-            fix="for example (inputs, labels) as two tensors",
-        )
+        fix, known = "for example (inputs, labels) as two tensors", "a Dataset, a DataLoader, or an iterable of batches"
+        raise DataError.of(self.name, expected=f"tensors, {known}", found=type(source).__name__, fix=fix)
 
     def _columns(self, tree: Any) -> Columns:
         tree = _as_tensors(tree)
@@ -256,7 +240,8 @@ class Reader:
         indices = self._indices(loader)
         if loader.batch_sampler is None:  # automatic batching is off: each item of the dataset is a batch
             return self._batches(loader.collate_fn(dataset[index]) for index in indices)
-        if isinstance(dataset, TensorDataset) and loader.collate_fn is default_collate and isinstance(indices, range):
+        whole = isinstance(dataset, TensorDataset) and len(indices) == len(dataset)
+        if whole and loader.collate_fn is default_collate:
             return self._columns(dataset.tensors)
         return self._dataset(
             dataset,
@@ -269,23 +254,15 @@ class Reader:
 
     def _indices(self, loader: DataLoader[Any]) -> Sequence[int]:
         """The samples a loader visits, in the dataset's order: its shuffling is ignored, its choice is not."""
-        sampler: Any = loader.sampler
-        size = len(cast(Any, loader.dataset))
-        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-            visited = [index for batch in loader.batch_sampler for index in batch]
-        elif isinstance(sampler, SequentialSampler) or (
-            isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == size
-        ):
-            return range(size)
+        batches: Any = loader.batch_sampler
+        if batches is None or type(batches) is BatchSampler:  # of whose batches the last may be dropped
+            visited = list(cast(Iterable[int], loader.sampler))
         else:
-            visited = list(sampler)
+            visited = [index for batch in batches for index in batch]
         if repeated := len(visited) - len(set(visited)):
-            raise DataError.of(
-                f"{self.name}, sampler {type(sampler).__name__}",
-                expected="each sample at most once",
-                found=f"{repeated} repeated",
-                fix="give a DataLoader without that sampler; stockpot shuffles by itself",
-            )
+            subject = f"{self.name}, sampler {type(loader.sampler).__name__}"
+            fix = "give a DataLoader without that sampler; stockpot shuffles by itself"
+            raise DataError.of(subject, expected="each sample at most once", found=f"{repeated} repeated", fix=fix)
         return sorted(visited)
 
     def _dataset(self, dataset: Any, indices: Sequence[int], collate: Collate, **options: Any) -> Columns | Samples:
