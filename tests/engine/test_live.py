@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +129,52 @@ def test_a_model_that_takes_its_weights_elsewhere_is_refused(tmp_path: Path, whe
         cook(pool, task, method, steps=4, batch_size=16)
     assert "the model assigns to .data while it runs" in str(caught.value)
     assert "change the values in place (weight.data.copy_(...), renorm_)" in str(caught.value)
+
+
+class Renewing(nn.Module):
+    """Its forward pass assigns a new parameter, buffer or counter."""
+
+    def __init__(self, what: str = "") -> None:
+        super().__init__()
+        self.what = what
+        self.inner = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("shift", torch.zeros(3, dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x) * self.get_buffer("scale") + 10 * self.get_buffer("shift")
+        if self.what == "inner.weight":
+            self.inner.weight = nn.Parameter(self.inner.weight.detach().clone())
+        elif self.what:
+            setattr(self, self.what, getattr(self, self.what).clone())
+        return out
+
+
+@pytest.mark.parametrize("method", ["best", "uniform", "greedy", "hl+", "crossfit", "ensemble"])
+@pytest.mark.parametrize("what", ["inner.weight", "scale"])
+def test_a_model_that_replaces_a_mixed_tensor_is_refused(tmp_path: Path, what: str, method: str) -> None:
+    tensors = fine_tunes(Renewing, 3)
+    for k, one in enumerate(tensors):
+        one["scale"] += k
+    pool = write(tmp_path, tensors)
+    expected = rf"model tensor {what}: expected the memory it had .* found another tensor: the model assigns a new one"
+    settings: dict[str, Any] = {"steps": 4} if method in ("hl+", "crossfit") else {}
+    with pytest.raises(TaskError, match=expected):
+        cook(pool, Task(Renewing(what), samples()), method, **settings)
+
+
+def test_a_replaced_tensor_that_is_not_mixed_is_set_all_the_same(tmp_path: Path) -> None:
+    """Otherwise every ingredient would be scored with the first one's."""
+    tensors = fine_tunes(Renewing, 3)
+    for k, one in enumerate(tensors):
+        one["shift"] = torch.eye(3, dtype=torch.int64)[k]  # ingredient k always says class k
+    pool = write(tmp_path, tensors)
+    with Live(task := Task(Renewing("shift"), samples()), pool, layout_of(pool)) as live:
+        for k in range(3):
+            live.load_ingredient(k)
+            task.score()
+            live.check_bound()
+            assert same({"shift": task.model.get_buffer("shift")}, {"shift": tensors[k]["shift"]})
 
 
 def test_a_model_that_changes_its_weights_in_place_is_cooked(tmp_path: Path) -> None:

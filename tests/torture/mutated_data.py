@@ -1,4 +1,4 @@
-"""Reads thousands of damaged data files: `python -m torture.mutated_data --count 5000 --seed 0`.
+"""Reads thousands of damaged recipes, labels and data files: `python -m torture.mutated_data --count 5000 --seed 0`.
 
 Each is read as a recipe would read it. What must come of it: an error of ours or tensors, no other exception, no
 second over five and no more than a gigabyte. Of damaged labels: an error, or the same classes in all other rows.
@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import save
 from torch import nn
@@ -32,6 +33,9 @@ from stockpot.adapters.labels import encode
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
 from stockpot.errors import StockpotError
+from stockpot.recipe.build import build_pool, build_task, cook_arguments
+from stockpot.recipe.load import load_recipe
+from torture.mutated_runs import mutate
 
 SLOWEST, MOST_MEMORY = 5.0, 2**30
 FEATURES, TEXT = Columns(features=("x",), label="y"), Columns(text=("t",), label="y")
@@ -128,8 +132,64 @@ def read(case: Case, content: bytes, folder: Path) -> str:
     source = DataSource(kind, path, columns, {"fit": Share()})
     try:
         read_splits(source, model, ImageInput(size=(8, 8), resize=8, channels=3), ("fit",))
-    except StockpotError:
-        return "refused"
+    except StockpotError as error:
+        return refused(error)
+    return "read"
+
+
+def refused(error: StockpotError) -> str:
+    """Errors must be in our words: "unexpected ..." is what a library says of what nobody looked at."""
+    words = str(error)
+    assert words and "unexpected" not in words.lower() and "Traceback" not in words, words
+    return "refused"
+
+
+RECIPE = b"""\
+title: a recipe
+seed: 3
+run: run
+pool: {path: pool, key: null, rename: {"a.": "b."}, mixed_dtypes: false, nonfinite: refuse, exclude: [], donor: 0}
+model: {python: "net:make", arguments: {width: 2}}
+data:
+  table: rows.csv
+  features: [x, z]
+  label: y
+  classes: null
+  target: class
+  limits: {rows: 1000, pixels: 1000, bytes: 1MiB}
+  splits: {fit: 0.5, report: 0.5}
+task: {metric: accuracy, batch_size: 16, device: cpu}
+method: {name: "mehl+", steps: 5, lr: 1e-2, batch_size: 8, folds: 2}
+compare: {methods: [best, uniform, "hl+"], each: {"hl+": {steps: 3}}}
+"""
+NET = "from torch import nn\ndef make(width=2):\n    return nn.Linear(width, 2)\n"
+
+
+def cooked(draw: random.Random, folder: Path) -> str:
+    """A damaged recipe is loaded, and its pool and task are built where it can be true; nothing is cooked."""
+    for k in range(2):
+        (folder / "pool").mkdir(exist_ok=True)
+        (folder / "pool" / f"{k}.safetensors").write_bytes(
+            save({"weight": torch.full((2, 2), float(k)), "bias": torch.zeros(2)})
+        )
+    (folder / "net.py").write_text(NET)
+    (folder / "rows.csv").write_text("x,z,y\n" + "".join(f"{n},{n % 3},{n % 2}\n" for n in range(24)))
+    recipe, content = folder / "recipe.yaml", RECIPE
+    if draw.random() < 0.5:
+        content = mutated(content, draw)
+    else:  # one value becomes another
+        document = yaml.safe_load(content)
+        mutate(document, draw)
+        content = json.dumps(document).encode("utf-8", "surrogatepass")
+    recipe.write_bytes(content)
+    try:
+        found = load_recipe(recipe)
+        cook_arguments(found, "compare")
+        if found.pool.path == ["pool"] or draw.random() < 0.2:
+            build_pool(found)
+            build_task(found)
+    except StockpotError as error:
+        return refused(error)
     return "read"
 
 
@@ -155,7 +215,7 @@ def relabelled(draw: random.Random) -> str:
     except StockpotError as error:
         if f"row {row} " not in str(error) and not str(error).startswith("labels:"):
             raise AssertionError(f"row {row} is not named: {error}") from error
-        return "refused"
+        return refused(error)
     assert np.array_equal(np.delete(before, row), np.delete(after, row)), (odd, options)
     return "read"
 
@@ -170,12 +230,15 @@ def main() -> int:
     before = _peak()
     for number in range(given.count):
         draw = random.Random(f"{given.seed}/{number}")
-        case = draw.choice(cases) if number % 4 else None
-        name, began = case[1] if case else "labels", time.monotonic()
+        case = draw.choice(cases) if number % 4 > 1 else None
+        name, began = case[1] if case else ("labels", "recipe")[number % 4], time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="mutated-") as place:
-                happened = read(case, mutated(case[2], draw), Path(place)) if case else relabelled(draw)
-        except BaseException as error:
+                if case:
+                    happened = read(case, mutated(case[2], draw), Path(place))
+                else:
+                    happened = cooked(draw, Path(place)) if name == "recipe" else relabelled(draw)
+        except Exception as error:
             happened = "FAILED"
             failures.append(f"case {number}, {name}: {type(error).__name__}: {error}"[:300])
         if time.monotonic() - began > SLOWEST or _peak() - before > MOST_MEMORY:

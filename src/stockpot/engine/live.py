@@ -35,9 +35,7 @@ class Live:
         self.dtype = torch.float32  # of sums and coefficients
         for name in layout.group_of:
             self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
-        tensors: dict[str, Tensor] = dict(task.model.named_parameters(remove_duplicate=False))
-        tensors.update(task.model.named_buffers(remove_duplicate=False))
-        self._tensors = tensors
+        self._tensors = tensors = _named(task.model)
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
         kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
         narrow = len(kinds) == 1 and cuda
@@ -53,17 +51,23 @@ class Live:
         return [(slot.names, slot.start) for slot in self.plan.slots]
 
     def check_bound(self) -> None:
-        """Refuse a model whose forward pass gives a parameter other memory: mixing would no longer reach it."""
+        """Refuse a model whose forward pass gives a mixed tensor other memory: mixing would no longer reach it."""
         first, width = self.flat.data_ptr(), self.flat.element_size()
+        names, now = {id(tensor): name for name, tensor in self._tensors.items()}, _named(self.task.model)
         for tensor, start, _ in self.bound:
-            if tensor.dtype == self.flat.dtype and tensor.numel() and tensor.data_ptr() != first + start * width:
-                name = next(name for name, one in self._tensors.items() if one is tensor)
+            name, found = names[id(tensor)], None
+            if now.get(name) is not tensor:
+                found = "another tensor: the model assigns a new one while it runs"
+            elif tensor.dtype == self.flat.dtype and tensor.numel() and tensor.data_ptr() != first + start * width:
+                found = "other memory: the model assigns to .data while it runs, as max-norm constraints do"
+            if found:
                 raise TaskError.of(
                     f"model tensor {name}",
                     expected="the memory it had before the forward pass",
-                    found="other memory: the model assigns to .data while it runs, as max-norm constraints do",
+                    found=found,
                     fix="change the values in place (weight.data.copy_(...), renorm_), or do it outside the model",
                 )
+        self._tensors = {**self._tensors, **now}  # of what is not mixed (a counter), the new one is set from now on
 
     @property
     def theta(self) -> Tensor:
@@ -225,6 +229,11 @@ class Live:
         _copy(parts, grads)
         self.clear_gradient()
         return self._grad
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, those that are not saved too; one with two names twice."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:

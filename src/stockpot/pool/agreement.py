@@ -23,6 +23,8 @@ _OF_THE_MODULE = ("", "weight", "qweight", "input", "output", "activation")
 
 def common_specs(checkpoints: Sequence[Checkpoint], mixed_dtypes: bool) -> tuple[dict[str, TensorSpec], list[str]]:
     """What all checkpoints agree on, and one text for each that differs from the majority."""
+    if all(checkpoint.specs == checkpoints[0].specs for checkpoint in checkpoints):
+        return dict(checkpoints[0].specs), []
     reference = _majority(checkpoints, mixed_dtypes)
     compared = [(c, *_differences(c.specs, reference.specs, mixed_dtypes)) for c in checkpoints]
     differing = [(checkpoint, found, fix) for checkpoint, found, fix in compared if found]

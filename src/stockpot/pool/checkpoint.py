@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from stockpot.pool.source import (
     is_directory,
     listed,
     natural_key,
+    natural_order,
     reason,
     refusal,
     require_file,
@@ -31,6 +34,19 @@ Rename = Mapping[str, str] | Callable[[str], str]
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses the collector of cycles, which would go through a header of many tensors again and again for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
 def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | None = None) -> Checkpoint:
     """Open a file, or a Hugging Face directory, and read its headers."""
     check_rename(rename)
@@ -43,7 +59,7 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
     return replace(
         opened,
         path=path,
-        specs=MappingProxyType({name: opened.specs[stored[name]] for name in sorted(stored, key=natural_key)}),
+        specs=MappingProxyType({name: opened.specs[stored[name]] for name in natural_order(tuple(stored))}),
         read=lambda name: opened.read(stored[name]),
         aliases=tuple(tuple(sorted((renamed[old] for old in group), key=natural_key)) for group in opened.aliases),
     )

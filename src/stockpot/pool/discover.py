@@ -43,7 +43,7 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
             continue
         try:
             paths += _expand(source, wrong)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # `**` follows links, in a circle too
             wrong(shown(source), "a folder to look into", reason(error), "check its permissions")
     for path, count in Counter(map(os.path.abspath, paths)).items():
         if count > 1:

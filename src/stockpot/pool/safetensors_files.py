@@ -19,11 +19,11 @@ from stockpot.pool.source import (
     SAFETENSORS,
     UNKNOWN,
     Checkpoint,
-    TensorSpec,
     looks_like,
     reason,
     refusal,
     require_file,
+    spec_of,
 )
 
 METADATA = "__metadata__"  # an entry of the header that is no tensor
@@ -66,7 +66,7 @@ def open_safetensors(path: Path) -> Checkpoint:
             found=", ".join(unknown),
             fix="convert the checkpoint to one of these types (for example bfloat16) and open that",
         )
-    specs = {name: TensorSpec(_DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in header.items()}
+    specs = {name: spec_of(_DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in header.items()}
 
     # What it reads are views into the memory-mapped file.
     return Checkpoint(path, "safetensors", (path,), specs, handle.get_tensor)

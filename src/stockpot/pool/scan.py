@@ -34,7 +34,7 @@ _WAITING = 256  # tensors whose work may be outstanding
 _EVENTS = 200  # progress events at most, about, however many tensors there are
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorScan:
     """What the pass found of one tensor, for each of K ingredients."""
 

@@ -33,13 +33,13 @@ from stockpot.pool.source import (
     SAFETENSORS,
     ZIP,
     Checkpoint,
-    TensorSpec,
     dtype_name,
     looks_like,
     reason,
     refusal,
     require_file,
     shown,
+    spec_of,
 )
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
@@ -93,7 +93,7 @@ def open_torch(path: Path, key: str | None = None) -> Checkpoint:
         path,
         "torch",
         (path,),
-        {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()},
+        {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()},
         tensors.__getitem__,
         aliases=_aliases(tensors),
         key=place,
