@@ -208,10 +208,10 @@ class Judge:
                 weighted = self.form in (next_tokens, same_tokens)
             elif logits is not None:
                 weighted = logits.ndim > 2  # several positions in each sample
-            if logits is not None and self.form is None:
-                self.can_scale_logits = losses.fit_together(logits, find_labels(batch))
-            else:
-                self.can_scale_logits = self.form in (sample_losses, next_tokens, same_tokens)
+            fits = logits is not None and losses.fit_together(logits, find_labels(batch))
+            self.can_scale_logits = (
+                fits if self.form is None else self.form in (sample_losses, next_tokens, same_tokens)
+            )
         if weighted and self.metric == METRICS["loss"]:
             self.metric = WEIGHTED_LOSS
 
