@@ -119,16 +119,16 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
         return
     judged = metric in CLASSES
     if targets.is_floating_point():
-        if (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]:
-            # Every row must be a distribution over classes; multi-hot labels and measurements are none.
-            if bool((targets < 0).any()) or bool(((targets.double().sum(1) - 1).abs() > 1e-3).any()):
-                several = "rows of 0 and 1 with none or several ones (multi-hot)"
-                raise DataError.of(
-                    f"labels of {data.name}",
-                    expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
-                    found=several if _binary(targets) else "rows of numbers that do not sum to 1",
-                    fix=OWN,
-                )
+        rows = (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]
+        # Every row must be a distribution over classes; multi-hot labels and measurements are none.
+        if rows and (bool((targets < 0).any()) or bool(((targets.double().sum(1) - 1).abs() > 1e-3).any())):
+            several = "rows of 0 and 1 with none or several ones (multi-hot)"
+            raise DataError.of(
+                f"labels of {data.name}",
+                expected="class numbers (n,), or rows (n, classes) of probabilities that sum to 1",
+                found=several if _binary(targets) else "rows of numbers that do not sum to 1",
+                fix=OWN,
+            )
     elif judged or loss:
         _check_classes(targets, logits, data.name, own)
     if metric in VARIED:
