@@ -9,9 +9,7 @@ from importlib import import_module
 
 from stockpot._version import __version__
 
-TYPE_CHECKING = (
-    False  # as in typing, which is not imported: `python -m stockpot` would take the current folder's
-)
+TYPE_CHECKING = False  # as in typing, which is not imported: `python -m stockpot` would take the current folder's
 if TYPE_CHECKING:
     from typing import Any
 

@@ -62,13 +62,9 @@ def number(value: int) -> bytes:
 FLOATS = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0)
 
 
-def tensor(
-    key: bytes = b"0", count: int = 4, shape: bytes = b"K\x04\x85", stride: bytes = b"K\x01\x85"
-) -> bytes:
+def tensor(key: bytes = b"0", count: int = 4, shape: bytes = b"K\x04\x85", stride: bytes = b"K\x01\x85") -> bytes:
     """The instructions for a tensor of four numbers, as torch.save writes them."""
-    storage = (
-        b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(key) + text(b"cpu") + number(count) + b"tQ"
-    )
+    storage = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(key) + text(b"cpu") + number(count) + b"tQ"
     return (
         b"ctorch._utils\n_rebuild_tensor_v2\n("
         + storage
@@ -106,9 +102,7 @@ def header(path: Path, text_of_header: bytes, data: bytes = FLOATS, length: int 
     return path
 
 
-def entry(
-    start: int = 0, stop: int = 16, shape: Iterable[int] = (4,), dtype: str = "F32"
-) -> dict[str, object]:
+def entry(start: int = 0, stop: int = 16, shape: Iterable[int] = (4,), dtype: str = "F32") -> dict[str, object]:
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
 
 

@@ -33,9 +33,7 @@ def _soup_of(folder: Path, path: Path) -> Path:
     save_file({"w": torch.arange(4.0)}, folder / "good.safetensors")
     record = {
         "format": 1,
-        "ingredients": [
-            {"name": "a", "path": str(p), "digest": "0"} for p in (path, folder / "good.safetensors")
-        ],
+        "ingredients": [{"name": "a", "path": str(p), "digest": "0"} for p in (path, folder / "good.safetensors")],
         "opened_with": {"key": None, "rename": None, "mixed_dtypes": False},
         "dtype": None,
         "max_shard": 10**9,
@@ -54,9 +52,7 @@ def _soup_of(folder: Path, path: Path) -> Path:
         "W": [[0.5], [0.5]],
     }
     (folder / "soup").mkdir()
-    (folder / "soup" / "soup.json").write_text(
-        json.dumps(record, default=str).encode("utf-8", "replace").decode()
-    )
+    (folder / "soup" / "soup.json").write_text(json.dumps(record, default=str).encode("utf-8", "replace").decode())
     return folder / "soup"
 
 

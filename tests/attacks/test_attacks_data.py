@@ -29,20 +29,13 @@ def _pictures(path: Path, part: str | None) -> Any:
 
 CASES = [
     (read, threat)
-    for read, threats in (
-        (read_arrays, ARRAYS),
-        (read_table, TABLES),
-        (read_dataset, DATASETS),
-        (_pictures, IMAGES),
-    )
+    for read, threats in ((read_arrays, ARRAYS), (read_table, TABLES), (read_dataset, DATASETS), (_pictures, IMAGES))
     for threat in threats
 ]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("read", "threat"), CASES, ids=lambda value: str(value) if isinstance(value, Threat) else ""
-)
+@pytest.mark.parametrize(("read", "threat"), CASES, ids=lambda value: str(value) if isinstance(value, Threat) else "")
 def test_data_of_a_stranger_runs_nothing(
     read: Callable[[Path, str | None], Any], threat: Threat, tmp_path: Path
 ) -> None:

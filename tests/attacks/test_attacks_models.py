@@ -51,9 +51,7 @@ def test_code_in_a_model_folder_is_not_run(tmp_path: Path) -> None:
     assert type(loaded.model).__name__ == "BertForSequenceClassification"
 
 
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, '{"model_type": "bert", "model_type": "gpt2"}', "[]", "\0"]
-)
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"model_type": "bert", "model_type": "gpt2"}', "[]", "\0"])
 def test_configurations_that_are_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(StockpotError, match=r"config\.json: expected"):

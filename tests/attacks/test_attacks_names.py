@@ -20,9 +20,7 @@ from stockpot.run.directory import RecipeFacts
 
 SCRIPT = "<script>alert(1)<!-- \"'&"
 IMAGE = "<img src=x onerror=alert(1)>"
-STEERING = (
-    "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp\u2066"  # clears the screen, sets the title, reverses the text
-)
+STEERING = "\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp\u2066"  # clears the screen, sets the title, reverses the text
 
 
 def _module() -> nn.Module:
@@ -97,9 +95,7 @@ def test_names_in_errors_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 def test_classes_in_errors_cannot_steer_a_terminal(tmp_path: Path) -> None:
     _pool(tmp_path / "pool")
-    np.savez(
-        tmp_path / "data.npz", x=np.zeros((4, 4), np.float32), y=np.array(["a", "b", "a", f"c{STEERING}"])
-    )
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 4), np.float32), y=np.array(["a", "b", "a", f"c{STEERING}"]))
     (tmp_path / "toy.py").write_text("from torch import nn\ndef model():\n    return nn.Linear(4, 3)\n")
     (tmp_path / "recipe.yaml").write_text(
         "pool: {path: pool}\nmodel: {python: 'toy:model'}\noutput: {dir: run}\n"

@@ -41,9 +41,7 @@ def test_a_soup_of_a_stranger_is_refused(threat: Threat, tmp_path: Path) -> None
 def test_the_honest_soup_is_not_refused(tmp_path: Path) -> None:
     path = soup(tmp_path)
     rebuild(path, tmp_path / "again")
-    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
-        path / "model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (path / "model.safetensors").read_bytes()
 
 
 def test_a_link_of_an_ingredient_does_not_carry_my_files_into_my_soup(tmp_path: Path) -> None:
@@ -92,10 +90,7 @@ SPOILT = [
     *((f"{name}: one key twice", _write(name, b'{"format": 1, "format": 1}')) for name in FILES),
     *((f"{name}: a list", _write(name, b"[]")) for name in FILES),
     ("weights: junk", _write("methods/uniform/weights.safetensors", b"junk")),
-    (
-        "weights: a header beyond the file",
-        _write("methods/uniform/weights.safetensors", struct.pack("<Q", 2**62)),
-    ),
+    ("weights: a header beyond the file", _write("methods/uniform/weights.safetensors", struct.pack("<Q", 2**62))),
     ("run.json: a FIFO", _fifo("run.json")),
 ]
 
@@ -108,9 +103,7 @@ def test_the_honest_run_is_reported_and_rebuilt(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("name", "change"), SPOILT, ids=lambda value: value if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("name", "change"), SPOILT, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_run_of_a_stranger_is_refused(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
     run = _run(tmp_path)
     change(run)
@@ -118,9 +111,7 @@ def test_a_run_of_a_stranger_is_refused(name: str, change: Callable[[Path], None
         write_report(run)
 
 
-@pytest.mark.parametrize(
-    "name", ["../../../elsewhere", "/etc", "..", "uniform/../uniform", 5, "", ["uniform"]]
-)
+@pytest.mark.parametrize("name", ["../../../elsewhere", "/etc", "..", "uniform/../uniform", 5, "", ["uniform"]])
 def test_a_run_cannot_lead_out_of_its_directory(name: Any, tmp_path: Path) -> None:
     run = _run(tmp_path)
     soup(tmp_path / "elsewhere_made").rename(tmp_path / "elsewhere")
@@ -146,8 +137,7 @@ def test_a_state_of_a_stranger_is_refused(content: bytes, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "values",
-    [b"[" * 100_000, b"{", b"\xff", b"[]", b'{"seconds": NaN}', b'{"seconds": 1, "peak_host": -1}', b"null"],
+    "values", [b"[" * 100_000, b"{", b"\xff", b"[]", b'{"seconds": NaN}', b'{"seconds": 1, "peak_host": -1}', b"null"]
 )
 def test_values_of_a_state_that_cannot_be_read_are_refused(values: bytes, tmp_path: Path) -> None:
     data = torch.frombuffer(bytearray(values), dtype=torch.uint8)

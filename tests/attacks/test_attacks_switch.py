@@ -31,14 +31,7 @@ def _problems(path: Path) -> Iterator[str]:
             yield f"{place} without allow_pickle"
         if given.get("trust_remote_code", "False") != "False":
             yield f"{place} with trust_remote_code"
-        forbidden = (
-            "pickle.load",
-            "pickle.loads",
-            "torch.jit.load",
-            "yaml.load",
-            "yaml.unsafe_load",
-            "joblib.load",
-        )
+        forbidden = ("pickle.load", "pickle.loads", "torch.jit.load", "yaml.load", "yaml.unsafe_load", "joblib.load")
         if name in (*forbidden, "dill.load", "dill.loads", "eval", "exec", "marshal.loads", "shelve.open"):
             yield place
         if name.endswith("add_safe_globals"):
@@ -55,9 +48,7 @@ def test_nothing_opens_a_pickle_without_care() -> None:
     assert [problem for path in _files() for problem in _problems(path)] == []
 
 
-@pytest.mark.parametrize(
-    "words", ["weights_only=False", "allow_pickle=True", "UnsafeLoader", "trust_remote_code=True"]
-)
+@pytest.mark.parametrize("words", ["weights_only=False", "allow_pickle=True", "UnsafeLoader", "trust_remote_code=True"])
 def test_the_words_are_nowhere(words: str) -> None:
     assert [path.name for path in _files() if words in path.read_text()] == []
 
@@ -66,9 +57,7 @@ def test_there_is_no_unpickler_of_our_own() -> None:
     found = []
     for path in _files():
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and any(
-                "Unpickler" in ast.unparse(base) for base in node.bases
-            ):
+            if isinstance(node, ast.ClassDef) and any("Unpickler" in ast.unparse(base) for base in node.bases):
                 found.append(path)
             if isinstance(node, ast.ImportFrom) and node.module == "pickle":
                 found.append(path)

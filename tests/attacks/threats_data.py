@@ -202,10 +202,7 @@ def _dataset(folder: Path, state: object, schema: Any = None) -> Path:
     made = folder / "d"
     made.mkdir()
     contents = pa.table({"x": [1, 2]}, schema=schema)
-    with (
-        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, contents.schema) as writer,
-    ):
+    with pa.OSFile(str(made / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, contents.schema) as writer:
         writer.write_table(contents)
     (made / "state.json").write_text(json.dumps(state))
     return made
@@ -240,10 +237,7 @@ for _name, _state in (
 def dataset_offsets(folder: Path) -> Path:
     made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
     contents = pa.table({"x": ["ab", "c"]})
-    with (
-        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, contents.schema) as writer,
-    ):
+    with pa.OSFile(str(made / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, contents.schema) as writer:
         writer.write_table(contents)
     honest = (made / "data.arrow").read_bytes()
     lying = honest.replace(struct.pack("<3i", 0, 2, 3), struct.pack("<3i", 0, 2**30, 5))
@@ -256,10 +250,7 @@ def dataset_offsets(folder: Path) -> Path:
 def dataset_nothing(folder: Path) -> Path:
     made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
     contents = pa.table({"x": pa.ListArray.from_arrays(pa.array([0, 2**30], pa.int32()), pa.nulls(2**30))})
-    with (
-        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, contents.schema) as writer,
-    ):
+    with pa.OSFile(str(made / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, contents.schema) as writer:
         writer.write_table(contents)
     return made
 
@@ -268,10 +259,7 @@ def dataset_nothing(folder: Path) -> Path:
 def dataset_views(folder: Path) -> Path:
     made = _dataset(folder, {"_data_files": [{"filename": "data.arrow"}]})
     contents = pa.table({"x": pa.array(["a" * 100] * 2, pa.string_view())})
-    with (
-        pa.OSFile(str(made / "data.arrow"), "wb") as sink,
-        pa.ipc.new_stream(sink, contents.schema) as writer,
-    ):
+    with pa.OSFile(str(made / "data.arrow"), "wb") as sink, pa.ipc.new_stream(sink, contents.schema) as writer:
         writer.write_table(contents)
     return made
 
@@ -292,9 +280,7 @@ def _image(folder: Path, content: bytes, name: str = "a.png") -> Path:
 @threat("image: PostScript under the name of a picture", "expected a readable image", IMAGES)
 def postscript(folder: Path) -> Path:
     """The library would start Ghostscript on it."""
-    program = (
-        f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%{command(folder).decode()}) (w) file\n"
-    )
+    program = f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(%pipe%{command(folder).decode()}) (w) file\n"
     return _image(folder, program.encode())
 
 

@@ -27,11 +27,7 @@ def _reduce(folder: Path) -> bytes:
 def _build(folder: Path) -> bytes:
     # The first BUILD plants a __setstate__, the second calls it.
     return (
-        b"ctypes\nSimpleNamespace\n)R}"
-        + text(b"__setstate__")
-        + b"cposix\nsystem\nsb"
-        + text(command(folder))
-        + b"b"
+        b"ctypes\nSimpleNamespace\n)R}" + text(b"__setstate__") + b"cposix\nsystem\nsb" + text(command(folder)) + b"b"
     )
 
 
@@ -148,12 +144,7 @@ def inner_checkpoint(folder: Path) -> Path:
     return archive(folder / "m.pt", table((text(b"w"), tensor())), {"inner.pt": inner, "evil.pkl": inner})
 
 
-@threat(
-    "archive: two tables, one of them with code",
-    "two records have the same name",
-    PICKLES,
-    _loadable(_reduce),
-)
+@threat("archive: two tables, one of them with code", "two records have the same name", PICKLES, _loadable(_reduce))
 def second_table(folder: Path) -> Path:
     path = archive(folder / "m.pt", table((text(b"w"), tensor())))
     with zipfile.ZipFile(path, "a") as file:
@@ -188,11 +179,7 @@ def large_tensor(folder: Path) -> Path:
     return archive(folder / "m.pt", _in_a_table(b"ctorch\nFloatTensor\n" + number(10**12) + b"\x85R"))
 
 
-@threat(
-    "allowed by torch: any function by _rebuild_from_type_v2",
-    "asks for torch.storage.UntypedStorage",
-    PICKLES,
-)
+@threat("allowed by torch: any function by _rebuild_from_type_v2", "asks for torch.storage.UntypedStorage", PICKLES)
 def by_type(folder: Path) -> Path:
     call = (
         b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch.storage\nUntypedStorage\nctorch\nTensor\n"
@@ -266,11 +253,7 @@ def strided_terabyte(folder: Path) -> Path:
     return archive(folder / "m.pt", table((text(b"w"), tensor(shape=shape, stride=stride))))
 
 
-@threat(
-    "shape: three hundred names for more than the file",
-    "times as many bytes of tensors as the file has",
-    PICKLES,
-)
+@threat("shape: three hundred names for more than the file", "times as many bytes of tensors as the file has", PICKLES)
 def many_names(folder: Path) -> Path:
     shape, stride = number(100_000) + b"\x85", b"K\x00\x85"
     pairs = [(text(b"w%d" % k), tensor(shape=shape, stride=stride)) for k in range(300)]
@@ -290,9 +273,7 @@ def negative_shape(folder: Path) -> Path:
 @threat("shape: a product that overflows", "cannot read as weights", PICKLES)
 def overflowing_shape(folder: Path) -> Path:
     shape = number(2**32) + number(2**32) + b"\x86"
-    return archive(
-        folder / "m.pt", table((text(b"w"), tensor(shape=shape, stride=number(2**32) + b"K\x01\x86")))
-    )
+    return archive(folder / "m.pt", table((text(b"w"), tensor(shape=shape, stride=number(2**32) + b"K\x01\x86"))))
 
 
 @threat("name: bytes that are no text", "cannot read as weights", PICKLES)
@@ -307,9 +288,7 @@ def surrogate_name(folder: Path) -> Path:
 
 @threat("name: a storage, whose text would list all of its numbers", None, PICKLES)
 def storage_as_name(folder: Path) -> Path:
-    place = (
-        b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + number(4) + b"tQ"
-    )
+    place = b"(" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"0") + text(b"cpu") + number(4) + b"tQ"
     return archive(folder / "m.pt", table((text(b"w"), tensor()), (place, b"N")))
 
 

@@ -21,11 +21,7 @@ for _name, _text, _words in (
         "a: !!python/object/apply:os.system ['touch {marker}']",
         "could not determine",
     ),
-    (
-        "yaml: a tag that makes an object",
-        "a: !!python/object/new:os.system ['touch {marker}']",
-        "could not determine",
-    ),
+    ("yaml: a tag that makes an object", "a: !!python/object/new:os.system ['touch {marker}']", "could not determine"),
     ("yaml: a tag that names a function", "a: !!python/name:os.system", "could not determine"),
     ("yaml: a tag that imports a module", "a: !!python/module:antigravity", "could not determine"),
     ("yaml: an alias that contains itself", "a: &a [*a]", "contains it"),

@@ -32,11 +32,7 @@ for _name, _content, _words in (
     ("offset: beyond the end", {"w": entry(0, 2**40, (2**38,))}, "where the header speaks of"),
     ("offset: backwards", {"w": entry(16, 0)}, "cannot have"),
     ("offset: two tensors on the same bytes", {"a": entry(), "b": entry()}, "starts at byte 0, not at 16"),
-    (
-        "offset: tensors that overlap",
-        {"a": entry(0, 12, (3,)), "b": entry(8, 16, (2,))},
-        "starts at byte 8, not at 12",
-    ),
+    ("offset: tensors that overlap", {"a": entry(0, 12, (3,)), "b": entry(8, 16, (2,))}, "starts at byte 8, not at 12"),
     ("offset: a hole", {"a": entry(0, 4, (1,)), "b": entry(8, 16, (2,))}, "starts at byte 8, not at 4"),
     ("entry: no table", {"w": [1, 2]}, "no type, shape and place"),
     ("entry: a list as header", [entry()], "no table of tensors"),
@@ -152,11 +148,7 @@ def shard_fifo(folder: Path) -> Path:
     return made
 
 
-@threat(
-    "index: a pickle among the shards",
-    "plain names of files in this directory, ending in .safetensors",
-    INDEXES,
-)
+@threat("index: a pickle among the shards", "plain names of files in this directory, ending in .safetensors", INDEXES)
 def pickle_shard(folder: Path) -> Path:
     made = shards(folder / "hf", {"a": "model-a.pt", "b": "model-b.safetensors"})
     torch.save({"a": torch.arange(4.0)}, made / "model-a.pt")

@@ -134,3 +134,12 @@ def test_a_model_that_changes_its_weights_in_place_is_cooked(tmp_path: Path) -> 
     pool = write(tmp_path, fine_tunes(lambda: MaxNorm("never"), 3))
     result = cook(pool, Task(MaxNorm("in place"), samples()), "hl+", steps=4, batch_size=16)
     assert result.soup is not None
+
+
+def test_a_parameter_without_elements_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        model = mlp()
+        model.register_parameter("nothing", nn.Parameter(torch.empty(0, 4)))
+        return model
+
+    assert cook(write(tmp_path, fine_tunes(build, 3)), Task(build(), samples()), "hl+", steps=2).soup is not None

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from classic import Classic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from classic import Classic
 from stockpot import METHODS, Result, Soup, Task, cook
 from stockpot.soups import LEARNED, settings_for
 from stockpot.soups.mehl import schedule, weights

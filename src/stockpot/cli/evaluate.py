@@ -107,7 +107,7 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
             str(path), expected="a saved soup, a run directory or a checkpoint", found="nothing at this path", fix=fix
         )
     if (path / RUN).is_file():
-        return open_checkpoint(recommended_soup(path))
+        return open_checkpoint(files.check_entries(path, recommended_soup(path)))
     if path.is_dir() and (path / RECORD).is_file():
         return open_checkpoint(files.check_entries(path, path))  # a soup has its final names already
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.engine.flat import ALIGN, FlatPlan, Tiles
-from stockpot.errors import TaskError, describe
+from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.pool import Pool
@@ -54,16 +54,15 @@ class Live:
 
     def check_bound(self) -> None:
         """Refuse a model whose forward pass gives a parameter other memory: mixing would no longer reach it."""
+        first, width = self.flat.data_ptr(), self.flat.element_size()
         for tensor, start, _ in self.bound:
-            if tensor.dtype == self.flat.dtype and tensor.data_ptr() != self.flat[start:].data_ptr():
+            if tensor.dtype == self.flat.dtype and tensor.numel() and tensor.data_ptr() != first + start * width:
                 name = next(name for name, one in self._tensors.items() if one is tensor)
-                raise TaskError(
-                    describe(
-                        f"model tensor {name}",
-                        expected="the memory it had before the forward pass",
-                        found="other memory: the model assigns to .data while it runs, as max-norm constraints do",
-                        fix="change the values in place (weight.data.copy_(...), renorm_), or do it outside the model",
-                    )
+                raise TaskError.of(
+                    f"model tensor {name}",
+                    expected="the memory it had before the forward pass",
+                    found="other memory: the model assigns to .data while it runs, as max-norm constraints do",
+                    fix="change the values in place (weight.data.copy_(...), renorm_), or do it outside the model",
                 )
 
     @property
@@ -234,11 +233,9 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _torn(name: str, other: str, found: str) -> TaskError:
-    return TaskError(
-        describe(
-            f"model tensor {name}",
-            expected=f"the same values as {other} in every checkpoint: the model ties the two",
-            found=found,
-            fix="untie them in the model",
-        )
+    return TaskError.of(
+        f"model tensor {name}",
+        expected=f"the same values as {other} in every checkpoint: the model ties the two",
+        found=found,
+        fix="untie them in the model",
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.errors import RunError, describe
+from stockpot.errors import RunError
 from stockpot.soups.mehl import State, weights
 from stockpot.soups.problem import finite
 from stockpot.task import Data
@@ -106,11 +106,9 @@ def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any])
         return
     keys = [key for key in now if (saved or {}).get(key) != now[key]]
     found = ", ".join(f"{key} {(saved or {}).get(key)!r}, now {now[key]!r}" for key in keys) or "others"
-    raise RunError(
-        describe(
-            "the saved state of an unfinished method",
-            expected="the settings that are to be used now",
-            found=found,
-            fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
-        )
+    raise RunError.of(
+        "the saved state of an unfinished method",
+        expected="the settings that are to be used now",
+        found=found,
+        fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
     )

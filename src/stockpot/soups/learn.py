@@ -255,13 +255,11 @@ class Learner:
         )  # fmt: skip
         if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
             self.live.pool.verify_finite(self.listen)  # names the files to blame
-            raise LearningError(
-                describe(
-                    "mean of the ingredients",
-                    expected="finite weights",
-                    found="sums that overflow, although every ingredient is finite",
-                    fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
-                )
+            raise LearningError.of(
+                "mean of the ingredients",
+                expected="finite weights",
+                found="sums that overflow, although every ingredient is finite",
+                fix="look for absurdly large weights with `stockpot inspect`, and leave those ingredients out",
             )
         self.problem.remember_theta_bar(self.live, engine.theta_bar)
         plan = engine.plan

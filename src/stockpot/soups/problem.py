@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot.engine import Live
 from stockpot.engine.loader import LastBlock
-from stockpot.errors import LearningError, describe
+from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
@@ -130,13 +130,11 @@ class Problem:
                 self.listen(Event("ingredient", {"name": self.pool.names[k], "index": k, "fit": value}))
                 progress(self.listen, "scoring the ingredients", k + 1, len(self.pool), "models")
             if all(math.isnan(one.value) for one in scores):
-                raise LearningError(
-                    describe(
-                        "scores of the ingredients",
-                        expected="a number for at least one",
-                        found="NaN for all of them",
-                        fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
-                    )
+                raise LearningError.of(
+                    "scores of the ingredients",
+                    expected="a number for at least one",
+                    found="NaN for all of them",
+                    fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
                 )
             self.known, self.known_seconds = scores, time.perf_counter() - began
         return self.known

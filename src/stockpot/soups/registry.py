@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from stockpot.errors import MethodError, describe
+from stockpot.errors import MethodError
 from stockpot.soups.settings import Settings, declared, unknown
 
 DEFAULT = "crossfit"
@@ -101,45 +101,37 @@ def settings_for(method: str, preset: str | None = None, **given: Any) -> Settin
             raise MethodError(unknown("setting", name, declared()))
     if preset == "authors":
         if method not in AUTHORS:
-            raise MethodError(
-                describe(
-                    f"preset 'authors' with method {method!r}",
-                    expected=f"one of {', '.join(AUTHORS)}",
-                    found="a method that their code does not have",
-                    fix="use preset 'paper', or leave it out",
-                )
+            raise MethodError.of(
+                f"preset 'authors' with method {method!r}",
+                expected=f"one of {', '.join(AUTHORS)}",
+                found="a method that their code does not have",
+                fix="use preset 'paper', or leave it out",
             )
         chosen["weight_decay"] = 0.0
         for name in _NOT_AUTHORS & given.keys():
-            raise MethodError(
-                describe(
-                    f"setting {name} with preset 'authors'",
-                    expected="a setting that the released code has",
-                    found=repr(given[name]),
-                    fix=f"leave {name} out, or leave the preset out",
-                )
+            raise MethodError.of(
+                f"setting {name} with preset 'authors'",
+                expected="a setting that the released code has",
+                found=repr(given[name]),
+                fix=f"leave {name} out, or leave the preset out",
             )
         if given.get("block_size") == 1:
-            raise MethodError(
-                describe(
-                    "setting block_size with preset 'authors'",
-                    expected="at least 2: a first block of one model has no direction from its own mean",
-                    found="1",
-                    fix="use a larger block_size, or leave the preset out",
-                )
+            raise MethodError.of(
+                "setting block_size with preset 'authors'",
+                expected="at least 2: a first block of one model has no direction from its own mean",
+                found="1",
+                fix="use a larger block_size, or leave the preset out",
             )
     if given.get("epochs") is not None:
         chosen["steps"] = None  # the one asked for replaces the default of the other
     chosen.update(given)
     settings = Settings(**chosen)
     if METHODS[method].simplex and settings.block_size is not None:
-        raise MethodError(
-            describe(
-                "setting block_size",
-                expected="None: the softmax couples all models",
-                found=repr(settings.block_size),
-                fix="use a hyperplane method (mehl, mehl+) to learn block by block",
-            )
+        raise MethodError.of(
+            "setting block_size",
+            expected="None: the softmax couples all models",
+            found=repr(settings.block_size),
+            fix="use a hyperplane method (mehl, mehl+) to learn block by block",
         )
     return settings
 

@@ -157,7 +157,7 @@ def _wrong_type(name: str, options: Iterable[Any], value: object) -> str:
 
 def _need(ok: bool, name: str, expected: str, found: object, fix: str) -> None:
     if not ok:
-        raise MethodError(describe(f"setting {name}", expected=expected, found=repr(found), fix=fix))
+        raise MethodError.of(f"setting {name}", expected=expected, found=repr(found), fix=fix)
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> str:

@@ -119,9 +119,9 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
         return
     judged = metric in CLASSES
     if targets.is_floating_point():
-        rows = targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]
+        rows = (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]
         # Every row must be a distribution over classes; multi-hot labels and measurements are none.
-        if rows and (judged or (loss and not own)) and not _are_probabilities(targets):
+        if rows and (bool((targets < 0).any()) or bool(((targets.double().sum(1) - 1).abs() > 1e-3).any())):
             several = "rows of 0 and 1 with none or several ones (multi-hot)"
             raise DataError.of(
                 f"labels of {data.name}",
@@ -148,10 +148,6 @@ def has_several_labels(targets: Tensor | None, logits: Tensor | None) -> bool:
     if targets is None or logits is None or logits.ndim != 2 or targets.shape[1:] != logits.shape[1:]:
         return False
     return _binary(targets) and (not targets.is_floating_point() or bool((targets.sum(1) != 1).any()))
-
-
-def _are_probabilities(rows: Tensor) -> bool:
-    return bool((rows >= 0).all()) and bool(((rows.double().sum(1) - 1).abs() <= 1e-3).all())
 
 
 def _binary(targets: Tensor) -> bool:
