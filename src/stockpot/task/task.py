@@ -270,17 +270,16 @@ class Task:
         # Shuffled by a fixed seed: in sorted data a batch's variance would be that of one class. Pieces of
         # even size: a last batch of one sample has no variance.
         rows = self.fit.order(0, 0, n)[:count]
-
-        def batches() -> Iterator[tuple[Any, int]]:
-            done = 0
+        done = 0
+        with stats.estimating(self.model) as next_is, forked_random(self.device) as reseed:
             for piece in rows.tensor_split(math.ceil(count / self.batch_size)):
                 reseed(done)
-                yield self.to_device(self.fit.batch(piece)), piece.numel()
+                next_is(piece.numel())
+                self._judge.forward(self.to_device(self.fit.batch(piece)))
                 done += piece.numel()
                 progress(listen, "recalibrating statistics", done, count, unit="samples")
-
-        with forked_random(self.device) as reseed:
-            return stats.recalibrate(self.model, batches(), self._judge.forward)
+        state = self.model.state_dict()
+        return {name: state[name].detach().cpu().clone() for name in self.statistic_names}
 
     # Checks before long work --------------------------------------------------------------------------
 
