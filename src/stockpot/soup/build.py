@@ -160,11 +160,7 @@ def parse_size(value: int | str) -> int:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
     if not match:
-        raise SoupError.of(
-            f"size {value!r}",
-            expected="a number of bytes such as 2000000, '500MB' or '5GB'",
-            found="neither",
-            fix="use GB or MB",
-        )
+        expected = "a number of bytes such as 2000000, '500MB' or '5GB'"
+        raise SoupError.of(f"size {value!r}", expected=expected, found="neither", fix="use GB or MB")
     power = " kmgt".index(match[2].lower() or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

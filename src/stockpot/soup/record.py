@@ -66,12 +66,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         value = files.read_json(file)
     except FileNotFoundError:
-        raise SoupError.of(
-            str(path),
-            expected=f"a saved soup with a {RECORD}",
-            found="none",
-            fix="pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)",
-        ) from None
+        fix = "pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)"
+        raise SoupError.of(str(path), expected=f"a saved soup with a {RECORD}", found="none", fix=fix) from None
     except (ValueError, OSError) as error:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -116,12 +112,9 @@ def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     if options.keys() != {"key", "rename", "mixed_dtypes"}:
         raise ValueError("opened_with has other options than a pool is opened with")
     if options["rename"] == "custom":
-        raise SoupError.of(
-            "soup record",
-            expected="renaming by a prefix map",
-            found="a Python function, which is not stored",
-            fix="open the pool yourself and pass it as ingredients=",
-        )
+        expected = "renaming by a prefix map"
+        fix = "open the pool yourself and pass it as ingredients="
+        raise SoupError.of("soup record", expected=expected, found="a Python function, which is not stored", fix=fix)
     if ingredients is not None:
         return Pool.open(ingredients, **options)
     try:
