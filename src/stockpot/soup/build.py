@@ -25,8 +25,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
 from stockpot.pool.source import stays_inside
-from stockpot.soup.kept import StatisticsRule, kept_tensor
-from stockpot.soup.mix import check_holds, mix_tensor
+from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
 MANY = 8  # cores, from which torch's threads do better on one operation than ours on several
