@@ -268,6 +268,8 @@ SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "
 
 
 if TYPE_CHECKING:
+    from stockpot.zoo import Trial
+
     ListedTrial = Section
 else:
     _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SEARCHED}
@@ -325,11 +327,14 @@ class Finetune(Section):
             return {**given, "trials": len(given["listed"])}
         return given
 
-    def trial(self, index: int, seed: int) -> dict[str, int | float]:
-        """The hyperparameters of one trial: a pure function of the recipe, the trial's number and the seed."""
-        drawn = {name: getattr(self, name).draw(f"{seed}/{index}/{name}", name == "seed") for name in SEARCHED}
-        listed = {} if self.listed is None else self.listed[index].model_dump(exclude_none=True)
-        return {**drawn, **listed}
+    def drawn(self, seed: int) -> tuple[Trial, ...]:
+        """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
+        from stockpot.zoo import draw_trials
+
+        plain = self.model_dump(include=set(SEARCHED), exclude_none=True)
+        spaces = {name: space.get("choices", space) for name, space in plain.items()}
+        listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
+        return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 
 
 class Output(Section):

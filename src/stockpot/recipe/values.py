@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from typing import Annotated, Any, Literal
 
@@ -158,21 +157,6 @@ class Space(Section):
         elif self.scale == "log" and self.min <= 0:
             raise ValueError(f"expected min > 0 for a log range, found {self.min}")
         return self
-
-    def draw(self, key: str, whole: bool) -> int | float:
-        """A value that depends on the key alone, so that searching one more thing changes no other."""
-        source = random.Random(key)
-        if self.choices is not None:
-            return source.choice(self.choices)
-        assert self.min is not None
-        assert self.max is not None
-        if self.scale == "log":
-            value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
-        elif whole:
-            return source.randint(math.ceil(self.min), math.floor(self.max))
-        else:
-            value = source.uniform(self.min, self.max)
-        return round(value) if whole else value
 
 
 def _short_space(value: Any) -> Any:
