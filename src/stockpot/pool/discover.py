@@ -14,13 +14,8 @@ from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, sh
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
 # look, so that we mix the weights the user evaluates.
-_FILES = (
-    "model.safetensors",
-    "diffusion_pytorch_model.safetensors",
-    "pytorch_model.bin",
-    "diffusion_pytorch_model.bin",
-)
-_NAMES = tuple(f"{file}{ending}" for file in _FILES for ending in ("", ".index.json"))
+_KNOWN = "model.safetensors diffusion_pytorch_model.safetensors pytorch_model.bin diffusion_pytorch_model.bin"
+_NAMES = tuple(f"{name}{ending}" for name in _KNOWN.split() for ending in ("", ".index.json"))
 # What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
 _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
