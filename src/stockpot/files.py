@@ -303,12 +303,10 @@ class Lock:
         """Ours alone, or an error that says whose it is."""
         holder = self._take()
         if holder is not None:
-            raise RunError.of(
-                str(self._path.parent),
-                expected="a directory that no other process works in",
-                found=f"one in use by process {holder}" if holder else "one in use by another process",
-                fix="wait until that one has finished, or choose another directory",
-            )
+            expected = "a directory that no other process works in"
+            found = f"one in use by process {holder}" if holder else "one in use by another process"
+            fix = "wait until that one has finished, or choose another directory"
+            raise RunError.of(str(self._path.parent), expected=expected, found=found, fix=fix)
 
     def try_acquire(self) -> bool:
         return self._take() is None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stockpot.cli.cooking import print_table
-from stockpot.cli.failures import guarded
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown
 
@@ -42,7 +41,6 @@ Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at -
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
-@guarded
 def evaluate(
     weights: Weights,
     recipe: RecipeFile,
@@ -79,8 +77,7 @@ def evaluate(
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     if as_json:
-        found = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
-        document({**found, "score": encode(scores)})
+        document({"path": str(checkpoint.path), "metric": task.metric.name, "on": where, "score": encode(scores)})
         return
     metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
     data = "report data" if where == "report" else "fitting data"
@@ -113,7 +110,6 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 
 
-@guarded
 def rebuild(
     run: RunOrSoup,
     method: Method = None,
@@ -148,7 +144,6 @@ def rebuild(
         say(f"{shown(path)}: rebuilt")
 
 
-@guarded
 def report(run: Run, as_json: Json = False) -> None:
     """Write the report of a run again, and print its table.
 

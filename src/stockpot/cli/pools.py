@@ -13,7 +13,6 @@ import typer
 
 from stockpot import files
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.failures import resumable
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.errors import RunError
@@ -35,7 +34,6 @@ MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool a
 MADE = ("recipe.yaml", "pretrained.safetensors", "pool", "run")
 
 
-@resumable
 def finetune(
     recipe: RecipeFile,
     trials: Trials = None,
@@ -89,19 +87,8 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
         return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
-    rows = [
-        (
-            record.name,
-            score(record),
-            f"{record.settings.lr:.1e}",
-            f"{record.settings.weight_decay:.1e}",
-            f"{record.settings.epochs:g}",
-            f"{record.settings.label_smoothing:g}",
-            f"{record.settings.augmentation:g}",
-            words.seconds(record.seconds),
-        )
-        for record in records
-    ]
+    form = "{0.lr:.1e} {0.weight_decay:.1e} {0.epochs:g} {0.label_smoothing:g} {0.augmentation:g}"
+    rows = [(one.name, score(one), *form.format(one.settings).split(), words.seconds(one.seconds)) for one in records]
     headings = ("trial", "fit data", "lr", "decay", "epochs", "smoothing", "augment", "time")
     say()
     table(headings, rows, marked=-max(scored)[1] if scored else None)
@@ -111,7 +98,6 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
     say()
 
 
-@resumable
 def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False) -> None:
     """Make real soups on this machine in about a minute.
 

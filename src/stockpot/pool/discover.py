@@ -14,16 +14,8 @@ from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, sh
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
 # look, so that we mix the weights the user evaluates.
-_NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "diffusion_pytorch_model.bin",
-    "diffusion_pytorch_model.bin.index.json",
-)
+_KNOWN = "model.safetensors diffusion_pytorch_model.safetensors pytorch_model.bin diffusion_pytorch_model.bin"
+_NAMES = tuple(f"{name}{ending}" for name in _KNOWN.split() for ending in ("", ".index.json"))
 # What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
 _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
@@ -67,10 +59,8 @@ def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> 
             return [path]
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
-        nothing, fix = (
-            f"none among its {len(entries)} entries",
-            "give the folder that holds the checkpoint files themselves",
-        )
+        nothing = f"none among its {len(entries)} entries"
+        fix = "give the folder that holds the checkpoint files themselves"
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
         return [path]  # if it does not exist, opening it says so
     else:
@@ -116,11 +106,8 @@ def weights_of(directory: Path) -> Path | None:
     """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
     present = {entry.name for entry in directory.iterdir()}
     known = [name for name in _NAMES if name in present]
-    others = [
-        n
-        for n in sorted(present)
-        if n.endswith(SUFFIXES) and n[0] != "." and n not in _NAMES and not is_leftover(Path(n))
-    ]
+    weights = [name for name in sorted(present) if name.endswith(SUFFIXES) and not name.startswith(".")]
+    others = [name for name in weights if name not in _NAMES and not is_leftover(Path(name))]
     # A saved soup (soup.json) may have recalibrated statistics in a file of their own beside the weights. A folder of
     # checkpoints may have one that happens to be called so.
     told = "config.json" in present or "soup.json" in present or any(name.endswith(".index.json") for name in known)

@@ -169,12 +169,10 @@ def _refuse_foreign(path: Path) -> None:
     foreign = sorted(name for name in names if name != files.LOCK and not _FIRST_WRITE.fullmatch(name))
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        raise RunError.of(
-            f"output directory {path}",
-            expected="a new or empty directory, or an earlier run",
-            found=f"other files: {', '.join(foreign[:5])}{more}",
-            fix="choose another directory with --out (in Python: run=)",
-        )
+        expected = "a new or empty directory, or an earlier run"
+        found = f"other files: {', '.join(foreign[:5])}{more}"
+        fix = "choose another directory with --out (in Python: run=)"
+        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
 
 
 def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
@@ -206,12 +204,10 @@ def check_recipe(path: Path, recipe: RecipeFacts, *, overwrite: bool = False) ->
 def _same_recipe(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Refuse another recipe or other code than those that the run was begun with, and show the difference."""
     if before["kind"] != now["kind"]:
-        raise RunError.of(
-            f"output directory {path}",
-            expected=f"a directory of its own for {now['kind']}",
-            found=f"an earlier run of {before['kind']}, which stays as it is",
-            fix=f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite",
-        )
+        expected = f"a directory of its own for {now['kind']}"
+        found = f"an earlier run of {before['kind']}, which stays as it is"
+        fix = f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite"
+        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
     if before["recipe_digest"] != now["recipe_digest"]:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
         raise _refused(path, *_ANOTHER, differences(earlier, recipe) or ["the recipe"])

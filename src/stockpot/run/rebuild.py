@@ -53,12 +53,9 @@ def rebuild_soup(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     if differing or lacking:
-        raise SoupError.of(
-            str(path),
-            expected="the bytes its record and ingredients give",
-            found=f"other content in {', '.join((*differing, *lacking))}",
-            fix="the soup was changed after it was saved; write it again with --out",
-        )
+        found = f"other content in {', '.join((*differing, *lacking))}"
+        fix = "the soup was changed after it was saved; write it again with --out"
+        raise SoupError.of(str(path), expected="the bytes its record and ingredients give", found=found, fix=fix)
     return path, True
 
 

@@ -337,12 +337,8 @@ def read_about(path: Path) -> dict[str, Any]:
             fix="give the directory that `stockpot cook`, `compare` or `demo` wrote",
         )
     if found != FORMAT:
-        raise RunError.of(
-            str(path / RUN),
-            expected=f"a run of format {FORMAT}",
-            found=f"format {found}",
-            fix="use the version of stockpot that wrote this run",
-        )
+        fix = "use the version of stockpot that wrote this run"
+        raise RunError.of(str(path / RUN), expected=f"a run of format {FORMAT}", found=f"format {found}", fix=fix)
     about: dict[str, Any] = read_json(path / RUN, path, shapes.RUN_SHAPE)
     return about
 

@@ -50,12 +50,10 @@ class DiskStore:
         except StockpotError:
             raise
         except Exception as error:
-            raise RunError.of(
-                str(self._path),
-                expected="the saved state of an unfinished method",
-                found=f"{type(error).__name__}: {error}",
-                fix="delete that file; the method then starts from its beginning",
-            ) from error
+            expected = "the saved state of an unfinished method"
+            found = f"{type(error).__name__}: {error}"
+            fix = "delete that file; the method then starts from its beginning"
+            raise RunError.of(str(self._path), expected=expected, found=found, fix=fix) from error
         self.earlier = values["seconds"], values["peak_host"], values["peak_device"]
         return tensors, values["method"]
 

@@ -18,7 +18,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
-from stockpot.soup.kept import kept_tensor
+from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
 
