@@ -109,14 +109,12 @@ def survey(
     `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
     """
     from stockpot.layout import Layout
+    from stockpot.recipe.build import finite
     from stockpot.run.record import describe_pool
 
     problems: list[str] = []
     try:
-        if nonfinite == "drop":
-            pool = pool.drop_nonfinite(listen)
-        elif nonfinite == "refuse":
-            pool.verify_finite(listen)
+        pool = finite(pool, nonfinite, listen)
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
