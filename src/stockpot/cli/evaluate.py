@@ -77,8 +77,7 @@ def evaluate(
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     if as_json:
-        found = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
-        document({**found, "score": encode(scores)})
+        document({"path": str(checkpoint.path), "metric": task.metric.name, "on": where, "score": encode(scores)})
         return
     metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
     data = "report data" if where == "report" else "fitting data"

@@ -105,8 +105,9 @@ def _crash(error: Exception) -> str:
         first = str(error) if isinstance(error, OSError) else f"unexpected {type(error).__name__}: {said}"
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # no room there either
-        temporary = tempfile.NamedTemporaryFile
-        with temporary("w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="stockpot-", suffix=".txt", delete=False
+        ) as file:
             file.write(text)
         text = f"  Details were written to {file.name}.\n"
     ask = "If this looks like our mistake, please report it with that file and the output of `stockpot doctor`."

@@ -109,17 +109,16 @@ def survey(
     `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
     """
     from stockpot.layout import Layout
+    from stockpot.recipe.build import finite
     from stockpot.run.record import describe_pool
 
     problems: list[str] = []
     try:
-        if nonfinite == "drop":
-            pool = pool.drop_nonfinite(listen)
-        elif nonfinite == "refuse":
-            pool.verify_finite(listen)
+        pool = finite(pool, nonfinite, listen)
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
+    assert facts.distances is not None
     found = describe_pool(pool, facts)
     lengths = zip(found.pop("to_mean"), found.pop("norms"), strict=True)
     for entry, checkpoint, (distance, norm) in zip(found["ingredients"], pool.checkpoints, lengths, strict=True):

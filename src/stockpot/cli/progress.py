@@ -5,10 +5,11 @@ A terminal gets a live bar, anything else a line every few seconds; always on st
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,32 +183,29 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
     need("tensorboard")  # torch's own message does not say how to get it
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = None
-    method = ""
+    with ExitStack() as stack:
 
-    def write(tag: str, value: float, step: int) -> None:
-        nonlocal writer
-        if writer is None:  # not before there is something: the run's directory is made by then
+        @functools.cache  # not before there is something: the run's directory is made by then
+        def writer() -> Any:
             files.make_directory(folder, folder.parent)
-            writer = SummaryWriter(str(files.check_entries(folder.parent, folder)))
-        writer.add_scalar(tag, value, step)
+            place = files.check_entries(folder.parent, folder)
+            return stack.enter_context(closing(SummaryWriter(str(place))))
 
-    def both(event: Event) -> None:
-        nonlocal method
-        data = event.data
-        if event.kind == "method":
-            method = data["method"]
-        elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
-            place = f"{method}/fold{data['fold']}/block{data['block']}"
-            write(f"{place}/{'fit' if event.kind == 'step' else 'held_out'}_loss", data["loss"], data["step"])
-            if event.kind == "step":
-                write(f"{place}/lr", data["lr"], data["step"])
-        elif event.kind == "report":
-            write(f"{data['method']}/report", data["value"], 0)
-        listen(event)
+        method = ""
 
-    try:
+        def both(event: Event) -> None:
+            nonlocal method
+            data = event.data
+            if event.kind == "method":
+                method = data["method"]
+            elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
+                place = f"{method}/fold{data['fold']}/block{data['block']}"
+                loss = "fit_loss" if event.kind == "step" else "held_out_loss"
+                writer().add_scalar(f"{place}/{loss}", data["loss"], data["step"])
+                if event.kind == "step":
+                    writer().add_scalar(f"{place}/lr", data["lr"], data["step"])
+            elif event.kind == "report":
+                writer().add_scalar(f"{data['method']}/report", data["value"], 0)
+            listen(event)
+
         yield both
-    finally:
-        if writer is not None:
-            writer.close()

@@ -48,9 +48,14 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     pool = Pool.open(
         *pool_paths(recipe), key=section.key, rename=section.rename, mixed_dtypes=section.mixed_dtypes, listen=listen
     )
-    if section.nonfinite == "refuse":
+    return finite(pool, section.nonfinite, listen)
+
+
+def finite(pool: Pool, rule: str, listen: Listener = ignore) -> Pool:
+    """What is used of a pool by `pool.nonfinite`."""
+    if rule == "refuse":
         pool.verify_finite(listen)
-    return pool.drop_nonfinite(listen) if section.nonfinite == "drop" else pool
+    return pool.drop_nonfinite(listen) if rule == "drop" else pool
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
@@ -88,13 +93,11 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         section.kind,
         getattr(section, section.kind),
         folder=recipe.folder,
-        classes=section.classes,
-        options=section.options,
         weights=recipe.path(section.weights) if section.weights is not None else None,
-        pretrained=pretrained,
-        auto_class=section.auto_class,
         tokenizer=recipe.path(section.tokenizer) if section.tokenizer is not None else None,
+        pretrained=pretrained,
         seed=recipe.output.seed,
+        **section.model_dump(include={"classes", "options", "auto_class"}),
     )
     own = section.kind == "python" and recipe.data.kind == "python"
     if not own or any(value is not None for value in recipe.data.preprocessing.model_dump().values()):
@@ -195,12 +198,10 @@ def build_data(
         Columns(section.text, section.image, section.features, section.tokens, section.label),
         shares,
         section.split_seed,
-        section.classes,
-        section.preprocessing.max_length,
-        section.memory_limit,
-        None if section.cache is None else recipe.path(section.cache),
-        section.target,
-        Limits(**section.limits.model_dump()),
+        max_length=section.preprocessing.max_length,
+        cache=None if section.cache is None else recipe.path(section.cache),
+        limits=Limits(**section.limits.model_dump()),
+        **section.model_dump(include={"classes", "memory_limit", "target"}),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 

@@ -52,9 +52,8 @@ def make_recipe(
     """A recipe from plain values, as if it were written in a file in `folder`; `lines` of it are named in errors."""
     merged, known = dict(content), dict(lines or {})
     for override in overrides:
-        keys, value = _read_override(override)
-        merged = _put(merged, keys, value, override)
-        known = {path: line for path, line in known.items() if path[: len(keys)] != tuple(keys)}
+        keys = _replace(merged, override)
+        known = {path: line for path, line in known.items() if path[: len(keys)] != keys}
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -66,22 +65,20 @@ def make_recipe(
     return recipe
 
 
-def _read_override(override: str) -> tuple[list[str], Any]:
+def _replace(content: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Put the value of `section.key=value` in its place, whose path comes back."""
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    *sections, key = keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
         raise RecipeError(f"--set {override}: expected key=value, such as method.lr=0.02")
-    return keys, parse(text, f"--set {override}")[0]
-
-
-def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> dict[str, Any]:
-    head, *rest = keys
-    if not rest:
-        return {**content, head: value}
-    inner = {} if content.get(head) is None else content[head]
-    if not isinstance(inner, dict):
-        raise RecipeError(f"--set {override}: {head} is {inner!r}, which has no keys below it")
-    return {**content, head: _put(inner, rest, value, override)}
+    for name in sections:
+        inner = content.get(name)
+        if not isinstance(inner, dict | None):
+            raise RecipeError(f"--set {override}: {name} is {inner!r}, which has no keys below it")
+        content[name] = dict(inner or {})  # a copy: an alias may stand elsewhere too
+        content = content[name]
+    content[key] = parse(text, f"--set {override}")[0]
+    return keys
 
 
 class _Loader(yaml.SafeLoader):

@@ -39,13 +39,7 @@ def parse_bytes(value: object) -> int:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
 
 
-def _code(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", value):
-        return value
-    raise ValueError(f"expected module:function, found {value!r}")
-
-
-Code = Annotated[str, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
+Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 
 class PythonCode(Section):
