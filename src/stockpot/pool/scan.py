@@ -29,6 +29,7 @@ from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name
 THREADS = 8  # twice as many gained nothing on 16 slow cores
 BLOCK = 1 << 26  # bytes of all ingredients together that are hashed and summed before the next are read
 CHUNK = 1 << 18  # values of all ingredients together that a thread holds in fp64 at a time
+LEAST = 1 << 15  # values of one ingredient in a chunk: with many ingredients, slicing took longer than the sums
 _INLINE = 1 << 16  # bytes; less is done at once, a thread would cost more
 _WAITING = 256  # tensors whose work may be outstanding
 _EVENTS = 200  # progress events at most, about, however many tensors there are
@@ -177,7 +178,7 @@ class _Tensor:
                 self._do(workers, self._hash, k, block)
             if self.floating and not hashes_only:
                 flat = [torch.view_as_real(block).reshape(-1) if block.is_complex() else block for block in blocks]
-                width = max(CHUNK // len(flat), 1)
+                width = max(CHUNK // len(flat), LEAST)
                 for first in range(0, flat[0].numel(), width):
                     self._do(workers, _sums, [part[first : first + width] for part in flat])
 

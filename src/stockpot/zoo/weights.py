@@ -27,19 +27,12 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, subject: str = "starting weights") -> None:
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    wrong = [
-        name
-        for name in {**own, **weights}
-        if name not in own or name not in weights or own[name].shape != weights[name].shape
-    ]
-    if wrong:
+    fitting = {name for name in own.keys() & weights.keys() if own[name].shape == weights[name].shape}
+    if wrong := [name for name in {**own, **weights} if name not in fitting]:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise TaskError.of(
-            subject,
-            expected=f"the {len(own)} tensors of {type(model).__name__}",
-            found=f"others, or other shapes, for {', '.join(wrong[:4])}{more}",
-            fix="give the state dict of this very model",
-        )
+        expected = f"the {len(own)} tensors of {type(model).__name__}"
+        found = f"others, or other shapes, for {', '.join(wrong[:4])}{more}"
+        raise TaskError.of(subject, expected=expected, found=found, fix="give the state dict of this very model")
     model.load_state_dict(dict(weights), strict=False)
 
 
@@ -56,12 +49,8 @@ def read_file(path: Path, root: Path) -> tuple[dict[str, Tensor], dict[str, str]
             # Copied: the file is mapped, and may be replaced or removed while its tensors are in use.
             return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise RunError.of(
-            str(path),
-            expected="weights that an earlier run wrote",
-            found=str(error),
-            fix="remove the folder and start again",
-        ) from error
+        expected, fix = "weights that an earlier run wrote", "remove the folder and start again"
+        raise RunError.of(str(path), expected=expected, found=str(error), fix=fix) from error
 
 
 def write_directory(path: Path, model: nn.Module, companions: Path | None, root: Path) -> None:
