@@ -156,6 +156,8 @@ class _Job:
                 self.directory.begin(environment(str(self.task.device)))
                 self.max_shard = recipe.max_shard or MAX_SHARD
             stack.enter_context(threads_for(parameters, self.task.device))
+            if self.directory is not None:
+                self.pool.facts(self._tell)  # with distances, for the record
             problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -96,12 +97,10 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
     """
     path = path.absolute()
     make_directory(path.parent, root)
-    with opened(path.parent, root) as folder:
-        folder.sweep(path.name)
-        if folder.status(path.name) is not None and not overwrite:
+    with _prepared(path, root) as place:
+        if os.path.lexists(path) and not overwrite:
             fix = "choose another path, or pass overwrite=True"
             raise SoupError.of(str(path), expected="a new directory", found="something that already exists", fix=fix)
-    with _prepared(path, root) as place:
         yield place
         for entry in (*place.rglob("*"), place):
             _finish(entry, place)
@@ -197,21 +196,14 @@ def _finish(path: Path, folder: Path) -> None:
         sync_directory(path)
     else:
         path.chmod(folder.stat().st_mode & 0o666)
-        _flush(path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR)  # Windows flushes only what is writable
+        with os.fdopen(os.open(path, os.O_RDWR), "rb") as content:  # Windows flushes only what is writable
+            os.fsync(content.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the names in a directory. Windows cannot; there this does nothing."""
-    if folders.DESCRIPTORS:
-        _flush(path, folders.DIRECTORY)
-
-
-def _flush(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Flush the names in a directory."""
+    with opened(path, None) as folder:
+        folder.sync()
 
 
 # ---- reading
@@ -228,11 +220,10 @@ def read_bytes(path: Path, limit: int = LIMIT, root: Path | None = None, *, foll
     else:
         with opened(path.parent, root) as folder:
             handle = folder.open(path.name, flags)
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise OSError("not a regular file")
     with os.fdopen(handle, "rb") as content:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
         if status.st_size > limit:
             raise ValueError(f"{status.st_size:,} bytes, more than such a file has")
         return content.read(status.st_size)
@@ -259,11 +250,10 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:80]!r} appears twice")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {key[:80]!r} appears twice")
     return found
 
 
@@ -352,8 +342,9 @@ def _lock(handle: int) -> bool:
 def _require_own(handle: int, path: Path) -> None:
     """A file that is changed in place must be a regular one, and without a second name outside of the directory."""
     status = os.fstat(handle)
-    found = "something else" if not stat.S_ISREG(status.st_mode) else "one with a second name elsewhere (a hard link)"
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+    regular = stat.S_ISREG(status.st_mode)
+    if not regular or status.st_nlink > 1:
+        found = "one with a second name elsewhere (a hard link)" if regular else "something else"
         fix = "put a copy in its place, or choose another directory"
         raise WriteError.of(str(path), expected="a regular file of its own", found=found, fix=fix)
 

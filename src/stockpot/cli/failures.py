@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from stockpot import signals
-from stockpot.cli.terminal import harmless
+from stockpot.cli.terminal import say
 from stockpot.errors import StockpotError, WriteError
 
 SHELL = 128  # plus the number of the signal, as shells have it
@@ -85,7 +85,7 @@ def _stoppable() -> Iterator[None]:
 
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
-        typer.echo(harmless(text), err=True)
+        say(text, err=True)
 
 
 def _no_memory(error: Exception) -> bool:

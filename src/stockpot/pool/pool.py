@@ -151,10 +151,16 @@ class Pool:
             self._scan = scan(self.checkpoints, self.specs, listen, hashes_only=True)
         return self._scan.digests
 
-    def facts(self, listen: Listener = ignore) -> PoolFacts:
-        """Digests, what is frozen, tied, duplicated or not finite, and distances. Reads everything once."""
-        if self._facts is None:
-            self._facts = facts_of(self.checkpoints, self.specs, self.statistics, self._scanned(listen))
+    def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
+        """What one pass over the files tells. `measured=False`: hashing alone, unless more is known already.
+
+        With many large models the K x K inner products behind distances take longer than hashing.
+        """
+        if not measured and self._scan is None:
+            self.digests(listen)
+        found = self._scanned(listen) if measured or self._scan is None else self._scan
+        if self._facts is None or (self._facts.distances is None and found.measured):
+            self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
 
     def _scanned(self, listen: Listener) -> Scan:

@@ -70,7 +70,7 @@ class Problem:
         self.pool = pool
         self.task = task
         self.listen = listen
-        self.facts: PoolFacts = pool.facts(listen)
+        self.facts: PoolFacts = pool.facts(listen, measured=False)
         self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
         self._layouts: dict[Any, Layout] = {}
         self._open: Live | None = None
