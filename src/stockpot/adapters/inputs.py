@@ -61,24 +61,21 @@ class Normalise:
     """Turns uint8 images (n, C, H, W) into the model's floating-point input; leaves all else alone."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean = tuple(mean)
-        self.std = tuple(std)
+        self.mean, self.std = tuple(mean), tuple(std)
         self._there: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        return (
-            tuple(self._image(value, dtype) for value in args),
-            {name: self._image(value, dtype) for name, value in kwargs.items()},
-        )
 
-    def _image(self, value: Any, dtype: torch.dtype) -> Any:
-        if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 4):
-            return value
-        mean, std = self._on(value.device)
-        return value.float().div_(255).sub(mean).div_(std).to(dtype)
+        def image(value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 4):
+                return value
+            mean, std = self._on(value.device)
+            return value.float().div_(255).sub(mean).div_(std).to(dtype)
+
+        return tuple(map(image, args)), {name: image(value) for name, value in kwargs.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_there": {}}  # other processes have devices of their own

@@ -46,11 +46,10 @@ class Columns:
             raise bad_data(f"input in {table.where}", expected, found, "name it")
         (name,) = usual or others
         column = table.columns[name]
-        if not isinstance(column, np.ndarray):
-            return Columns(**{"image": name} if name == "image" else {"text": (name,)}, label=self.label)
-        if name == "image" or (column.dtype == np.uint8 and column.ndim >= 3):
-            return Columns(image=name, label=self.label)
-        return Columns(features=(name,), label=self.label)
+        array = column if isinstance(column, np.ndarray) else None
+        if name == "image" or (array is not None and array.dtype == np.uint8 and array.ndim >= 3):
+            return replace(self, image=name)
+        return replace(self, text=(name,)) if array is None else replace(self, features=(name,))
 
 
 @dataclass(frozen=True)
