@@ -14,11 +14,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_page import EXAMPLE, PAGE, recipe_reference
 
 from stockpot.errors import RecipeError
-from stockpot.recipe import Recipe, json_schema, load, load_recipe, make_recipe, recipe_reference, schema
+from stockpot.recipe import Recipe, json_schema, load, load_recipe, make_recipe, schema
 from stockpot.recipe.method import Method
-from stockpot.recipe.reference import EXAMPLE
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
 
@@ -396,10 +396,8 @@ def test_every_key_is_described() -> None:
 
 
 def test_the_reference_in_the_docs_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "recipe.md"
-    assert page.read_text(encoding="utf-8") == recipe_reference(), (
-        "docs/recipe.md is out of date; write recipe_reference() into it"
-    )
+    message = "docs/recipe.md is out of date; run: python tests/recipe/reference_page.py"
+    assert PAGE.read_text(encoding="utf-8") == recipe_reference(), message
 
 
 def test_the_example_in_the_reference_is_a_recipe() -> None:

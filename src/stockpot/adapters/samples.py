@@ -46,11 +46,10 @@ class Columns:
             raise bad_data(f"input in {table.where}", expected, found, "name it")
         (name,) = usual or others
         column = table.columns[name]
-        if not isinstance(column, np.ndarray):
-            return Columns(**{"image": name} if name == "image" else {"text": (name,)}, label=self.label)
-        if name == "image" or (column.dtype == np.uint8 and column.ndim >= 3):
-            return Columns(image=name, label=self.label)
-        return Columns(features=(name,), label=self.label)
+        array = column if isinstance(column, np.ndarray) else None
+        if name == "image" or (array is not None and array.dtype == np.uint8 and array.ndim >= 3):
+            return replace(self, image=name)
+        return replace(self, text=(name,)) if array is None else replace(self, features=(name,))
 
 
 @dataclass(frozen=True)
@@ -156,13 +155,13 @@ def _ids(table: Table, name: str) -> Tensor:
 def _tokens(
     texts: list[list[str]], names: tuple[str, ...], source: DataSource, model: LoadedModel
 ) -> dict[str, Tensor]:
-    if model.text is None:
+    if model.tokenizer is None:
         fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
         raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
-    tokenizer = model.text.load()
+    tokenizer = model.tokenizer()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    limits = (source.max_length, model.text.max_length, tokenizer.model_max_length)
+    limits = (source.max_length, model.max_length, tokenizer.model_max_length)
     longest = min(n for n in limits if n is not None)
     return dict(tokenizer(*texts, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot.cli.progress import drawing, scalars
-from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, note, read_recipe, say, shown, table
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.events import Listener
 from stockpot.report import words
 
@@ -136,7 +136,7 @@ def show(run: Path, report: Path) -> Path | None:
     print_table(run)
     say(results["verdict"])
     for name, why in results["failed"].items():
-        note(f"{name} failed: {why}")
+        say(f"{name} failed: {why}", err=True)
     say()
     if soup is not None:
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")

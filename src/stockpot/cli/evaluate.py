@@ -100,9 +100,8 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         if path.name == SOUP and (path.parent / RECORD).is_file():
             run = shlex.quote(shown(path.parent.parent.parent))
             fix = f"this soup was not written; `stockpot rebuild {run} --method {path.parent.name}` writes it"
-        raise RunError.of(
-            str(path), expected="a saved soup, a run directory or a checkpoint", found="nothing at this path", fix=fix
-        )
+        expected = "a saved soup, a run directory or a checkpoint"
+        raise RunError.of(str(path), expected=expected, found="nothing at this path", fix=fix)
     if (path / RUN).is_file():
         return open_checkpoint(files.check_entries(path, recommended_soup(path)))
     if path.is_dir() and (path / RECORD).is_file():
@@ -138,10 +137,8 @@ def rebuild(
         )
     if as_json:
         document({"soup": str(path), "compared": compared})
-    elif compared:
-        say(f"{shown(path)}: rebuilt and compared; every byte is the same")
     else:
-        say(f"{shown(path)}: rebuilt")
+        say(f"{shown(path)}: rebuilt" + (" and compared; every byte is the same" if compared else ""))
 
 
 def report(run: Run, as_json: Json = False) -> None:

@@ -9,16 +9,15 @@ import shlex
 import signal
 import sys
 import tempfile
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import typer
 
 from stockpot import signals
-from stockpot.cli.terminal import harmless
+from stockpot.cli.terminal import say
 from stockpot.errors import StockpotError, WriteError
 
 SHELL = 128  # plus the number of the signal, as shells have it
@@ -36,7 +35,7 @@ def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., 
     def command(*args: Any, **options: Any) -> None:
         again = f"; resume with: {_again()}" if resumable else ""
         try:
-            with _stoppable():
+            with signals.handled(_stop):
                 function(*args, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
@@ -63,29 +62,14 @@ def _again() -> str:
     return shlex.join(["stockpot", *(arg for arg in sys.argv[1:] if arg != "--overwrite")])
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
     """SIGTERM and a closed terminal end a command as Ctrl-C does, so that everything is saved and tidied up alike."""
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
-        raise KeyboardInterrupt(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signals.known():
-            current = signal.getsignal(number)
-            if current is not signal.SIG_IGN and current is not None:  # nohup means it
-                before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise KeyboardInterrupt(number)
 
 
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
-        typer.echo(harmless(text), err=True)
+        say(text, err=True)
 
 
 def _no_memory(error: Exception) -> bool:

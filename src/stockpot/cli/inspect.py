@@ -59,9 +59,9 @@ def inspect(
     from stockpot.pool import Pool
     from stockpot.recipe.build import pool_paths
 
-    wrong = [pair for pair in rename if "=" not in pair]
-    if wrong:
-        raise typer.BadParameter(f"expected OLD=NEW, found {wrong[0]!r}", param_hint="--rename")
+    for pair in rename:
+        if "=" not in pair:
+            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
     prefixes = dict(pair.split("=", 1) for pair in rename) or None
     limit = None if budget is None else _bytes(budget)
     recipe = None
@@ -94,10 +94,8 @@ def _bytes(budget: str) -> int:
     except ValueError as error:
         raise RunError(f"--budget: {error}.\n  Fix: say the unit, as in 24GB.") from error
     if found < 2**20:  # nobody means less
-        size = f"{found} byte{'s' * (found != 1)}"
-        raise RunError.of(
-            f"--budget {budget}", expected="memory of a machine", found=size, fix="say the unit, as in 24GB"
-        )
+        size, fix = words.plural(found, "byte"), "say the unit, as in 24GB"
+        raise RunError.of(f"--budget {budget}", expected="memory of a machine", found=size, fix=fix)
     return found
 
 
@@ -174,14 +172,9 @@ def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
         "rename": differing.rename,
     }
     if differing:
-        found["problems"].append(
-            describe(
-                f"the pool and the recipe's model ({type(model).__name__})",
-                expected=f"the same {len(pool.specs)} tensors",
-                found=";\n  ".join(differing.sentences()),
-                fix=differing.fix(),
-            )
-        )
+        what, same = f"the pool and the recipe's model ({type(model).__name__})", f"the same {len(pool.specs)} tensors"
+        said = describe(what, expected=same, found=";\n  ".join(differing.sentences()), fix=differing.fix())
+        found["problems"].append(said)
 
 
 def _architecture(recipe: Recipe) -> nn.Module:
@@ -194,10 +187,9 @@ def _architecture(recipe: Recipe) -> nn.Module:
         try:
             with torch.device("meta"):
                 return build_model(recipe).model
-        except StockpotError:
-            raise
-        except Exception:  # a constructor that looks at its own weights
-            pass
+        except Exception as error:  # a constructor that looks at its own weights, unless we know better
+            if isinstance(error, StockpotError):
+                raise
     return build_model(recipe).model
 
 
@@ -225,10 +217,8 @@ def _show(found: Mapping[str, Any]) -> None:
 def _ingredient(k: int, found: Mapping[str, Any]) -> tuple[str, ...]:
     entry = found["ingredients"][k]
     others = [(d, i) for i, d in enumerate(found["distances"][k]) if i != k and d is not None]
-    nearest = "–"
-    if others:
-        distance, i = min(others)
-        nearest = f"{words.middle(found['ingredients'][i]['name'], 24)} ({_distance(distance)})"
+    distance, i = min(others, default=(None, k))
+    nearest = f"{words.middle(found['ingredients'][i]['name'], 24)} ({_distance(distance)})" if others else "–"
     return (
         entry["name"],
         entry["format"] + (f" [{entry['key']}]" if entry["key"] else ""),

@@ -152,12 +152,9 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
         ours = False
     theirs = [] if ours else [name for name in MADE if (out / name).exists() or (out / name).is_symlink()]
     if theirs:
-        raise RunError.of(
-            f"demo directory {out}",
-            expected="a new directory, or one of an earlier demo",
-            found=f"{', '.join(theirs)} that no demo made",
-            fix="choose another directory with --out; nothing was changed",
-        )
+        expected, found = "a new directory, or one of an earlier demo", f"{', '.join(theirs)} that no demo made"
+        fix = "choose another directory with --out; nothing was changed"
+        raise RunError.of(f"demo directory {out}", expected=expected, found=found, fix=fix)
     for name in MADE:
         files.check_inside(out, out / name)  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
@@ -166,18 +163,14 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
     files.write_bytes(out / MARKER, MARKED, root=out)
     path, text = out / "recipe.yaml", demo_recipe(seed).encode()
     try:
-        found = files.read_bytes(path, root=out)
+        there = files.read_bytes(path, root=out)
     except FileNotFoundError:
         files.write_bytes(path, text, root=out)
         return path
-    if found != text:
-        raise RunError.of(
-            str(path),
-            expected=f"the recipe of the demo with seed {seed}",
-            found="another one",
-            fix=f"run that one with `stockpot compare {shlex.quote(str(path))}`, choose another --out,"
-            " or make the demo anew with --overwrite",
-        )
+    if there != text:
+        expected, run = f"the recipe of the demo with seed {seed}", f"stockpot compare {shlex.quote(str(path))}"
+        fix = f"run that one with `{run}`, choose another --out, or make the demo anew with --overwrite"
+        raise RunError.of(str(path), expected=expected, found="another one", fix=fix)
     return path
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stockpot import files
-from stockpot.cli.terminal import harmless
+from stockpot.cli.terminal import harmless, say
 from stockpot.events import Event, Listener
 from stockpot.report import words
 
@@ -169,7 +169,7 @@ def _plain() -> Listener:
         elif activity.text and now - last > wait:
             line, wait = activity.text + activity.state(), min(2 * wait, SLOWEST)
         if line is not None:
-            print(harmless(line), file=sys.stderr, flush=True)
+            say(line, err=True)
             last = now
 
     return listen

@@ -41,13 +41,9 @@ def harmless(text: str) -> str:
     )
 
 
-def say(text: str = "") -> None:
-    print(harmless(text))
-
-
-def note(text: str) -> None:
-    """For people only: kept out of what a program reads from stdout."""
-    print(harmless(text), file=sys.stderr)
+def say(text: str = "", *, err: bool = False) -> None:
+    """`err`: for people only, kept out of what a program reads from stdout."""
+    print(harmless(text), file=sys.stderr if err else sys.stdout)
 
 
 def document(value: Any) -> None:

@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stockpot.errors import describe
-from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, shown
+from stockpot.errors import CheckpointError
+from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, refusal
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
 # look, so that we mix the weights the user evaluates.
@@ -25,23 +25,17 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
     paths: list[Path] = []
     problems: list[str] = []
 
-    def wrong(subject: str, expected: str, found: str, fix: str) -> None:
-        problems.append(describe(subject, expected=expected, found=found, fix=fix))
-
     for source in _flatten(sources):
-        if not isinstance(source, (str, Path)):
-            found = f"{type(source).__name__} {str(source)[:60]!r}"
-            wrong("Pool.open", "paths, patterns and folders", found, "give text or Path objects")
-            continue
         try:
-            paths += _expand(source, wrong)
+            paths += _expand(source)
+        except CheckpointError as error:
+            problems.append(str(error))
         except (OSError, ValueError) as error:
-            wrong(shown(source), "a folder to look into", reason(error), "check its permissions")
-    for path, count in Counter(map(os.path.abspath, paths)).items():
-        if count > 1:
-            found, fix = "it more than once among the sources", "remove the repetition, or patterns that overlap"
-            wrong(shown(path), "each checkpoint once", found, fix)
-    return paths, problems
+            unreadable = refusal(str(source), "a folder to look into", reason(error), "check its permissions")
+            problems.append(str(unreadable))
+    found, fix = "it more than once among the sources", "remove the repetition, or patterns that overlap"
+    repeated = [path for path, count in Counter(map(os.path.abspath, paths)).items() if count > 1]
+    return paths, problems + [str(refusal(path, "each checkpoint once", found, fix)) for path in repeated]
 
 
 def _flatten(sources: Iterable[object]) -> Iterator[object]:
@@ -52,7 +46,10 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
             yield source
 
 
-def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> list[Path]:
+def _expand(source: object) -> list[Path]:
+    if not isinstance(source, (str, Path)):
+        given = f"{type(source).__name__} {str(source)[:60]!r}"
+        raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
     path = Path(source).expanduser()
     if is_directory(path):
         if weights_of(path) is not None:
@@ -69,7 +66,7 @@ def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> 
         nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
     found = sorted((e for e in entries if _is_checkpoint(e)), key=lambda entry: natural_key(str(entry)))
     if not found:
-        wrong(shown(source), expected, nothing, fix)
+        raise refusal(source, expected, nothing, fix)
     return found
 
 

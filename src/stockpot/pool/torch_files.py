@@ -41,6 +41,7 @@ _PROGRAM = re.compile(r"[^/]+/constants\.pkl")
 _MOST_TABLE = 16 * 2**20  # bytes; ten thousand tensors take two megabytes
 _MOST_RECORDS = 1_000_000
 _MOST_NAMES = 64
+_SCRIPT = "a TorchScript program"
 _SAVE_AGAIN = (
     "if you trust its origin, load it where it was made and save it again with "
     "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
@@ -49,10 +50,6 @@ _SAVE_AGAIN = (
 
 class ArchiveError(Exception):
     """The reason why an archive cannot be trusted."""
-
-
-class ScriptError(Exception):
-    """The archive is a TorchScript program."""
 
 
 def open_torch(path: Path, key: str | None = None) -> Checkpoint:
@@ -93,12 +90,12 @@ def _refused(path: Path, error: Exception) -> CheckpointError:
     expected = "a whole file of torch.save"
     if isinstance(error, ArchiveError):
         return refusal(path, expected, f"a damaged or truncated archive ({reason(error)})", COPY_AGAIN)
-    if not isinstance(error, (ScriptError, CodeError)):
+    if not isinstance(error, CodeError):
         found = f"something torch cannot read as weights ({_last_reason(error)})"
         return refusal(path, expected, found, f"{_SAVE_AGAIN}; or {COPY_AGAIN}")
-    what = "a TorchScript program"
-    if isinstance(error, CodeError):
-        what = f"the file asks for {shown(error.name)[:200]}, which is not plain tensor data"
+    what = error.name
+    if what != _SCRIPT:
+        what = f"the file asks for {shown(what)[:200]}, which is not plain tensor data"
     return refusal(
         path,
         "tensors and plain values only",
@@ -166,7 +163,7 @@ def _check_archive(path: Path) -> tuple[bytes, dict[str, int]]:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             records = sorted(archive.infolist(), key=lambda record: record.header_offset)
             if any(_PROGRAM.fullmatch(record.filename) for record in records):
-                raise ScriptError
+                raise CodeError(_SCRIPT)
             _check_directory(file, records)
             ends = [record.header_offset for record in records[1:]] + [archive.start_dir]
             contents = [_check_record(file, *pair) for pair in zip(records, ends, strict=True)]

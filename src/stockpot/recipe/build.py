@@ -31,12 +31,10 @@ def pool_paths(recipe: Recipe) -> list[str]:
     folder = recipe.path(recipe.finetune.dir)
     with contextlib.suppress(OSError):  # opening the pool says why
         if not folder.exists() or not any(folder.iterdir()):
-            raise RecipeError.of(
-                f"finetune.dir {folder}",
-                expected="the checkpoints of this recipe's search",
-                found="an empty folder" if folder.is_dir() else "no such folder",
-                fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
-            )
+            expected = "the checkpoints of this recipe's search"
+            found = "an empty folder" if folder.is_dir() else "no such folder"
+            fix = "run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path"
+            raise RecipeError.of(f"finetune.dir {folder}", expected=expected, found=found, fix=fix)
     return [str(folder)]
 
 
@@ -65,18 +63,15 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
     section, output, run = recipe.method, recipe.output, recipe.path(recipe.output.dir)
     load = functools.partial(_code, recipe)
     if run.resolve() == recipe.folder.resolve():
-        raise RunError.of(
-            f"output.dir {output.dir!r}",
-            expected="a directory of its own",
-            found="the recipe's folder",
-            fix="choose another directory, such as output.dir: runs/first",
-        )
-    what = (recipe.digest(), recipe.resolved(), code_digests(recipe))
+        what, expected = f"output.dir {output.dir!r}", "a directory of its own"
+        fix = "choose another directory, such as output.dir: runs/first"
+        raise RunError.of(what, expected=expected, found="the recipe's folder", fix=fix)
+    content = (recipe.digest(), recipe.resolved(), code_digests(recipe))
     shared = {
         **section.model_dump(include={"preset", "include", "exclude", "donor"}),
         "run": run,
         "overwrite": output.overwrite,
-        "recipe": RecipeFacts(title, kind, tuple(command), *what, output.max_shard_size),
+        "recipe": RecipeFacts(title, kind, tuple(command), *content, output.max_shard_size),
         "seed": output.seed,
     }
     if kind == "cook":
@@ -150,12 +145,10 @@ def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
 
     found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
     if found.numel() != labels.numel():
-        raise TaskError.of(
-            f"model and data.target: {target}",
-            expected=f"one output for each number of the labels, {tuple(labels.shape)}",
-            found=f"outputs {tuple(found.shape)}",
-            fix="give the model a head of that size, or write another data.target or a data.loss of your own",
-        )
+        expected = f"one output for each number of the labels, {tuple(labels.shape)}"
+        fix = "give the model a head of that size, or write another data.target or a data.loss of your own"
+        what, outputs = f"model and data.target: {target}", f"outputs {tuple(found.shape)}"
+        raise TaskError.of(what, expected=expected, found=outputs, fix=fix)
     found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
     if target == "multi":
         return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
@@ -178,12 +171,8 @@ def build_data(
         made = {name: call_code(section.python, recipe.folder, name, **section.options) for name in wanted}
         missing = [name for name in wanted if made[name] is None and name != "report"]
         if missing:
-            raise DataError.of(
-                f"python: {section.python}",
-                expected=f"data for {missing[0]!r}",
-                found="None",
-                fix="return tensors, a Dataset or a DataLoader for it",
-            )
+            expected, fix = f"data for {missing[0]!r}", "return tensors, a Dataset or a DataLoader for it"
+            raise DataError.of(f"python: {section.python}", expected=expected, found="None", fix=fix)
         return made
     with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
         loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)

@@ -393,3 +393,9 @@ class Recipe(Section):
         content["output"] = {"seed": self.output.seed}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_schema() -> dict[str, Any]:
+    """For editors: completion and checking while a recipe is written."""
+    schema = Recipe.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "stockpot recipe"}

@@ -12,6 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,9 +303,8 @@ def read_run(path: Path, *, tables: bool = False) -> RunRecord:
     pool = read_json(path / POOL, path, shapes.POOL_SHAPE) or {}
     results = read_json(path / RESULTS, path, shapes.RESULTS_SHAPE) or {}
     recipe = b""
-    if os.path.lexists(path / RECIPE):
-        with readable(path / RECIPE):
-            recipe = files.read_bytes(path / RECIPE, root=path)
+    with readable(path / RECIPE), suppress(FileNotFoundError):
+        recipe = files.read_bytes(path / RECIPE, root=path)
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
     found = [read_method(path, path / METHODS / slug(name), name, tables=tables) for name in names]

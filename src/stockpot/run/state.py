@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -92,12 +91,3 @@ class Journal:
     def close(self) -> None:
         with files.writing(self._path):
             self._file.close()
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one may be torn while a run is going on or after it was killed."""
-    try:
-        content = files.read_bytes(path, files.LINES_LIMIT)
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in content.split(b"\n")[:-1]]

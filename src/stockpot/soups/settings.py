@@ -76,7 +76,13 @@ class Settings:
         Setting("How loaded models are kept while learning; the result is always exact."),
     ] = "auto"
     memory: Annotated[
-        int | None, Setting("Bytes of the device that learning may take. none: what is free.", at_least=1, unit="bytes")
+        int | None,
+        Setting(
+            "Bytes of the device that learning may take. none: what a GPU has free; on other devices half of the"
+            " machine's memory for block_size auto and fit, and no limit otherwise.",
+            at_least=1,
+            unit="bytes",
+        ),
     ] = None
     low_memory: Annotated[
         bool, Setting("Free gradients one by one and recompute activations: slower, least memory.")

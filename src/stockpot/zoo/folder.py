@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stockpot import files
@@ -26,7 +25,7 @@ from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
 from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check
 from stockpot.zoo.plan import Trial
-from stockpot.zoo.weights import read_file, write_file
+from stockpot.zoo.weights import copied, read_file, write_file
 
 FORMAT = 2
 INTERVAL = 300.0  # seconds of work that a kill may cost
@@ -101,10 +100,8 @@ class Saved:
     interval: float  # seconds between saves
     root: Path
 
-    def save(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
-        # Cloned: tied weights share their memory, which the format refuses.
-        whole = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
-        write_file(self.path, whole, {"values": json.dumps(values)}, self.root)
+    def save(self, tensors: Mapping[str, Any], values: dict[str, Any]) -> None:
+        write_file(self.path, copied(tensors), {"values": json.dumps(values)}, self.root)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         try:

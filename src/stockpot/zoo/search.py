@@ -69,31 +69,18 @@ def finetune(
     try:
         if start is not None:
             load_weights(model, start)
-        search = Search(
-            Task(model, data, batch_size=batch_size, **options),
-            None if held_out is None else Task(model, held_out, batch_size=batch_size, **options),
-            plan,
-            Folder(Path(out).absolute(), len(plan.trials)),
-            as_directories,
-            None if companions is None else Path(companions),
-            save_every,
-        )
-        _check(search.task, plan, own_loss=loss is not None)
-        with search.folder.prepared_alone(listen):
-            search.folder.begin(
-                {
-                    "plan": json.loads(json.dumps(dataclasses.asdict(plan))),
-                    "as_directories": as_directories,
-                    "train": {"samples": len(data), "content": fingerprint(data)},
-                    "fit": None if held_out is None else {"samples": len(held_out), "content": fingerprint(held_out)},
-                    "judge": {
-                        "loss": _name(loss),
-                        "metric": _name(metric),
-                        "autocast": None if autocast is None else str(autocast),
-                    },
-                    "code": dict(code or {}),
-                }
-            )
+        task = Task(model, data, batch_size=batch_size, **options)
+        _check(task, plan, own_loss=loss is not None)
+        judge = None if held_out is None else Task(model, held_out, batch_size=batch_size, **options)
+        beside = None if companions is None else Path(companions)
+        folder = Folder(Path(out).absolute(), len(plan.trials))
+        search = Search(task, judge, plan, folder, as_directories, beside, save_every)
+        with folder.prepared_alone(listen):
+            judged = {"loss": _name(loss), "metric": _name(metric), "autocast": autocast and str(autocast)}
+            identity: dict[str, Any] = {"as_directories": as_directories, "judge": judged, "code": dict(code or {})}
+            for name, samples in (("train", data), ("fit", held_out)):
+                identity[name] = None if samples is None else {"samples": len(samples), "content": fingerprint(samples)}
+            folder.begin({"plan": json.loads(json.dumps(dataclasses.asdict(plan))), **identity})
             search.start = _start(search, listen)
         records = _run_trials(search, listen)
     finally:

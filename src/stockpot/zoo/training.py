@@ -126,10 +126,9 @@ def _look(course: Course, unseen: list[Tensor]) -> None:
 
 
 def _save(task: Task, course: Course, optimiser: Optimiser, saved: Saved, seconds: float) -> None:
-    tensors, scaler = optimiser.state()
-    whole = {f"optimizer.{name}": value for name, value in tensors.items()}
-    whole |= {f"model.{name}": value for name, value in task.model.state_dict().items() if isinstance(value, Tensor)}
-    saved.save(whole, {"scaler": scaler, "course": {**asdict(course), "seconds": seconds}})
+    model = {f"model.{name}": value for name, value in task.model.state_dict().items()}
+    values = {"scaler": optimiser.scaler.state_dict(), "course": {**asdict(course), "seconds": seconds}}
+    saved.save({**model, **optimiser.tensors()}, values)
 
 
 def _resume(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> Course:
@@ -137,13 +136,10 @@ def _resume(task: Task, course: Course, optimiser: Optimiser, saved: Saved) -> C
     if found is None:
         return course
     tensors, values = found
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
     try:
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = tensor
-        load_weights(task.model, parts["model"], subject="saved state")
-        optimiser.restore(parts["optimizer"], values["scaler"])
+        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        load_weights(task.model, model, subject="saved state")
+        optimiser.restore(tensors, values["scaler"])
         return Course(**values["course"])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, TaskError) as error:
         said, fix = f"{type(error).__name__}: {error}", "remove the file, and the trial starts again"
@@ -165,7 +161,7 @@ class Optimiser:
         groups: list[dict[str, Any]] = [{"params": each, "weight_decay": decay} for each, decay in pairs if each]
         sgd = plan.optimizer == "sgd"
         self._optimizer = torch.optim.SGD(groups, momentum=0.9) if sgd else torch.optim.AdamW(groups)
-        self._scaler = torch.amp.GradScaler(self.parameters[0].device.type, enabled=scaled)
+        self.scaler = torch.amp.GradScaler(self.parameters[0].device.type, enabled=scaled)
 
     def rate(self, step: int) -> float:
         if step < self.warm:
@@ -176,28 +172,25 @@ class Optimiser:
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate(step)
         self._optimizer.zero_grad()
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
-            self._scaler.unscale_(self._optimizer)
+            self.scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What safetensors takes, and what JSON does."""
-        entries = self._optimizer.state_dict()["state"].items()
-        tensors = {
-            f"{n}.{key}": value for n, each in entries for key, value in each.items() if isinstance(value, Tensor)
-        }
-        return tensors, self._scaler.state_dict()
+    def tensors(self) -> dict[str, Tensor]:
+        """What it remembers of each parameter; the scaler has a few numbers more."""
+        state = self._optimizer.state_dict()["state"]
+        return {f"optimizer.{number}.{key}": value for number, each in state.items() for key, value in each.items()}
 
-    def restore(self, tensors: dict[str, Tensor], scaler: dict[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], scaler: dict[str, Any]) -> None:
         saved = self._optimizer.state_dict()
-        for name, tensor in tensors.items():
-            number, key = name.split(".", 1)
-            saved["state"].setdefault(int(number), {})[key] = tensor
+        for name in (name for name in tensors if name.startswith("optimizer.")):
+            _, number, key = name.split(".", 2)
+            saved["state"].setdefault(int(number), {})[key] = tensors[name]
         self._optimizer.load_state_dict(saved)
-        self._scaler.load_state_dict(scaler)
+        self.scaler.load_state_dict(scaler)
 
 
 # The head ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,12 +18,14 @@ from stockpot.soup.build import copy_companions
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy on the host of everything in the state dict that is a tensor; tied ones under each name."""
-    return {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
+    """Everything in the state dict that is a tensor; tied ones under each name."""
+    return copied(model.state_dict())
+
+
+def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of the tensors among them, copies on the host that share no memory, which safetensors would refuse."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, subject: str = "starting weights") -> None:
