@@ -203,9 +203,9 @@ def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
         raise bad_data(what, expected, str(array.shape), "name them as data.features if they are no images")
     if images.dtype.kind == "f":
         if wanted.size is not None and images.shape[2:] != wanted.size:
-            expected = f"size {'x'.join(map(str, wanted.size))} for floating-point images"
+            size, found = ("x".join(map(str, pair)) for pair in (wanted.size, images.shape[2:]))
             fix = "store uint8 images, which are resized, or set data.preprocessing.size"
-            raise bad_data(what, expected, "x".join(map(str, images.shape[2:])), fix)
+            raise bad_data(what, f"size {size} for floating-point images", found, fix)
         return images.astype(np.float32)
     if images.dtype != np.uint8:
         raise bad_data(what, "uint8 or floating-point pixels", str(images.dtype), "convert them")

@@ -37,20 +37,13 @@ class ImageInput:
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """How texts become token ids; the tokenizer is loaded when the first text is seen."""
-
-    load: Callable[[], Any]
-    max_length: int | None = None
-
-
-@dataclass(frozen=True)
 class LoadedModel:
     """A model with what it says about its input."""
 
     model: nn.Module
     image: ImageInput | None = None
-    text: TextInput | None = None
+    tokenizer: Callable[[], Any] | None = None  # loads it when the first text is seen
+    max_length: int | None = None  # in tokens
     keywords: bool = False  # batches are dicts of keyword arguments with `labels`, as transformers wants
     language: bool = False  # learns the next token; needs no label column
     classes: int | None = None  # the size of its head, where that is known

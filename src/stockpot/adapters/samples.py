@@ -155,13 +155,13 @@ def _ids(table: Table, name: str) -> Tensor:
 def _tokens(
     texts: list[list[str]], names: tuple[str, ...], source: DataSource, model: LoadedModel
 ) -> dict[str, Tensor]:
-    if model.text is None:
+    if model.tokenizer is None:
         fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
         raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
-    tokenizer = model.text.load()
+    tokenizer = model.tokenizer()
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    limits = (source.max_length, model.text.max_length, tokenizer.model_max_length)
+    limits = (source.max_length, model.max_length, tokenizer.model_max_length)
     longest = min(n for n in limits if n is not None)
     return dict(tokenizer(*texts, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
 

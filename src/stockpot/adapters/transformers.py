@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stockpot.adapters.extras import bad_model, need, said, silent
-from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
+from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.errors import TaskError
 from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
@@ -51,14 +51,13 @@ def load(
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
-    place, text = tokenizer or folder, None
-    if place is not None:
-        read = partial(transformers.AutoTokenizer.from_pretrained, place, **_LOCAL)
-        text = TextInput(partial(_try, f"tokenizer in {place}", read), getattr(config, "max_position_embeddings", None))
+    place = tokenizer or folder
+    read = partial(transformers.AutoTokenizer.from_pretrained, place, **_LOCAL)
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        text=text,
+        tokenizer=None if place is None else partial(_try, f"tokenizer in {place}", read),
+        max_length=getattr(config, "max_position_embeddings", None),
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
         classes=getattr(config, "num_labels", None),

@@ -1,6 +1,6 @@
 """The mixing weights W: a (K, G) matrix whose columns each sum to one.
 
-Every soup is such a matrix (docs/concepts.md); a method only decides its numbers.
+Every soup is such a matrix; a method only decides its numbers.
 """
 
 from __future__ import annotations
