@@ -95,13 +95,16 @@ def gradients_freed(live: Live) -> Iterator[None]:
 def recomputing(model: nn.Module) -> Iterator[int]:
     """Checkpoint the activations of the model's repeated blocks; yields how many there are."""
     blocks = repeated_blocks(model)
+    own = [vars(block).get("forward") for block in blocks]  # some libraries put one into the instance
     for block in blocks:
         block.forward = _checkpointed(block.forward)
     try:
         yield len(blocks)
     finally:
-        for block in blocks:
+        for block, forward in zip(blocks, own, strict=True):
             del block.forward
+            if forward is not None:
+                block.forward = forward
 
 
 def _checkpointed(forward: Any) -> Any:

@@ -55,7 +55,12 @@ class Settings:
     ] = None
     batch_size: Annotated[int, Setting("Samples per step.", at_least=1)] = 128
     accumulate: Annotated[
-        int, Setting("Pieces that a batch is cut into, to save memory; the result is the same.", at_least=1)
+        int,
+        Setting(
+            "Pieces that a batch is cut into, to save memory. The result is the same, unless samples of a batch see"
+            " each other (batch normalisation, contrastive losses).",
+            at_least=1,
+        ),
     ] = 1
     lr: Annotated[float, Setting("Learning rate of the coefficients [eta].", at_least=0, at_most=1e30)] = 0.01
     weight_decay: Annotated[float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)] = 0.1

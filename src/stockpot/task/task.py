@@ -170,6 +170,11 @@ class Task:
             return True  # it draws numbers of its own, so nothing can be seen
         return bool(torch.isclose(whole, cut, rtol=5e-3, atol=1e-5, equal_nan=True))
 
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether a batch in pieces teaches what the whole one does: normalisation over a batch sees only its piece."""
+        return self.loss_adds_up and not self.has_statistics
+
     # Evaluation ---------------------------------------------------------------------------------------
 
     def score(
