@@ -132,8 +132,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
         return
     show(run, report)
     peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
-    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.")
-    say()
+    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.\n")
     quoted, pool = shlex.quote(shown(path)), shlex.quote(shown(out / "pool"))
     say("Next:")
     say(f"  open {shown(report)} in a browser")
