@@ -12,7 +12,7 @@ PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "SECUR
 MODULES = sorted((ROOT / "src").rglob("*.py"))
 # A path starts at the repository, such as `tests/soups/test_laws.py`, or at the package, such as `soups/mehl.py`.
 BASES = (ROOT, ROOT / "src" / "stockpot")
-GONE = {"experiments/search.py"}  # the text says that it is deleted
+GONE = {"experiments/search.py", "atomic.py", "small_files.py"}  # the text says that they are deleted
 PATH = re.compile(r"(?<![\w./-])((?:[\w-]+/)+[a-z0-9_-]+\.py|docs/\w+\.md)(?:::(test_\w+))?")
 FILE = re.compile(r"`([a-z_]+\.py)`")
 TEST = re.compile(r"`(?:::)?(test_[a-z0-9_]+)`")
@@ -49,7 +49,7 @@ def test_paths_that_comments_and_docstrings_name_exist() -> None:
 def test_what_the_documentation_names_without_a_path_exists(page: Path) -> None:
     text = page.read_text()
     files = [path for top in ("src", "tests", "benchmarks", "experiments") for path in (ROOT / top).rglob("*.py")]
-    assert set(FILE.findall(text)) <= {path.name for path in files} | {"mine.py"}  # the reader's own
+    assert set(FILE.findall(text)) <= {path.name for path in files} | GONE | {"mine.py"}  # the reader's own
     code = "\n".join(path.read_text() for path in files)
     arrays = {"test_x", "test_y"}  # names in a reader's file, in recipe.md
     assert set(TEST.findall(text)) - arrays <= set(re.findall(r"^def (test_\w+)\(", code, re.MULTILINE))

@@ -163,7 +163,7 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
         raise LayoutError.of(f"granularity {granularity!r}", expected=expected, found="an unknown word", fix=fix)
 
     def checked(name: str) -> str:
-        group = granularity(name)
+        group: object = granularity(name)  # a user's function may return anything
         if not isinstance(group, str):
             expected = "the name of a group"
             fix = "return a string for every tensor name"

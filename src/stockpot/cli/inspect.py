@@ -116,7 +116,6 @@ def survey(
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
-    assert facts.distances is not None
     found = describe_pool(pool, facts)
     lengths = zip(found.pop("to_mean"), found.pop("norms"), strict=True)
     for entry, checkpoint, (distance, norm) in zip(found["ingredients"], pool.checkpoints, lengths, strict=True):

@@ -159,7 +159,7 @@ class Pool:
         if not measured and self._scan is None:
             self.digests(listen)
         found = self._scanned(listen) if measured or self._scan is None else self._scan
-        if self._facts is None or (self._facts.distances is None and found.measured):
+        if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
 

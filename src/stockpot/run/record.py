@@ -201,7 +201,6 @@ def _thinned(points: list[tuple[int, float | None]]) -> list[tuple[int, float | 
 def describe_pool(pool: Pool, facts: PoolFacts) -> dict[str, Any]:
     """pool.json, before anything is scored."""
     measured = facts.distances
-    assert measured is not None  # a run measures its pool first
     dtypes = Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values())
     ingredients = []
     for name, one, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True):
