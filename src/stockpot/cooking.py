@@ -8,7 +8,7 @@ report data is scored only when nothing is left to decide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,10 @@ def cook(
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
     if run is None:
-        problem = Problem(pool, task, include=include, exclude=exclude, donor=donor, listen=listen)
-        result = decided(problem, method, chosen, preset_for(method, preset))
-        return dict(report_on(problem, {method: result}))[method] if task.has_report else result
+        problem = Problem(pool, task, include=include, exclude=exclude, donor=donor, listen=_watching(pool, listen))
+        with _threads(pool, task):
+            result = decided(problem, method, chosen, preset_for(method, preset))
+            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
@@ -146,7 +147,6 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        parameters = sum(spec.numel for spec in self.pool.specs.values())
         with ExitStack() as stack:
             if run is not None:
                 claimed = RunDirectory(run, self._facts(Path(run), recipe), recipe, overwrite=overwrite)
@@ -155,7 +155,9 @@ class _Job:
                 files.require_space(Path(run), self._space(), "the soup and its record")
                 self.directory.begin(environment(str(self.task.device)))
                 self.max_shard = recipe.max_shard or MAX_SHARD
-            stack.enter_context(threads_for(parameters, self.task.device))
+            stack.enter_context(_threads(self.pool, self.task))
+            if self.directory is not None:
+                self.pool.facts(self._tell)  # with distances, for the record
             problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
@@ -207,9 +209,7 @@ class _Job:
     def _tell(self, event: Event) -> None:
         if self.directory is not None:
             self.directory.journal(event)
-        self.listen(event)
-        if event.kind in _LOOK:
-            self.pool.verify_unchanged()
+        _watching(self.pool, self.listen)(event)
 
     def _describe_pool(self, problem: Problem) -> None:
         """pool.json of a new run; for a continued one, proof that the ingredients are the same."""
@@ -341,6 +341,21 @@ class _Job:
             if name in GROWN:
                 found.setdefault(name, []).append({"models": n, "report": record.encode(result.report)})
         return found
+
+
+def _watching(pool: Pool, listen: Listener) -> Listener:
+    """The listener, and a look at the ingredients' files whenever something begins or ends."""
+
+    def tell(event: Event) -> None:
+        listen(event)
+        if event.kind in _LOOK:
+            pool.verify_unchanged()
+
+    return tell
+
+
+def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:
+    return threads_for(sum(spec.numel for spec in pool.specs.values()), task.device)
 
 
 def sizes(models: int) -> list[int]:

@@ -97,12 +97,10 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
     """
     path = path.absolute()
     make_directory(path.parent, root)
-    with opened(path.parent, root) as folder:
-        folder.sweep(path.name)
-        if folder.status(path.name) is not None and not overwrite:
+    with _prepared(path, root) as place:
+        if os.path.lexists(path) and not overwrite:
             fix = "choose another path, or pass overwrite=True"
             raise SoupError.of(str(path), expected="a new directory", found="something that already exists", fix=fix)
-    with _prepared(path, root) as place:
         yield place
         for entry in (*place.rglob("*"), place):
             _finish(entry, place)
@@ -198,21 +196,14 @@ def _finish(path: Path, folder: Path) -> None:
         sync_directory(path)
     else:
         path.chmod(folder.stat().st_mode & 0o666)
-        _flush(path, os.O_RDONLY if folders.DESCRIPTORS else os.O_RDWR)  # Windows flushes only what is writable
+        with os.fdopen(os.open(path, os.O_RDWR), "rb") as content:  # Windows flushes only what is writable
+            os.fsync(content.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Flush the names in a directory. Windows cannot; there this does nothing."""
-    if folders.DESCRIPTORS:
-        _flush(path, folders.DIRECTORY)
-
-
-def _flush(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Flush the names in a directory."""
+    with opened(path, None) as folder:
+        folder.sync()
 
 
 # ---- reading
@@ -229,11 +220,10 @@ def read_bytes(path: Path, limit: int = LIMIT, root: Path | None = None, *, foll
     else:
         with opened(path.parent, root) as folder:
             handle = folder.open(path.name, flags)
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise OSError("not a regular file")
     with os.fdopen(handle, "rb") as content:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
         if status.st_size > limit:
             raise ValueError(f"{status.st_size:,} bytes, more than such a file has")
         return content.read(status.st_size)
@@ -303,12 +293,10 @@ class Lock:
         """Ours alone, or an error that says whose it is."""
         holder = self._take()
         if holder is not None:
-            raise RunError.of(
-                str(self._path.parent),
-                expected="a directory that no other process works in",
-                found=f"one in use by process {holder}" if holder else "one in use by another process",
-                fix="wait until that one has finished, or choose another directory",
-            )
+            expected = "a directory that no other process works in"
+            found = f"one in use by process {holder}" if holder else "one in use by another process"
+            fix = "wait until that one has finished, or choose another directory"
+            raise RunError.of(str(self._path.parent), expected=expected, found=found, fix=fix)
 
     def try_acquire(self) -> bool:
         return self._take() is None
@@ -354,8 +342,9 @@ def _lock(handle: int) -> bool:
 def _require_own(handle: int, path: Path) -> None:
     """A file that is changed in place must be a regular one, and without a second name outside of the directory."""
     status = os.fstat(handle)
-    found = "something else" if not stat.S_ISREG(status.st_mode) else "one with a second name elsewhere (a hard link)"
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+    regular = stat.S_ISREG(status.st_mode)
+    if not regular or status.st_nlink > 1:
+        found = "one with a second name elsewhere (a hard link)" if regular else "something else"
         fix = "put a copy in its place, or choose another directory"
         raise WriteError.of(str(path), expected="a regular file of its own", found=found, fix=fix)
 

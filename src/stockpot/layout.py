@@ -80,12 +80,9 @@ class Layout:
                 wanted[name] = group_name(first_of.get(name, name))
         if not wanted:
             counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
-            raise LayoutError.of(
-                "layout",
-                expected="at least one tensor to mix",
-                found=f"none of {len(pool.specs)} ({counts})",
-                fix="widen include or exclude",
-            )
+            expected = "at least one tensor to mix"
+            fix = "widen include or exclude"
+            raise LayoutError.of("layout", expected=expected, found=f"none of {len(pool.specs)} ({counts})", fix=fix)
         groups = tuple(dict.fromkeys(wanted.values()))
         index = {group: i for i, group in enumerate(groups)}
         return cls(
@@ -161,22 +158,16 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     if isinstance(granularity, str) and granularity in GRANULARITIES:
         return GRANULARITIES[granularity]
     if isinstance(granularity, str):
-        raise LayoutError.of(
-            f"granularity {granularity!r}",
-            expected=f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name",
-            found="an unknown word",
-            fix="use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient",
-        )
+        expected = f"one of {', '.join(GRANULARITIES)}, or a function from tensor name to group name"
+        fix = "use 'tensor' for the paper's layer-wise soups, 'model' for one coefficient per ingredient"
+        raise LayoutError.of(f"granularity {granularity!r}", expected=expected, found="an unknown word", fix=fix)
 
     def checked(name: str) -> str:
-        group = granularity(name)
+        group: object = granularity(name)  # a user's function may return anything
         if not isinstance(group, str):
-            raise LayoutError.of(
-                f"granularity function for {name!r}",
-                expected="the name of a group",
-                found=repr(group),
-                fix="return a string for every tensor name",
-            )
+            expected = "the name of a group"
+            fix = "return a string for every tensor name"
+            raise LayoutError.of(f"granularity function for {name!r}", expected=expected, found=repr(group), fix=fix)
         return group
 
     return checked
@@ -212,12 +203,9 @@ def _left_out(
 def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
     names = set(fnmatch.filter(pool.specs, pattern))
     if not names:
-        raise LayoutError.of(
-            f"{option} pattern {pattern!r}",
-            expected="a pattern that matches tensor names",
-            found="no match",
-            fix=f"names look like: {', '.join(list(pool.specs)[:5])}",
-        )
+        expected = "a pattern that matches tensor names"
+        fix = f"names look like: {', '.join(list(pool.specs)[:5])}"
+        raise LayoutError.of(f"{option} pattern {pattern!r}", expected=expected, found="no match", fix=fix)
     return names
 
 
@@ -226,9 +214,6 @@ def _donor(pool: Pool, donor: int | str) -> int:
         return pool.names.index(donor)
     if isinstance(donor, int) and 0 <= donor < len(pool):
         return donor
-    raise LayoutError.of(
-        f"donor {donor!r}",
-        expected=f"an ingredient's name or an index from 0 to {len(pool) - 1}",
-        found="no such ingredient",
-        fix=f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}",
-    )
+    expected = f"an ingredient's name or an index from 0 to {len(pool) - 1}"
+    fix = f"names are: {', '.join(pool.names[:5])}{', ...' if len(pool) > 5 else ''}"
+    raise LayoutError.of(f"donor {donor!r}", expected=expected, found="no such ingredient", fix=fix)

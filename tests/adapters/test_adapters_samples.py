@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
+from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
 from stockpot.errors import DataError
@@ -25,7 +25,7 @@ class Tokenizer:
         return {"input_ids": torch.tensor([[len(text) for text in row] for row in zip(*texts, strict=True)])}
 
 
-TEXT = LoadedModel(nn.Linear(1, 1), text=TextInput(Tokenizer), keywords=True)
+TEXT = LoadedModel(nn.Linear(1, 1), tokenizer=Tokenizer, keywords=True)
 PLAIN = LoadedModel(nn.Linear(1, 1))
 
 

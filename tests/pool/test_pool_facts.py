@@ -404,3 +404,14 @@ def test_one_checkpoint_outside_a_pool_is_checked_too(tmp_path: Path) -> None:
     bad = open_checkpoint(write(tmp_path / "bad.pt", {"w": torch.tensor([1.0, float("inf")])}))
     with pytest.raises(PoolError, match=r"1 of 1 checkpoints .*\n.*w \(1 infinite of 2\)"):
         verify_finite(bad)
+
+
+def test_facts_of_hashes_alone_have_no_distances(tmp_path: Path) -> None:
+    for k in range(2):
+        write(tmp_path / f"{k}.safetensors", state(seed=k))
+    pool = Pool.open(tmp_path)
+    facts = pool.facts(measured=False)
+    with pytest.raises(PoolError, match=r"distances: expected facts of a measuring pass, found hashes only"):
+        _ = facts.distances
+    assert pool.facts().digests == facts.digests
+    assert pool.facts(measured=False).distances is pool.facts().distances  # known by now

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import typing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_page import EXAMPLE, PAGE, recipe_reference
 
 from stockpot.errors import RecipeError
-from stockpot.recipe import Recipe, json_schema, load, load_recipe, make_recipe, recipe_reference, schema
+from stockpot.recipe import Recipe, json_schema, load, load_recipe, make_recipe, schema
 from stockpot.recipe.method import Method
-from stockpot.recipe.reference import EXAMPLE
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
 
@@ -339,22 +340,23 @@ def test_epochs_of_one_method_replace_the_steps_of_all() -> None:
 
 
 def test_trials_depend_on_seed_and_number_alone() -> None:
-    spaces = {"lr": {"min": 1e-5, "max": 1e-3, "scale": "log"}, "epochs": [2, 4], "seed": {"min": 0, "max": 9}}
+    search = {"lr": {"min": 1e-5, "max": 1e-3, "scale": "log"}, "epochs": [2, 4], "seed": {"min": 0, "max": 9}}
+    spaces = {"trials": 50, **search}
     data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25, "report": 0.25}
     one = made(finetune=spaces, data=data).finetune
     two = made(finetune={**spaces, "augmentation": 0.7}, data=data).finetune
     assert one is not None
     assert two is not None
-    trials = [one.trial(i, seed=3) for i in range(50)]
-    assert trials == [one.trial(i, seed=3) for i in range(50)]
-    assert trials != [one.trial(i, seed=4) for i in range(50)]
-    assert all(1e-5 <= t["lr"] <= 1e-3 and t["epochs"] in (2, 4) and t["seed"] in range(10) for t in trials)
-    assert len({t["lr"] for t in trials}) == 50
-    below = sum(t["lr"] < 1e-4 for t in trials)  # half of a log range
+    trials = one.drawn(seed=3)
+    assert trials == one.drawn(seed=3)
+    assert trials != one.drawn(seed=4)
+    assert all(1e-5 <= t.lr <= 1e-3 and t.epochs in (2, 4) and t.seed in range(10) for t in trials)
+    assert len({t.lr for t in trials}) == 50
+    below = sum(t.lr < 1e-4 for t in trials)  # half of a log range
     assert 12 <= below <= 38
-    changed = two.trial(7, seed=3)
+    changed = asdict(two.drawn(seed=3)[7])
     assert changed.pop("augmentation") == 0.7
-    assert changed.items() <= trials[7].items()
+    assert changed.items() <= asdict(trials[7]).items()
 
 
 def test_listed_trials_are_taken_as_they_are() -> None:
@@ -362,8 +364,17 @@ def test_listed_trials_are_taken_as_they_are() -> None:
     finetune = made(finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data).finetune
     assert finetune is not None
     assert finetune.trials == 3
-    assert [finetune.trial(i, 0)["lr"] for i in range(3)] == [0.1, 0.2, 0.3]
-    assert finetune.trial(2, 0)["seed"] == 4
+    assert [trial.lr for trial in finetune.drawn(0)] == [0.1, 0.2, 0.3]
+    assert finetune.drawn(0)[2].seed == 4
+
+
+def test_the_spaces_of_recipes_are_those_of_searches() -> None:
+    from stockpot.zoo import draw_trials
+
+    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
+    finetune = made(finetune={"trials": 20}, data=data).finetune
+    assert finetune is not None
+    assert finetune.drawn(5) == draw_trials(20, seed=5)
 
 
 def test_the_json_schema_accepts_what_a_recipe_may_say() -> None:
@@ -385,10 +396,8 @@ def test_every_key_is_described() -> None:
 
 
 def test_the_reference_in_the_docs_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "recipe.md"
-    assert page.read_text(encoding="utf-8") == recipe_reference(), (
-        "docs/recipe.md is out of date; write recipe_reference() into it"
-    )
+    message = "docs/recipe.md is out of date; run: python tests/recipe/reference_page.py"
+    assert PAGE.read_text(encoding="utf-8") == recipe_reference(), message
 
 
 def test_the_example_in_the_reference_is_a_recipe() -> None:

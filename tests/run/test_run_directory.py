@@ -18,7 +18,8 @@ from stockpot.errors import LinkError, RunError, WriteError
 from stockpot.events import Event
 from stockpot.run.directory import RecipeFacts, RunDirectory, check_recipe
 from stockpot.run.record import read_about
-from stockpot.run.state import Journal, read_events
+from stockpot.run.state import Journal
+from torture.evidence import read_events
 
 RECIPE = {"method": {"lr": 0.01}, "output": {"dir": "a"}}
 FACTS: dict[str, Any] = {

@@ -24,10 +24,9 @@ from stockpot.pool import Pool, open_checkpoint
 from stockpot.run.directory import RecipeFacts
 from stockpot.run.rebuild import rebuild_soup, recommended_soup
 from stockpot.run.record import read_run, slug
-from stockpot.run.state import read_events
 from stockpot.soups.registry import settings_for
 from stockpot.task import Metric, Task
-from torture.evidence import facts
+from torture.evidence import facts, read_events
 from zoo import fine_tunes, marked, mlp, normed, same, samples, write, zoo
 
 FEW = ("best", "uniform", "greedy", "ensemble", "hl+", "crossfit")

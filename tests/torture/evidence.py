@@ -9,11 +9,14 @@ from typing import Any
 
 from safetensors import safe_open
 
-from stockpot.run.state import read_events
-
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
 # Not compared: what happened, when and where, and pages drawn from that.
 _TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html", "report.md")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of events.jsonl; the last one may be torn while a run is going on or after it was killed."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def damaged(folder: Path) -> list[str]:

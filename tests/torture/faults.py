@@ -45,7 +45,7 @@ _PLACES = (
     ("stockpot.soup.soup", "Soup", "save", "writing the soup"),
     ("stockpot.report", "", "write_report", "writing the report"),
     ("stockpot.zoo.search", "", "train", "training"),
-    ("stockpot.zoo.head", "", "train", "training"),
+    ("stockpot.zoo.training", "", "train", "training"),
     ("stockpot.zoo.folder", "Saved", "save", "saves"),
     ("stockpot.zoo.search", "", "_write", "writing a checkpoint"),
 )

@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
+from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import encode
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
@@ -128,7 +128,7 @@ def read(case: Case, content: bytes, folder: Path) -> str:
     if kind == "dataset":
         (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     text = columns.text is not None
-    model = LoadedModel(nn.Linear(1, 1), text=TextInput(Tokenizer) if text else None, keywords=text)
+    model = LoadedModel(nn.Linear(1, 1), tokenizer=Tokenizer if text else None, keywords=text)
     path = folder if kind in ("images", "dataset") else folder / name
     source = DataSource(kind, path, columns, {"fit": Share()})
     try:

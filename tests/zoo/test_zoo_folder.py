@@ -80,21 +80,24 @@ def _change(file: Path, change: Callable[[Any], Any]) -> None:
     [
         (lambda record: {**record, "path": "../outside.safetensors"}, "found the path '../outside"),
         (lambda record: {**record, "path": "trial_000.safetensors"}, "found the path 'trial_000"),
-        (lambda record: {**record, "path": 3}, "found the path 3"),
+        (lambda record: {**record, "path": 3}, "found path is 3 instead of null or a text"),
         (lambda record: {**record, "settings": {"lr": "x"}}, "MethodError: fine-tuning setting lr"),
         (lambda record: {**record, "settings": {"learning": 1}}, "TypeError"),
-        (lambda record: {**record, "score": {"value": "high"}}, "found 'high' for a number"),
-        (lambda record: {**record, "losses": 3}, "TypeError"),
-        (lambda record: {**record, "seconds": "long"}, "could not convert string to float"),
-        (lambda record: [record], "TypeError"),
-        (lambda record: None, "TypeError"),
-        (lambda record: {}, "KeyError: 'path'"),
+        (
+            lambda record: {**record, "score": {**record["score"], "value": "high"}},
+            "score.value is 'high' instead of null or a number",
+        ),
+        (lambda record: {**record, "losses": 3}, "losses is 3 instead of a list"),
+        (lambda record: {**record, "seconds": "long"}, "seconds is 'long' instead of a number"),
+        (lambda record: [record], "it is a list instead of an object"),
+        (lambda record: None, "it is null instead of an object"),
+        (lambda record: {}, "it has no 'format'"),
     ],
 )
 def test_a_record_that_lies_is_refused(tmp_path: Path, change: Callable[[Any], Any], said: str) -> None:
-    search(tmp_path)
+    search(tmp_path, fit=samples(48))
     _change(tmp_path / "trial_001.json", change)
-    for read in (search, read_records):
+    for read in (lambda out: search(out, fit=samples(48)), read_records):
         with pytest.raises(RunError, match=r"trial_001.json: expected the record of a trial") as caught:
             read(tmp_path)
         assert said in str(caught.value)

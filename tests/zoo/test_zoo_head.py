@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from stockpot.errors import TaskError
-from stockpot.zoo.head import find_head
+from stockpot.zoo.training import find_head
 from zoo import Tied
 
 

@@ -294,5 +294,5 @@ def test_without_validation_data_there_is_no_score(tmp_path: Path) -> None:
 def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
     search(tmp_path)
     (tmp_path / "trial_001.json").write_text("{}")
-    with pytest.raises(RunError, match=r"trial_001.json: expected the record of a trial, found KeyError"):
+    with pytest.raises(RunError, match=r"trial_001.json: expected the record of a trial, found it has no 'format'"):
         search(tmp_path)

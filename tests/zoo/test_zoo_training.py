@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from stockpot.errors import RunError
+from stockpot.events import Event
 from stockpot.task import Data, Task
 from stockpot.zoo import Plan, Trial
 from stockpot.zoo.folder import Saved
@@ -35,15 +37,14 @@ def seeded(build: type[nn.Module] | object = normed) -> nn.Module:
 def run(model: nn.Module, plan: Plan = PLAN, saved: Saved | None = None, stop_at: int | None = None) -> list[float]:
     data = Data.of(samples(40))
 
-    def on_epoch(done: int, total: int, loss: float) -> None:
-        if done == stop_at:
+    def listen(event: Event) -> None:
+        assert event.data["trial"] == "trial_000"
+        if event.data["epoch"] == stop_at:
             raise StopError
 
     model.train()
-    course = train(
-        Task(model, data), plan.trials[0], plan, parameters=model.parameters(), saved=saved, on_epoch=on_epoch
-    )
-    return course.losses
+    options: Any = {"parameters": model.parameters(), "about": {"trial": "trial_000"}, "listen": listen}
+    return train(Task(model, data), plan.trials[0], plan, saved=saved, **options).losses
 
 
 def test_the_loss_falls_and_one_is_kept_for_each_epoch() -> None:
@@ -148,7 +149,7 @@ def test_a_last_step_that_ruins_the_weights_is_noticed() -> None:
     plan = Plan((Trial(lr=1e37, epochs=1),), probe=None, optimizer="sgd", warmup=0.0, clip=None)
     task = Task(model, data, loss=lambda model, batch: 1e3 * model(batch[0]).sum())
     with pytest.raises(DivergedError, match=r"0.weight is not finite at step 1 of 1"):
-        train(task, plan.trials[0], plan, parameters=model.parameters())
+        train(task, plan.trials[0], plan, parameters=model.parameters(), about={})
 
 
 def test_batch_statistics_are_learned() -> None:

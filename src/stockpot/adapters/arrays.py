@@ -22,10 +22,10 @@ def read_arrays(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
         for place in (path / part, *(path / f"{part}{suffix}" for suffix in _FILES)):
             if place.exists():
                 return Table(str(place), _load(place, limits))
-        known = sorted(file.name for file in path.iterdir() if file.suffix in _FILES)
+        known = _known(path)
         if len(known) > 1 and not any(path.glob("*.npy")):
-            fix = "name one of them as the split, such as fit: val"
-            raise bad_data(f"part {part!r} of {path}", f"a file such as {part}.npz", ", ".join(known), fix)
+            found, fix = ", ".join(file.name for file in known), "name one of them as the split, such as fit: val"
+            raise bad_data(f"part {part!r} of {path}", f"a file such as {part}.npz", found, fix)
     columns = _load(path, limits)
     if part is None:
         return Table(str(path), columns)
@@ -39,23 +39,24 @@ def read_arrays(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
     return Table(str(path), {**starts, **ends})
 
 
+def _known(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix in _FILES)
+
+
 def _load(path: Path, limits: Limits) -> dict[str, Column]:
+    files = [path]
     if path.is_dir():
-        files = sorted(path.glob("*.npy"))
-        known = sorted(file for file in path.iterdir() if file.suffix in _FILES)
-        if not files and len(known) != 1:
+        known = _known(path)
+        files = sorted(path.glob("*.npy")) or known
+        if files == known and len(known) != 1:
             fix = "name one of them as the split, such as fit: val.npz"
             found = ", ".join(file.name for file in known) or "none of them"
             raise bad_data(path, "one .npz or .safetensors file, or .npy files", found, fix)
-        if not files:
-            return _load(known[0], limits)
     elif not path.is_file():
         raise not_there(path, _KINDS)
     elif path.suffix not in _FILES:
         fix = "save inputs and labels together with numpy.savez(path, x=..., y=...)"
         raise bad_data(path, _KINDS, path.suffix or "no ending", fix)
-    else:
-        files = [path]
     arrays: dict[str, Any] = {}
     for file in files:
         try:

@@ -6,7 +6,7 @@ small file unfolds to (docs/decisions.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,11 @@ def read_parquet(file: Path, limits: Limits) -> dict[str, Column]:
             limits.check_rows(file, about.num_rows)
             groups = [about.row_group(index) for index in range(about.num_row_groups)]
             chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-            values = sum(chunk.num_values * _WIDTH.get(chunk.physical_type, 1) for chunk in chunks)
-            limits.check_unfolded(file, values)
+            limits.check_unfolded(file, sum(c.num_values * _WIDTH.get(c.physical_type, 1) for c in chunks))
             # One value may stand in the file once and in a million rows: few rows at a time, counted as they come.
             largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
             size = min(_BATCH, max(1, limits.unfolded(file) // (8 * max(largest, 1))))
-            return _columns(opened.iter_batches(size), opened.schema_arrow, file, limits)
+            return _columns(_checked(opened.iter_batches(size), file, limits), opened.schema_arrow)
     except DataError:
         raise
     except Exception as error:  # a damaged file raises almost anything
@@ -46,21 +45,20 @@ def read_dataset(path: Path, part: str | None, limits: Limits = LIMITS) -> Table
     """A Hugging Face dataset as `save_to_disk` leaves it: Arrow streams, and a state file that lists them."""
     folder, pyarrow = _dataset_folder(path, part), need("pyarrow")
     listing = folder / "state.json"
-    files = _listed(listing, lambda state: [entry["filename"] for entry in state["_data_files"]])
-    if not files or not all((folder / name).is_file() for name in files):
-        raise _broken(listing, f"{', '.join(files) or 'no files'}, which are not there")
-    pieces: list[dict[str, Column]] = []
-    for file in (folder / name for name in files):
+    files = [folder / name for name in _listed(listing, lambda state: [f["filename"] for f in state["_data_files"]])]
+    if not files or not all(file.is_file() for file in files):
+        raise _broken(listing, f"{', '.join(file.name for file in files) or 'no files'}, which are not there")
+    batches: list[Any] = []
+    for file in files:
         try:
-            with pyarrow.memory_map(str(file)) as source:
-                stream = pyarrow.ipc.open_stream(source)
-                pieces.append(_columns(stream, stream.schema, file, limits))
+            stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(file)))
+            batches += _checked(stream, file, limits)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise _broken(file, first_line(error)) from error
-    limits.check_rows(folder, sum(len(Table(str(folder), piece)) for piece in pieces))
+    limits.check_rows(folder, sum(batch.num_rows for batch in batches))
     try:
-        return Table(str(folder), {name: _joined([piece[name] for piece in pieces]) for name in pieces[0]})
-    except (KeyError, ValueError) as error:
+        return Table(str(folder), _columns(batches, stream.schema))
+    except pyarrow.ArrowException as error:
         raise _broken(folder, "files with different columns") from error
 
 
@@ -83,35 +81,36 @@ def _dataset_folder(path: Path, part: str | None) -> Path:
     return folder
 
 
-def _listed(file: Path, pick: Any) -> list[str]:
+def _listed(file: Path, pick: Callable[[Any], Any]) -> list[str]:
     """Names in a listing, none of which leads out of its folder."""
     try:
         names = pick(read_json(file, follow=True))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(file, first_line(error)) from error
     if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        fix = "save the dataset again with save_to_disk"
-        raise bad_data(file, "names of files in that folder", repr(names)[:120], fix)
+        raise _broken(file, repr(names)[:120], "names of files in that folder")
     return names
 
 
-def _broken(file: Path, found: str) -> DataError:
-    fix = "save the dataset again with save_to_disk"
-    return bad_data(file, "part of a dataset written by save_to_disk", found, fix)
+def _broken(file: Path, found: str, expected: str = "part of a dataset written by save_to_disk") -> DataError:
+    return bad_data(file, expected, found, "save the dataset again with save_to_disk")
 
 
-def _columns(batches: Iterable[Any], schema: Any, file: Path, limits: Limits) -> dict[str, Column]:
+def _checked(batches: Iterable[Any], file: Path, limits: Limits) -> Iterator[Any]:
     """Arrow trusts the offsets in a file unless it is asked to look, and never asks what the values come to."""
-    pyarrow = need("pyarrow")
-    kept, rows, cost = [], 0, 0
+    pyarrow, rows, cost = need("pyarrow"), 0, 0
     for batch in batches:
         rows += batch.num_rows
         limits.check_rows(file, rows)
         batch.validate(full=True)
         cost += sum(_cost(column, pyarrow) for column in batch.columns)
         limits.check_unfolded(file, cost)
-        kept.append(batch)
-    table = pyarrow.Table.from_batches(kept, schema)
+        yield batch
+
+
+def _columns(batches: Iterable[Any], schema: Any) -> dict[str, Column]:
+    pyarrow = need("pyarrow")
+    table = pyarrow.Table.from_batches(batches, schema)
     return {name: _column(table.column(name), pyarrow) for name in dict.fromkeys(table.column_names)}
 
 
@@ -146,8 +145,7 @@ def _column(chunked: Any, pyarrow: Any) -> Column:
     dense = [array for array in arrays if array is not None]
     if dense and len(dense) == len(chunks) and len({array.shape[1:] for array in dense}) == 1:
         return np.concatenate(dense)
-    values: list[Any] = chunked.to_pylist()
-    return values
+    return list(chunked.to_pylist())
 
 
 def _dense(chunk: Any, pyarrow: Any) -> Array | None:
@@ -164,12 +162,6 @@ def _dense(chunk: Any, pyarrow: Any) -> Array | None:
         return None
     array: Array = chunk.to_numpy(zero_copy_only=False).reshape(shape)
     return array
-
-
-def _joined(columns: list[Column]) -> Column:
-    if all(isinstance(column, np.ndarray) for column in columns):
-        return np.concatenate(columns)
-    return [value for column in columns for value in column]
 
 
 def _is_list(kind: Any, types: Any) -> bool:

@@ -12,14 +12,9 @@ from typing import Any
 from stockpot.errors import TaskError
 
 EXTRAS = {
-    "transformers": "transformers",
-    "timm": "vision",
-    "torchvision": "vision",
-    "PIL": "images",
-    "open_clip": "clip",
-    "pyarrow": "tables",
-    "tensorboard": "tensorboard",
-}
+    "transformers": "transformers", "timm": "vision", "torchvision": "vision", "PIL": "images", "open_clip": "clip",
+    "pyarrow": "tables", "tensorboard": "tensorboard",
+}  # fmt: skip
 
 
 def bad_model(what: str, expected: str, found: str, fix: str) -> TaskError:
@@ -42,12 +37,11 @@ def need(module: str) -> Any:
         raise bad_model(f"library {library}", expected, found, f"pip install 'stockpot[{EXTRAS[library]}]'") from error
 
 
-def unknown_model(key: str, name: str, listing: str, known: Iterable[str]) -> TaskError:
+def unknown_model(library: str, name: str, listing: str, known: Iterable[str]) -> TaskError:
     """The error for a name that the installed library does not have; it suggests the nearest ones."""
     close = difflib.get_close_matches(name, list(known), n=3)
     fix = f"try {', '.join(close)}; all are in {listing}" if close else f"look at {listing}"
-    library = key.removeprefix("model.")
-    return bad_model(f"{key} {name!r}", f"a model name of the installed {library}", "an unknown one", fix)
+    return bad_model(f"model.{library} {name!r}", f"a model name of the installed {library}", "an unknown one", fix)
 
 
 @contextmanager

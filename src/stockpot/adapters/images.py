@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,11 @@ def _fill(images: Array, image: Callable[[int], Array], name: str, listen: Liste
 
 def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS) -> Array:
     """One image as uint8 (C, H, W)."""
-    pil: Any = need("PIL.Image")
-    source, what = _source(item), "an encoded image"
+    pil, source = need("PIL.Image"), _source(item)
+    what = "an encoded image" if isinstance(source, (bytes, np.ndarray)) else f"image {source}"
     if isinstance(source, np.ndarray):  # (C, H, W)
         picture = pil.fromarray(source[0] if len(source) == 1 else np.ascontiguousarray(source.transpose(1, 2, 0)))
     else:
-        what = what if isinstance(source, bytes) else f"image {source}"
         picture = _opened(source, what, folder, limits, pil)
     if wanted.channels is not None or picture.mode not in _MODES.values():
         picture = picture.convert(_MODES[wanted.channels or 3])
@@ -204,9 +203,9 @@ def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
         raise bad_data(what, expected, str(array.shape), "name them as data.features if they are no images")
     if images.dtype.kind == "f":
         if wanted.size is not None and images.shape[2:] != wanted.size:
-            expected = f"size {'x'.join(map(str, wanted.size))} for floating-point images"
+            size, found = ("x".join(map(str, pair)) for pair in (wanted.size, images.shape[2:]))
             fix = "store uint8 images, which are resized, or set data.preprocessing.size"
-            raise bad_data(what, expected, "x".join(map(str, images.shape[2:])), fix)
+            raise bad_data(what, f"size {size} for floating-point images", found, fix)
         return images.astype(np.float32)
     if images.dtype != np.uint8:
         raise bad_data(what, "uint8 or floating-point pixels", str(images.dtype), "convert them")
@@ -215,9 +214,8 @@ def _image_array(array: Array, wanted: ImageInput, name: str) -> Array:
     if wanted.channels == 3:
         return np.repeat(images, 3, axis=1)
     # The weights of the ITU-R 601 grey that image libraries use.
-    grey = images.transpose(0, 2, 3, 1) @ np.array([0.299, 0.587, 0.114], np.float32)
-    rounded: Array = np.round(grey)[:, None].astype(np.uint8)
-    return rounded
+    grey: Array = np.round(images.transpose(0, 2, 3, 1) @ np.array([0.299, 0.587, 0.114], np.float32))
+    return grey[:, None].astype(np.uint8)
 
 
 def _digest(items: Any, folder: Path, wanted: ImageInput) -> str:
@@ -241,23 +239,18 @@ def _new_file(file: Path, needed: int) -> Iterator[Path]:
 
     The whole file is reserved: a disk that is full when a page of a mapping is written ends the process.
     """
-    temporary = None
-    try:
+    with ExitStack() as stack:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if (free := shutil.disk_usage(file.parent).free) < needed:
                 raise OSError(f"{free:,} bytes free")
-            handle, temporary = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
-            with os.fdopen(handle, "wb") as opened:
+            folder = tempfile.TemporaryDirectory(prefix=f".{file.name}.", suffix=".writing", dir=file.parent)
+            place = Path(stack.enter_context(folder), file.name)
+            with place.open("wb") as opened:
                 getattr(os, "posix_fallocate", lambda fd, _, size: os.truncate(fd, size))(opened.fileno(), 0, needed)
         except OSError as error:
             expected, found = f"{needed:,} bytes for decoded images", error.strerror or str(error)
-            fix = "name another folder in data.cache"
-            raise bad_data(f"data.cache {file.parent}", expected, found, fix) from error
-        yield Path(temporary)
-        Path(temporary).replace(file)
+            raise bad_data(f"data.cache {file.parent}", expected, found, "name another folder in data.cache") from error
+        yield place
+        place.replace(file)
         sync_directory(file.parent)
-    except BaseException:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise

@@ -37,20 +37,13 @@ class ImageInput:
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """How texts become token ids; the tokenizer is loaded when the first text is seen."""
-
-    load: Callable[[], Any]
-    max_length: int | None = None
-
-
-@dataclass(frozen=True)
 class LoadedModel:
     """A model with what it says about its input."""
 
     model: nn.Module
     image: ImageInput | None = None
-    text: TextInput | None = None
+    tokenizer: Callable[[], Any] | None = None  # loads it when the first text is seen
+    max_length: int | None = None  # in tokens
     keywords: bool = False  # batches are dicts of keyword arguments with `labels`, as transformers wants
     language: bool = False  # learns the next token; needs no label column
     classes: int | None = None  # the size of its head, where that is known
@@ -61,24 +54,21 @@ class Normalise:
     """Turns uint8 images (n, C, H, W) into the model's floating-point input; leaves all else alone."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.mean = tuple(mean)
-        self.std = tuple(std)
+        self.mean, self.std = tuple(mean), tuple(std)
         self._there: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        return (
-            tuple(self._image(value, dtype) for value in args),
-            {name: self._image(value, dtype) for name, value in kwargs.items()},
-        )
 
-    def _image(self, value: Any, dtype: torch.dtype) -> Any:
-        if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 4):
-            return value
-        mean, std = self._on(value.device)
-        return value.float().div_(255).sub(mean).div_(std).to(dtype)
+        def image(value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.dtype == torch.uint8 and value.ndim == 4):
+                return value
+            mean, std = self._on(value.device)
+            return value.float().div_(255).sub(mean).div_(std).to(dtype)
+
+        return tuple(map(image, args)), {name: image(value) for name, value in kwargs.items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_there": {}}  # other processes have devices of their own

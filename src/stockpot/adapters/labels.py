@@ -73,10 +73,8 @@ def _cells(split: str, column: Column) -> list[str]:
     if isinstance(column, np.ndarray):
         column = _squeezed(column)
         if column.ndim != 1 or column.dtype.kind not in "biuf":
-            fix = (
-                "name the right column in data.label, or write data.target: multi if each row marks its classes with "
-                "0 and 1; for other targets use data.python with data.loss"
-            )
+            fix = "name the right column in data.label, or write data.target: multi if each row marks its classes with "
+            fix += "0 and 1; for other targets use data.python with data.loss"
             raise _odd_column(split, "one whole number or class name per sample", column, fix)
         column = (column.astype(np.int64) if column.dtype.kind == "b" else column).tolist()
     cells = []
@@ -139,9 +137,8 @@ def _numbers(split: str, column: Column) -> Array:
     """float32 (n,) or (n, d), finite."""
     array = _squeezed(as_numbers(column, f"labels of the {split} data", lambda row: _where(split, row)))
     if array.ndim > 2:
-        raise _odd_column(
-            split, "one number or a list of numbers per sample", array, "name another column in data.label"
-        )
+        expected = "one number or a list of numbers per sample"
+        raise _odd_column(split, expected, array, "name another column in data.label")
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         row = int(np.argmin(finite))

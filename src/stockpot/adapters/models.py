@@ -87,19 +87,18 @@ def load_weights(model: nn.Module, path: Path) -> tuple[str, ...]:
 def load_timm(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel:
     timm = need("timm")
     if name.startswith(("hf-hub:", "hf_hub:")) or not timm.is_model(name):
-        raise unknown_model("model.timm", name, "timm.list_models()", timm.list_models())
+        raise unknown_model("timm", name, "timm.list_models()", timm.list_models())
     size = {} if classes is None else {"num_classes": classes}
     model = timm.create_model(name, pretrained=False, **size, **options)
     image = timm_image(need("timm.data").resolve_model_data_config(model))
-    return LoadedModel(model.float(), image=image, classes=classes)
+    return LoadedModel(model.float(), image, classes=classes)
 
 
 def timm_image(config: dict[str, Any]) -> ImageInput:
     """From timm's data configuration: the model sees `crop_pct` of the resized image."""
     channels, height, width = config["input_size"]
-    resize: int | None = int(height / config.get("crop_pct", 0.875))
-    if height != width or config.get("crop_mode", "center") == "squash":
-        resize = None
+    squash = height != width or config.get("crop_mode", "center") == "squash"
+    resize = None if squash else int(height / config.get("crop_pct", 0.875))
     how = str(config.get("interpolation", "bicubic"))
     return ImageInput((height, width), resize, tuple(config["mean"]), tuple(config["std"]), how, channels)
 
@@ -107,13 +106,11 @@ def timm_image(config: dict[str, Any]) -> ImageInput:
 def load_torchvision(name: str, classes: int | None, options: dict[str, Any]) -> LoadedModel:
     models = need("torchvision.models")
     if name not in models.list_models():
-        listing = "torchvision.models.list_models()"
-        raise unknown_model("model.torchvision", name, listing, models.list_models())
+        raise unknown_model("torchvision", name, "torchvision.models.list_models()", models.list_models())
     size = {} if classes is None else {"num_classes": classes}
     model = models.get_model(name, weights=None, **size, **options)
     best = getattr(models.get_model_weights(name), "DEFAULT", None)  # a few models have no weights at all
-    image = torchvision_image(best.transforms() if best else None)
-    return LoadedModel(model.float(), image=image, classes=classes)
+    return LoadedModel(model.float(), torchvision_image(best.transforms() if best else None), classes=classes)
 
 
 def torchvision_image(preset: Any) -> ImageInput:
@@ -128,7 +125,7 @@ def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> L
     """The image encoder with a linear head; `text: false` also drops the text tensors that published soups keep."""
     library = need("open_clip")
     if name.startswith("hf-hub:") or name.replace("/", "-") not in library.list_models():
-        raise unknown_model("model.open_clip", name, "open_clip.list_models()", library.list_models())
+        raise unknown_model("open_clip", name, "open_clip.list_models()", library.list_models())
     if classes is None:
         fix = "add classes: 1000, or however many the checkpoints have"
         raise bad_model("model.open_clip", "model.classes, the size of the linear head", "none", fix)
@@ -142,14 +139,9 @@ def load_open_clip(name: str, classes: int | None, options: dict[str, Any]) -> L
             delattr(encoder, part)
     size = getattr(visual, "image_size", 224)
     height, across = (size, size) if isinstance(size, int) else tuple(size)
-    image = ImageInput(
-        size=(height, across),
-        resize=height if height == across else None,
-        mean=tuple(getattr(visual, "image_mean", None) or CLIP_MEAN),
-        std=tuple(getattr(visual, "image_std", None) or CLIP_STD),
-        interpolation="bicubic",
-        channels=3,
-    )
+    mean = tuple(getattr(visual, "image_mean", None) or CLIP_MEAN)
+    std = tuple(getattr(visual, "image_std", None) or CLIP_STD)
+    image = ImageInput((height, across), height if height == across else None, mean, std, "bicubic", 3)
     return LoadedModel(EncoderAndHead(encoder, width, classes, normalise), image=image, classes=classes)
 
 

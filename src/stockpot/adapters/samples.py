@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import LIMITS, Array, Limits, Table, as_numbers, as_text, bad_data, pick, read_table
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, read_table
 from stockpot.events import Listener, ignore
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
@@ -46,11 +46,10 @@ class Columns:
             raise bad_data(f"input in {table.where}", expected, found, "name it")
         (name,) = usual or others
         column = table.columns[name]
-        if not isinstance(column, np.ndarray):
-            return Columns(**{"image": name} if name == "image" else {"text": (name,)}, label=self.label)
-        if name == "image" or (column.dtype == np.uint8 and column.ndim >= 3):
-            return Columns(image=name, label=self.label)
-        return Columns(features=(name,), label=self.label)
+        array = column if isinstance(column, np.ndarray) else None
+        if name == "image" or (array is not None and array.dtype == np.uint8 and array.ndim >= 3):
+            return replace(self, image=name)
+        return replace(self, text=(name,)) if array is None else replace(self, features=(name,))
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def read_splits(
         classes = targets.get(part) if source.target == "class" else None
         rows = cut(len(table), classes, shares, source.seed, table.where, listed)
         for name in (name for name in rows if name in wanted):
-            inputs = _Inputs(source, model, image, table, rows[name], name, listen).read(columns)
+            inputs = _inputs(replace(table, rows=rows[name]), columns, name, source, model, image, listen)
             y = torch.from_numpy(targets[part][rows[name]]) if part in targets else None
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
@@ -121,77 +120,67 @@ def _targets(
     return {part: encoded[called[part]] for part in parts}
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """The rows of one split and what is needed to make tensors of them."""
+def _inputs(
+    table: Table,
+    columns: Columns,
+    split: str,
+    source: DataSource,
+    model: LoadedModel,
+    image: ImageInput,
+    listen: Listener,
+) -> Tensor | dict[str, Tensor]:
+    """What the model is called with for the rows of one split."""
+    if columns.text is not None:
+        return _tokens([table.texts(name, "data.text") for name in columns.text], columns.text, source, model)
+    if columns.image is not None:
+        images = _images(table.column(columns.image, "data.image"), split, source, image, listen)
+        return {"pixel_values": images} if model.keywords else images
+    if columns.tokens is not None:
+        if not model.keywords:
+            return _ids(table, columns.tokens)
+        mask = ["attention_mask"] if "attention_mask" in table.columns else []
+        return {"input_ids": _ids(table, columns.tokens), **{name: _ids(table, name) for name in mask}}
+    found = [table.numbers(name, "data.features") for name in columns.features or ()]
+    wide = found[0] if len(found) == 1 else np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
+    return torch.from_numpy(wide.astype(np.float32))
 
-    source: DataSource
-    model: LoadedModel
-    image: ImageInput
-    table: Table
-    rows: Array
-    name: str
-    listen: Listener
 
-    def read(self, columns: Columns) -> Tensor | dict[str, Tensor]:
-        if columns.text is not None:
-            return self._tokenised(columns.text)
-        if columns.image is not None:
-            return self._images(columns.image)
-        if columns.tokens is not None:
-            ids = {"input_ids": self._whole(columns.tokens)}
-            if self.model.keywords and "attention_mask" in self.table.columns:
-                ids["attention_mask"] = self._whole("attention_mask")
-            return ids if self.model.keywords else ids["input_ids"]
-        found = [self._numbers(name, "data.features") for name in columns.features or ()]
-        wide = found[0] if len(found) == 1 else np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
-        return torch.from_numpy(wide.astype(np.float32))
+def _ids(table: Table, name: str) -> Tensor:
+    array = table.numbers(name, "data.tokens")
+    if not np.array_equal(array, np.floor(array)):
+        raise bad_data(f"data.tokens: {name}", "whole numbers", "fractions", "name a column of token ids")
+    return torch.from_numpy(array.astype(np.int64))
 
-    def _images(self, column: str) -> Tensor | dict[str, Tensor]:
-        source = self.source
-        place = source.path / (source.shares[self.name].part or "")
-        images = decode(
-            pick(self.table.column(column, "data.image"), self.rows),
-            self.image,
-            folder=place if place.is_dir() else place.parent,  # paths are relative to the table they are in
-            name=self.name,
-            memory_limit=source.memory_limit,
-            cache=source.cache,
-            limits=source.limits,
-            listen=self.listen,
-        )
-        channels = images.shape[1]
-        for key in ("mean", "std") if images.dtype == torch.uint8 else ():
-            if (given := len(getattr(self.image, key))) not in (1, channels):
-                fix = "set channels: 1 or 3 in data.preprocessing, or give as many numbers"
-                raise bad_data(f"data.preprocessing.{key}", f"{channels} numbers, one per channel", str(given), fix)
-        return {"pixel_values": images} if self.model.keywords else images
 
-    def _whole(self, name: str) -> Tensor:
-        array = self._numbers(name, "data.tokens")
-        if not np.array_equal(array, np.floor(array)):
-            raise bad_data(f"data.tokens: {name}", "whole numbers", "fractions", "name a column of token ids")
-        return torch.from_numpy(array.astype(np.int64))
+def _tokens(
+    texts: list[list[str]], names: tuple[str, ...], source: DataSource, model: LoadedModel
+) -> dict[str, Tensor]:
+    if model.tokenizer is None:
+        fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
+        raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
+    tokenizer = model.tokenizer()
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    limits = (source.max_length, model.max_length, tokenizer.model_max_length)
+    longest = min(n for n in limits if n is not None)
+    return dict(tokenizer(*texts, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
 
-    def _numbers(self, name: str, key: str) -> Array:
-        column = pick(self.table.column(name, key), self.rows)
-        return as_numbers(column, f"{key}: {name}", lambda row: self._where(key, name, row))
 
-    def _tokenised(self, names: tuple[str, ...]) -> dict[str, Tensor]:
-        columns = []
-        for name in names:
-            cells = pick(self.table.column(name, "data.text"), self.rows)
-            columns.append([as_text(cell, self._where("data.text", name, row)) for row, cell in enumerate(cells)])
-        text = self.model.text
-        if text is None:
-            fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
-            raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
-        tokenizer = text.load()
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        limits = (self.source.max_length, text.max_length, tokenizer.model_max_length)
-        longest = min(n for n in limits if n is not None)
-        return dict(tokenizer(*columns, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
-
-    def _where(self, key: str, name: str, row: int) -> str:
-        return f"{key}: {name}, row {self.rows[row]} (from 0) of {self.table.where}"
+def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
+    place = source.path / (source.shares[split].part or "")
+    images = decode(
+        column,
+        image,
+        folder=place if place.is_dir() else place.parent,  # paths are relative to the table they are in
+        name=split,
+        memory_limit=source.memory_limit,
+        cache=source.cache,
+        limits=source.limits,
+        listen=listen,
+    )
+    channels = images.shape[1]
+    for key in ("mean", "std") if images.dtype == torch.uint8 else ():
+        if (given := len(getattr(image, key))) not in (1, channels):
+            fix = "set channels: 1 or 3 in data.preprocessing, or give as many numbers"
+            raise bad_data(f"data.preprocessing.{key}", f"{channels} numbers, one per channel", str(given), fix)
+    return images

@@ -103,11 +103,12 @@ def read_rows(file: Path, table: Table) -> Array:
     except (OSError, ValueError) as error:
         raise _wrong(file, "a .npy array of numbers or a text file", str(error)) from error
     rows = _numbers(file, given, len(table)) if isinstance(given, np.ndarray) else _named(file, given, table)
-    if len(rows) == 0:
+    once: Array = np.unique(rows)
+    if len(once) == 0:
         raise _wrong(file, "at least one sample", "none")
-    if len(np.unique(rows)) < len(rows):
-        raise _wrong(file, "every sample once", f"{len(rows) - len(np.unique(rows))} listed again")
-    return np.sort(rows)
+    if len(once) < len(rows):
+        raise _wrong(file, "every sample once", f"{len(rows) - len(once)} listed again")
+    return once
 
 
 def _lines(content: bytes) -> Array | list[str]:

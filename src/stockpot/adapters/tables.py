@@ -66,10 +66,11 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one length; `where` names the file or folder in errors."""
+    """Columns of one length, or the given rows of them; `where` names the file or folder in errors."""
 
     where: str
     columns: Mapping[str, Column]
+    rows: Array | None = None
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
@@ -85,11 +86,19 @@ class Table:
         if name not in self.columns:
             known = f"columns {', '.join(self.columns)}" if self.columns else "no columns"
             raise bad_data(f"{key}: {name}", f"a column of {self.where}", known, f"set {key} to one of them")
-        return self.columns[name]
+        column = self.columns[name]
+        if self.rows is None:
+            return column
+        return column[self.rows] if isinstance(column, np.ndarray) else [column[row] for row in self.rows.tolist()]
 
+    def texts(self, name: str, key: str) -> list[str]:
+        return [as_text(cell, self._cell(name, key, row)) for row, cell in enumerate(self.column(name, key))]
 
-def pick(column: Column, rows: Array) -> Column:
-    return column[rows] if isinstance(column, np.ndarray) else [column[int(row)] for row in rows]
+    def numbers(self, name: str, key: str) -> Array:
+        return as_numbers(self.column(name, key), f"{key}: {name}", lambda row: self._cell(name, key, row))
+
+    def _cell(self, name: str, key: str, row: int) -> str:
+        return f"{key}: {name}, row {row if self.rows is None else self.rows[row]} (from 0) of {self.where}"
 
 
 def is_missing(value: Any) -> bool:

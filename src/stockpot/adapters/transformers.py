@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stockpot.adapters.extras import bad_model, need, said, silent
-from stockpot.adapters.inputs import ImageInput, LoadedModel, TextInput
+from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.errors import TaskError
 from stockpot.files import read_json
 from stockpot.pool import open_checkpoint
 from stockpot.pool.discover import find_checkpoints
 
 _WEIGHTS = [f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin") for end in ("", ".index.json")]
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # What a configuration may say to make the library fetch or import code of others.
 _CODE = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
 # PIL's numbers for resampling filters, which is how processors write them.
@@ -49,16 +51,13 @@ def load(
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
-    place, text = tokenizer or folder, None
-    if place is not None:
-        local = {"local_files_only": True, "trust_remote_code": False}
-        read: Callable[[], Any] = lambda: transformers.AutoTokenizer.from_pretrained(place, **local)  # noqa: E731
-        length = getattr(config, "max_position_embeddings", None)
-        text = TextInput(lambda: _try(f"tokenizer in {place}", read), length)
+    place = tokenizer or folder
+    read = partial(transformers.AutoTokenizer.from_pretrained, place, **_LOCAL)
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        text=text,
+        tokenizer=None if place is None else partial(_try, f"tokenizer in {place}", read),
+        max_length=getattr(config, "max_position_embeddings", None),
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
         classes=getattr(config, "num_labels", None),
@@ -93,11 +92,9 @@ def pool_class_names(sources: Iterable[object]) -> tuple[str, ...] | None:
 
 
 def _pretrained(transformers: Any, builder: Any, folder: Path, config: Any, new_head: bool) -> Any:
-    options = {"local_files_only": True, "trust_remote_code": False, "ignore_mismatched_sizes": new_head}
+    options = {**_LOCAL, "ignore_mismatched_sizes": new_head, "output_loading_info": True}
     with silent(transformers.utils.logging):
-        model, info = _try(
-            str(folder), lambda: builder.from_pretrained(folder, config=config, output_loading_info=True, **options)
-        )
+        model, info = _try(str(folder), lambda: builder.from_pretrained(folder, config=config, **options))
     # The library loads what it finds and leaves the rest random: fine for a head, not for a model.
     left, total = len(info["missing_keys"]) + len(info["mismatched_keys"]), len(model.state_dict())
     if 2 * left > total:
@@ -166,10 +163,8 @@ def _image(folder: Path | None, config: Any) -> ImageInput | None:
 def processor_image(content: dict[str, Any], channels: int | None) -> ImageInput:
     """An image processor's configuration in our words; no library needed to read it."""
     size, resize = _geometry(content)
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    if content.get("do_normalize", True) and content.get("image_mean") is not None:
-        mean, std = tuple(content["image_mean"]), tuple(content["image_std"])
+    normalised = content.get("do_normalize", True) and content.get("image_mean") is not None
+    mean, std = (content["image_mean"], content["image_std"]) if normalised else ((0.0,), (1.0,))
     factor = content.get("rescale_factor", 1 / 255) if content.get("do_rescale", True) else 1.0
     # Ours: (pixel / 255 - mean) / std. Another factor f means (255 f pixel / 255 - mean) / std.
     scale = 255 * float(factor)

@@ -51,7 +51,6 @@ def stockpot(
     """
 
 
-@guarded
 def schema() -> None:
     """Print the JSON schema of recipes, for editors that complete and check YAML.
 
@@ -68,7 +67,6 @@ def schema() -> None:
     document(json_schema())
 
 
-@guarded
 def doctor(as_json: Json = False) -> None:
     """Describe the environment, for bug reports.
 
@@ -98,14 +96,14 @@ def doctor(as_json: Json = False) -> None:
         "memory": words.size(facts["memory"]),
         "device": facts["device"],
     }
+    for extra, packages in extras.items():
+        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+        missing = ", ".join(name for name, version in packages.items() if version is None)
+        hint = f"missing {missing}: pip install 'stockpot[{extra}]'" if missing else ""
+        lines[extra] = "; ".join(filter(None, (have, hint)))
     for name, text in lines.items():
         say(f"{name:<13}{text}")
-    for extra, packages in extras.items():
-        missing = [name for name, version in packages.items() if version is None]
-        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
-        hint = f"missing {', '.join(missing)}: pip install 'stockpot[{extra}]'" if missing else ""
-        say(f"{extra:<13}{'; '.join(part for part in (have, hint) if part)}")
 
 
 for _command in (demo, inspect, cook, compare, finetune, evaluate, rebuild, report, schema, doctor):
-    app.command()(_command)
+    app.command()(guarded(_command, resumable=_command in (demo, cook, compare, finetune)))

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.failures import resumable
 from stockpot.cli.progress import drawing, scalars
-from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, note, read_recipe, say, shown, table
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.events import Listener
 from stockpot.report import words
 
@@ -36,7 +35,6 @@ Growth = Annotated[
 ]
 
 
-@resumable
 def cook(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
@@ -57,13 +55,9 @@ def cook(
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
     ```
     """
-    wanted = read_recipe(recipe, overrides, out)
-    with drawing() as listen:
-        run = run_recipe(wanted, "cook", title_of(recipe), listen, overwrite=overwrite)
-    end(run, recipe, as_json, changed=bool(overrides))
+    _cook("cook", recipe, overrides, out, as_json, overwrite=overwrite)
 
 
-@resumable
 def compare(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
@@ -89,10 +83,23 @@ def compare(
     stockpot compare recipe.yaml --json > results.json
     ```
     """
+    _cook("compare", recipe, overrides, out, as_json, overwrite=overwrite, growth=growth)
+
+
+def _cook(kind: str, recipe: Path, overrides: list[str], out: Path | None, as_json: bool, **options: bool) -> None:
+    from stockpot.report import write_report
+
     wanted = read_recipe(recipe, overrides, out)
     with drawing() as listen:
-        run = run_recipe(wanted, "compare", title_of(recipe), listen, overwrite=overwrite, growth=growth)
-    end(run, recipe, as_json, changed=bool(overrides))
+        run = run_recipe(wanted, kind, title_of(recipe), listen, **options)
+    report = write_report(run)
+    if as_json:
+        document(summary(run, report))
+    elif (soup := show(run, report)) is not None:
+        same = shown(run / "recipe.yaml") if overrides else str(recipe)  # what ran, which may not be what is written
+        say("Next:")
+        say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
+        say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
 
 
 def title_of(recipe: Path) -> str:
@@ -120,29 +127,16 @@ def run_recipe(
     return run
 
 
-def end(run: Path, recipe: Path, as_json: bool, *, changed: bool = False) -> None:
-    """After `cook` and `compare`; `changed`: what ran is not the recipe as it stands in its file."""
-    from stockpot.report import write_report
-
-    report = write_report(run)
-    if as_json:
-        document(summary(run, report))
-        return
-    soup = show(run, report)
-    if soup is not None:
-        say("Next:")
-        same = shown(run / "recipe.yaml") if changed else str(recipe)
-        say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
-        say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
-
-
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
-    results, soup = _results(run)
+    from stockpot.run.record import read_run
+
+    results = read_run(run).results
+    soup = _recommended(run, results)
     print_table(run)
     say(results["verdict"])
     for name, why in results["failed"].items():
-        note(f"{name} failed: {why}")
+        say(f"{name} failed: {why}", err=True)
     say()
     if soup is not None:
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
@@ -152,14 +146,14 @@ def show(run: Path, report: Path) -> Path | None:
     return soup
 
 
-def _results(run: Path) -> tuple[Mapping[str, Any], Path | None]:
-    """What the finished run says of itself, and its recommended soup where that is written."""
-    from stockpot.run.record import METHODS, SOUP, read_run, slug
+def _recommended(run: Path, results: Mapping[str, Any]) -> Path | None:
+    """The recommended soup, where there is one and it is written."""
+    from stockpot.run.record import METHODS, SOUP, slug
 
-    results = read_run(run).results
-    recommended = results["recommended"]
-    soup = None if recommended is None else run / METHODS / slug(recommended) / SOUP
-    return results, soup if soup is not None and soup.is_dir() else None
+    if results["recommended"] is None:
+        return None
+    soup = run / METHODS / slug(results["recommended"]) / SOUP
+    return soup if soup.is_dir() else None
 
 
 def print_table(run: Path) -> None:
@@ -197,21 +191,22 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
     from stockpot.report import summary_rows
     from stockpot.run.record import read_run
 
-    results, soup = _results(run)
-    records = {one.name: one.result for one in read_run(run).methods}
+    record = read_run(run)
+    soup = _recommended(run, record.results)
+    results = {one.name: one.result for one in record.methods}
     costs = ("seconds", "peak_host", "peak_device", "models_used")
     return {
         "run": str(run),
         "report": str(report),
         "soup": None if soup is None else str(soup),
-        **{key: results[key] for key in ("recommended", "verdict", "failed")},
+        **{key: record.results[key] for key in ("recommended", "verdict", "failed")},
         "methods": [
             {
                 "method": row.method,
                 "data": row.kind,
-                "score": records[row.method].get(row.kind),
+                "score": results[row.method].get(row.kind),
                 "difference": row.difference,
-                **{key: records[row.method].get(key) for key in costs},
+                **{key: results[row.method].get(key) for key in costs},
             }
             for row in summary_rows(run)
         ],

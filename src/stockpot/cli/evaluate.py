@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stockpot.cli.cooking import print_table
-from stockpot.cli.failures import guarded
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown
 
@@ -42,7 +41,6 @@ Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at -
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
-@guarded
 def evaluate(
     weights: Weights,
     recipe: RecipeFile,
@@ -79,8 +77,7 @@ def evaluate(
         where = on or ("report" if task.has_report else "fit")
         scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
     if as_json:
-        found = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
-        document({**found, "score": encode(scores)})
+        document({"path": str(checkpoint.path), "metric": task.metric.name, "on": where, "score": encode(scores)})
         return
     metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
     data = "report data" if where == "report" else "fitting data"
@@ -103,9 +100,8 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         if path.name == SOUP and (path.parent / RECORD).is_file():
             run = shlex.quote(shown(path.parent.parent.parent))
             fix = f"this soup was not written; `stockpot rebuild {run} --method {path.parent.name}` writes it"
-        raise RunError.of(
-            str(path), expected="a saved soup, a run directory or a checkpoint", found="nothing at this path", fix=fix
-        )
+        expected = "a saved soup, a run directory or a checkpoint"
+        raise RunError.of(str(path), expected=expected, found="nothing at this path", fix=fix)
     if (path / RUN).is_file():
         return open_checkpoint(files.check_entries(path, recommended_soup(path)))
     if path.is_dir() and (path / RECORD).is_file():
@@ -113,7 +109,6 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 
 
-@guarded
 def rebuild(
     run: RunOrSoup,
     method: Method = None,
@@ -142,13 +137,10 @@ def rebuild(
         )
     if as_json:
         document({"soup": str(path), "compared": compared})
-    elif compared:
-        say(f"{shown(path)}: rebuilt and compared; every byte is the same")
     else:
-        say(f"{shown(path)}: rebuilt")
+        say(f"{shown(path)}: rebuilt" + (" and compared; every byte is the same" if compared else ""))
 
 
-@guarded
 def report(run: Run, as_json: Json = False) -> None:
     """Write the report of a run again, and print its table.
 

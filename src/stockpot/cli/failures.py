@@ -9,19 +9,17 @@ import shlex
 import signal
 import sys
 import tempfile
-import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 
 from stockpot import signals
-from stockpot.cli.terminal import harmless
+from stockpot.cli.terminal import say
 from stockpot.errors import StockpotError, WriteError
 
-F = TypeVar("F", bound=Callable[..., None])
 SHELL = 128  # plus the number of the signal, as shells have it
 # What each command that needs memory can do with less.
 _LESS = {
@@ -30,35 +28,19 @@ _LESS = {
 }
 
 
-class StoppedError(KeyboardInterrupt):
-    """Asked to stop by a signal. Everything that cleans up after Ctrl-C does so after this too."""
+def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., None]:
+    """The command as people call it. `resumable`: called again, it continues where it was."""
 
-    def __init__(self, number: int = signal.SIGINT) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-def guarded(function: F) -> F:
-    """For commands that leave nothing behind when they are stopped."""
-    return _guarded(function, resumable=False)
-
-
-def resumable(function: F) -> F:
-    """For commands that continue when they are called again."""
-    return _guarded(function, resumable=True)
-
-
-def _guarded(function: F, resumable: bool) -> F:
     @functools.wraps(function)
     def command(*args: Any, **options: Any) -> None:
         again = f"; resume with: {_again()}" if resumable else ""
         try:
-            with _stoppable():
+            with signals.handled(_stop):
                 function(*args, **options)
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt as error:
-            number = error.number if isinstance(error, StoppedError) else signal.SIGINT
+            number = error.args[0] if error.args else signal.SIGINT
             word = "interrupted" if number == signal.SIGINT else "terminated"
             _tell(f"\n{word}{again}")
             raise typer.Exit(SHELL + number) from None
@@ -72,7 +54,7 @@ def _guarded(function: F, resumable: bool) -> F:
                 _tell(f"  What was done is kept{again}")
             raise typer.Exit(1) from None
 
-    return command  # type: ignore[return-value]
+    return command
 
 
 def _again() -> str:
@@ -80,29 +62,14 @@ def _again() -> str:
     return shlex.join(["stockpot", *(arg for arg in sys.argv[1:] if arg != "--overwrite")])
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM and a closed terminal end a command as Ctrl-C does, so that it can save and tidy up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
-        raise StoppedError(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signals.known():
-            current = signal.getsignal(number)
-            if current is not signal.SIG_IGN and current is not None:  # nohup means it
-                before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
+    """SIGTERM and a closed terminal end a command as Ctrl-C does, so that everything is saved and tidied up alike."""
+    raise KeyboardInterrupt(number)
 
 
 def _tell(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal may be what has gone
-        typer.echo(harmless(text), err=True)
+        say(text, err=True)
 
 
 def _no_memory(error: Exception) -> bool:
@@ -122,8 +89,9 @@ def _crash(error: Exception) -> str:
         first = str(error) if isinstance(error, OSError) else f"unexpected {type(error).__name__}: {said}"
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # no room there either
-        temporary = tempfile.NamedTemporaryFile
-        with temporary("w", prefix="stockpot-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="stockpot-", suffix=".txt", delete=False
+        ) as file:
             file.write(text)
         text = f"  Details were written to {file.name}.\n"
     ask = "If this looks like our mistake, please report it with that file and the output of `stockpot doctor`."

@@ -1,20 +1,20 @@
-"""`stockpot inspect`: the pool at a glance, before anything is spent. `inspect_text.py` prints what is found here."""
+"""`stockpot inspect`: the pool at a glance, before anything is spent."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.failures import guarded
-from stockpot.cli.inspect_text import show
 from stockpot.cli.progress import drawing
-from stockpot.cli.terminal import Json, Overrides, document, read_recipe
+from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
 from stockpot.events import Listener, ignore
+from stockpot.report import words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,6 @@ Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different flo
 Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")]
 
 
-@guarded
 def inspect(
     pool: Sources,
     budget: Budget = None,
@@ -60,9 +59,9 @@ def inspect(
     from stockpot.pool import Pool
     from stockpot.recipe.build import pool_paths
 
-    wrong = [pair for pair in rename if "=" not in pair]
-    if wrong:
-        raise typer.BadParameter(f"expected OLD=NEW, found {wrong[0]!r}", param_hint="--rename")
+    for pair in rename:
+        if "=" not in pair:
+            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
     prefixes = dict(pair.split("=", 1) for pair in rename) or None
     limit = None if budget is None else _bytes(budget)
     recipe = None
@@ -82,7 +81,7 @@ def inspect(
     if as_json:
         document(found)
     else:
-        show(found)
+        _show(found)
     if found["problems"]:
         raise typer.Exit(1)
 
@@ -91,14 +90,12 @@ def _bytes(budget: str) -> int:
     from stockpot.recipe.values import parse_bytes
 
     try:
-        found = parse_bytes(int(budget) if budget.isdecimal() else budget)
+        found = parse_bytes(budget)
     except ValueError as error:
         raise RunError(f"--budget: {error}.\n  Fix: say the unit, as in 24GB.") from error
     if found < 2**20:  # nobody means less
-        size = f"{found} byte{'s' * (found != 1)}"
-        raise RunError.of(
-            f"--budget {budget}", expected="memory of a machine", found=size, fix="say the unit, as in 24GB"
-        )
+        size, fix = words.plural(found, "byte"), "say the unit, as in 24GB"
+        raise RunError.of(f"--budget {budget}", expected="memory of a machine", found=size, fix=fix)
     return found
 
 
@@ -110,14 +107,12 @@ def survey(
     `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
     """
     from stockpot.layout import Layout
+    from stockpot.recipe.build import finite
     from stockpot.run.record import describe_pool
 
     problems: list[str] = []
     try:
-        if nonfinite == "drop":
-            pool = pool.drop_nonfinite(listen)
-        elif nonfinite == "refuse":
-            pool.verify_finite(listen)
+        pool = finite(pool, nonfinite, listen)
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
@@ -176,14 +171,9 @@ def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
         "rename": differing.rename,
     }
     if differing:
-        found["problems"].append(
-            describe(
-                f"the pool and the recipe's model ({type(model).__name__})",
-                expected=f"the same {len(pool.specs)} tensors",
-                found=";\n  ".join(differing.sentences()),
-                fix=differing.fix(),
-            )
-        )
+        what, same = f"the pool and the recipe's model ({type(model).__name__})", f"the same {len(pool.specs)} tensors"
+        said = describe(what, expected=same, found=";\n  ".join(differing.sentences()), fix=differing.fix())
+        found["problems"].append(said)
 
 
 def _architecture(recipe: Recipe) -> nn.Module:
@@ -196,8 +186,86 @@ def _architecture(recipe: Recipe) -> nn.Module:
         try:
             with torch.device("meta"):
                 return build_model(recipe).model
-        except StockpotError:
-            raise
-        except Exception:  # a constructor that looks at its own weights
-            pass
+        except Exception as error:  # a constructor that looks at its own weights, unless we know better
+            if isinstance(error, StockpotError):
+                raise
     return build_model(recipe).model
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    ingredients, model, forecast = found["ingredients"], found.get("model"), found["forecast"]
+    dtypes = ", ".join(f"{count} {name}" for name, count in found["dtypes"].items())
+    say(
+        f"{words.plural(len(ingredients), 'ingredient')} of {words.count(found['parameters'])} parameters"
+        f" in {words.plural(found['tensors'], 'tensor')} ({dtypes});"
+        f" {words.size(sum(entry['bytes'] for entry in ingredients))} in all\n"
+    )
+    if model is not None:
+        fits = "fits the recipe's model" if model["fits"] else "does not fit the recipe's model; see the end"
+        say(f"The pool {fits} ({model['name']}).\n")
+    headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")
+    table(headings, [_ingredient(k, found) for k in range(len(ingredients))])
+    peculiar = _peculiarities(found)
+    say("\n".join(["", *peculiar, ""] if peculiar else [""]))
+    if forecast is not None:
+        _show_forecast(forecast, len(ingredients))
+    for problem in found["problems"]:
+        say(f"problem: {problem}\n")
+
+
+def _ingredient(k: int, found: Mapping[str, Any]) -> tuple[str, ...]:
+    entry = found["ingredients"][k]
+    others = [(d, i) for i, d in enumerate(found["distances"][k]) if i != k and d is not None]
+    distance, i = min(others, default=(None, k))
+    nearest = f"{words.middle(found['ingredients'][i]['name'], 24)} ({_distance(distance)})" if others else "–"
+    return (
+        entry["name"],
+        entry["format"] + (f" [{entry['key']}]" if entry["key"] else ""),
+        words.size(entry["bytes"]),
+        _distance(entry["norm"]),
+        _distance(entry["to_mean"]),
+        nearest,
+    )
+
+
+def _distance(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _peculiarities(found: Mapping[str, Any]) -> list[str]:
+    def some(names: Sequence[str]) -> str:
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    kept = found.get("kept", {})
+    far = any(entry["to_mean"] is not None for entry in found["ingredients"])
+    why = "much farther from the mean than the others" if far else "not finite, and so nothing is near the mean"
+    statistics = words.plural(kept.get("statistic", 0), "running statistic")
+    lines = {
+        f"left out: {some(found['dropped'])}, not finite, as the recipe says (pool.nonfinite: drop)": found["dropped"],
+        f"outlier: {found['outlier']} is {why}": found["outlier"] is not None,
+        f"no kin: {some(found['strangers'])}, farther from every other ingredient than from zero;"
+        " not a fine-tune of the same model?": found["strangers"],
+        f"frozen: {some(found['frozen'])} equal in all ingredients; copied, not mixed": found["frozen"],
+        **{f"tied: {some(names)} hold one tensor; mixed once": True for names in found["tied"]},
+        **{f"duplicates: {some(names)} have the same content": True for names in found["duplicates"]},
+        f"statistics: {statistics} of normalisation layers; measured again for every soup": kept.get("statistic"),
+        f"integers: {words.plural(kept.get('integer', 0), 'tensor')}; never averaged": kept.get("integer"),
+    }
+    return [line for line, there in lines.items() if there]
+
+
+def _show_forecast(forecast: Mapping[str, Any], models: int) -> None:
+    budget = [] if forecast["budget"] is None else ["fits the budget"]
+    rows = []
+    for row in forecast["rows"]:
+        block = f"all {models}" if row["block"] == models else str(row["block"] or 1)
+        fits = ["yes" if row["fits"] else "no"] if budget else []
+        rows.append([row["method"], block, words.size(row["memory"]), words.size(row["reading"]), *fits])
+    table(["method", "models at a time", "peak memory", "reading", *budget], rows)
+    where = "on the GPU, directions in bf16" if forecast["device"] == "cuda" else "on the CPU, weights in fp32"
+    say(f"\nPeak memory is {where}; not included: {forecast['not_included']}.")
+    if budget:
+        block = forecast["largest_block"]["crossfit"]
+        largest = f"Largest block for crossfit within the budget: {block} (method.block_size: {block})."
+        say(largest if block else "No block size of crossfit fits this budget; uniform and greedy need the least.")
+    say()

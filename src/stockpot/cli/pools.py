@@ -13,7 +13,6 @@ import typer
 
 from stockpot import files
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.failures import resumable
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.errors import RunError
@@ -35,7 +34,6 @@ MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool a
 MADE = ("recipe.yaml", "pretrained.safetensors", "pool", "run")
 
 
-@resumable
 def finetune(
     recipe: RecipeFile,
     trials: Trials = None,
@@ -89,19 +87,8 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
         return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
     scored = [(r.score["value"] or 0.0, -n) for n, r in enumerate(records) if r.score is not None]
-    rows = [
-        (
-            record.name,
-            score(record),
-            f"{record.settings.lr:.1e}",
-            f"{record.settings.weight_decay:.1e}",
-            f"{record.settings.epochs:g}",
-            f"{record.settings.label_smoothing:g}",
-            f"{record.settings.augmentation:g}",
-            words.seconds(record.seconds),
-        )
-        for record in records
-    ]
+    form = "{0.lr:.1e} {0.weight_decay:.1e} {0.epochs:g} {0.label_smoothing:g} {0.augmentation:g}"
+    rows = [(one.name, score(one), *form.format(one.settings).split(), words.seconds(one.seconds)) for one in records]
     headings = ("trial", "fit data", "lr", "decay", "epochs", "smoothing", "augment", "time")
     say()
     table(headings, rows, marked=-max(scored)[1] if scored else None)
@@ -111,7 +98,6 @@ def _show_trials(records: list[TrialRecord], name: str) -> None:
     say()
 
 
-@resumable
 def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = False, as_json: Json = False) -> None:
     """Make real soups on this machine in about a minute.
 
@@ -146,8 +132,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
         return
     show(run, report)
     peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
-    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.")
-    say()
+    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.\n")
     quoted, pool = shlex.quote(shown(path)), shlex.quote(shown(out / "pool"))
     say("Next:")
     say(f"  open {shown(report)} in a browser")
@@ -166,12 +151,9 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
         ours = False
     theirs = [] if ours else [name for name in MADE if (out / name).exists() or (out / name).is_symlink()]
     if theirs:
-        raise RunError.of(
-            f"demo directory {out}",
-            expected="a new directory, or one of an earlier demo",
-            found=f"{', '.join(theirs)} that no demo made",
-            fix="choose another directory with --out; nothing was changed",
-        )
+        expected, found = "a new directory, or one of an earlier demo", f"{', '.join(theirs)} that no demo made"
+        fix = "choose another directory with --out; nothing was changed"
+        raise RunError.of(f"demo directory {out}", expected=expected, found=found, fix=fix)
     for name in MADE:
         files.check_inside(out, out / name)  # also what is opened by others: a pool and a run may be links elsewhere
     if overwrite and ours:
@@ -180,18 +162,14 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
     files.write_bytes(out / MARKER, MARKED, root=out)
     path, text = out / "recipe.yaml", demo_recipe(seed).encode()
     try:
-        found = files.read_bytes(path, root=out)
+        there = files.read_bytes(path, root=out)
     except FileNotFoundError:
         files.write_bytes(path, text, root=out)
         return path
-    if found != text:
-        raise RunError.of(
-            str(path),
-            expected=f"the recipe of the demo with seed {seed}",
-            found="another one",
-            fix=f"run that one with `stockpot compare {shlex.quote(str(path))}`, choose another --out,"
-            " or make the demo anew with --overwrite",
-        )
+    if there != text:
+        expected, run = f"the recipe of the demo with seed {seed}", f"stockpot compare {shlex.quote(str(path))}"
+        fix = f"run that one with `{run}`, choose another --out, or make the demo anew with --overwrite"
+        raise RunError.of(str(path), expected=expected, found="another one", fix=fix)
     return path
 
 

@@ -5,15 +5,16 @@ A terminal gets a live bar, anything else a line every few seconds; always on st
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from stockpot import files
-from stockpot.cli.terminal import harmless
+from stockpot.cli.terminal import harmless, say
 from stockpot.events import Event, Listener
 from stockpot.report import words
 
@@ -21,7 +22,6 @@ _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints"}
 _STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
 FIRST, SLOWEST = 5.0, 60.0  # seconds until a plain line about work in progress; doubled each time, up to the other
-REFRESH = 0.1  # seconds between redraws
 
 
 class Activity:
@@ -31,11 +31,7 @@ class Activity:
         self.text, self.done, self.total = "", 0, 0
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
-        self._name, self._method, self._models = (
-            "",
-            "",
-            "",
-        )  # the method, as it is called here, and with how many models
+        self._name = self._method = self._models = ""  # the method, as it is shown, and with how many models
         self._taken = self._trials = 0
 
     def hear(self, event: Event) -> str | None:
@@ -135,7 +131,7 @@ def _trial(data: Mapping[str, Any]) -> str:
 def drawing() -> Iterator[Listener]:
     """A listener that shows what it hears."""
     if not sys.stderr.isatty():
-        yield _Plain()
+        yield _plain()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -150,41 +146,33 @@ def drawing() -> Iterator[Listener]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as bars:
-        task = bars.add_task("", total=None)
-        activity = Activity()
-        last = 0.0
+        task, activity = bars.add_task("", total=None), Activity()
 
         def listen(event: Event) -> None:
-            nonlocal last
             line = activity.hear(event)
             if line is not None:
                 bars.console.print(harmless(line), markup=False, highlight=False)
-            now = time.monotonic()
-            if line is not None or now - last > REFRESH:
-                last = now
-                total = activity.total or None
-                bars.update(task, description=harmless(activity.text[:60]), completed=activity.done, total=total)
+            total = activity.total or None
+            bars.update(task, description=harmless(activity.text[:60]), completed=activity.done, total=total)
 
         yield listen
 
 
-class _Plain:
-    def __init__(self) -> None:
-        self._activity = Activity()
-        self._last = time.monotonic()
-        self._wait = FIRST
+def _plain() -> Listener:
+    activity, last, wait = Activity(), time.monotonic(), FIRST
 
-    def __call__(self, event: Event) -> None:
-        line = self._activity.hear(event)
-        now = time.monotonic()
+    def listen(event: Event) -> None:
+        nonlocal last, wait
+        line, now = activity.hear(event), time.monotonic()
         if line is not None:
-            self._wait = FIRST
-        elif now - self._last > self._wait and self._activity.text:
-            line = self._activity.text + self._activity.state()
-            self._wait = min(2 * self._wait, SLOWEST)
+            wait = FIRST
+        elif activity.text and now - last > wait:
+            line, wait = activity.text + activity.state(), min(2 * wait, SLOWEST)
         if line is not None:
-            print(harmless(line), file=sys.stderr, flush=True)
-            self._last = now
+            say(line, err=True)
+            last = now
+
+    return listen
 
 
 @contextmanager
@@ -195,32 +183,29 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
     need("tensorboard")  # torch's own message does not say how to get it
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = None
-    method = ""
+    with ExitStack() as stack:
 
-    def write(tag: str, value: float, step: int) -> None:
-        nonlocal writer
-        if writer is None:  # not before there is something: the run's directory is made by then
+        @functools.cache  # not before there is something: the run's directory is made by then
+        def writer() -> Any:
             files.make_directory(folder, folder.parent)
-            writer = SummaryWriter(str(files.check_entries(folder.parent, folder)))
-        writer.add_scalar(tag, value, step)
+            place = files.check_entries(folder.parent, folder)
+            return stack.enter_context(closing(SummaryWriter(str(place))))
 
-    def both(event: Event) -> None:
-        nonlocal method
-        data = event.data
-        if event.kind == "method":
-            method = data["method"]
-        elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
-            place = f"{method}/fold{data['fold']}/block{data['block']}"
-            write(f"{place}/{'fit' if event.kind == 'step' else 'held_out'}_loss", data["loss"], data["step"])
-            if event.kind == "step":
-                write(f"{place}/lr", data["lr"], data["step"])
-        elif event.kind == "report":
-            write(f"{data['method']}/report", data["value"], 0)
-        listen(event)
+        method = ""
 
-    try:
+        def both(event: Event) -> None:
+            nonlocal method
+            data = event.data
+            if event.kind == "method":
+                method = data["method"]
+            elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
+                place = f"{method}/fold{data['fold']}/block{data['block']}"
+                loss = "fit_loss" if event.kind == "step" else "held_out_loss"
+                writer().add_scalar(f"{place}/{loss}", data["loss"], data["step"])
+                if event.kind == "step":
+                    writer().add_scalar(f"{place}/lr", data["lr"], data["step"])
+            elif event.kind == "report":
+                writer().add_scalar(f"{data['method']}/report", data["value"], 0)
+            listen(event)
+
         yield both
-    finally:
-        if writer is not None:
-            writer.close()

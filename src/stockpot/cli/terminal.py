@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot.report import words
+
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
 
@@ -39,13 +41,9 @@ def harmless(text: str) -> str:
     )
 
 
-def say(text: str = "") -> None:
-    print(harmless(text))
-
-
-def note(text: str) -> None:
-    """For people only: kept out of what a program reads from stdout."""
-    print(harmless(text), file=sys.stderr)
+def say(text: str = "", *, err: bool = False) -> None:
+    """`err`: for people only, kept out of what a program reads from stdout."""
+    print(harmless(text), file=sys.stderr if err else sys.stdout)
 
 
 def document(value: Any) -> None:
@@ -54,32 +52,14 @@ def document(value: Any) -> None:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> None:
-    """First column to the left, the rest to the right; row `marked` stands out."""
-    rows = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    if not sys.stdout.isatty():
-        _plain_table(headings, rows, marked)
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings):
-        drawn.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for number, row in enumerate(rows):
-        # Text, not str: names come from files and may look like markup.
-        drawn.add_row(*(Text(cell) for cell in row), style="bold green" if number == marked else None)
-    Console().print(drawn)
-
-
-def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None) -> None:
-    widths = [max(len(line[i]) for line in (headings, *rows)) for i in range(len(headings))]
-    for number, line in enumerate((headings, *rows)):
-        first, *rest = zip(line, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
-        star = "*" if marked is not None and number == marked + 1 else " "
-        print(f"{star} {'  '.join(cells)}".rstrip())
+    """First column to the left, the rest to the right; row `marked` stands out. Colours are for terminals alone."""
+    lines = [headings, *([harmless(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    widths = [max(map(words.columns, column)) for column in zip(*lines, strict=True)]
+    for number, line in enumerate(lines, start=-1):
+        first, *rest = (" " * (width - words.columns(cell)) for cell, width in zip(line, widths, strict=True))
+        cells = [line[0] + first, *(space + cell for space, cell in zip(rest, line[1:], strict=True))]
+        text = f"{'*' if number == marked else ' '} {'  '.join(cells)}".rstrip()
+        typer.secho(text, bold=number in (-1, marked), fg="green" if number == marked else None)
 
 
 def shown(path: Path) -> str:

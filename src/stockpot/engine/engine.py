@@ -121,7 +121,7 @@ class Engine:
             fixed_block=fixed_block,
             dtypes=dtypes,
             accumulate=o.accumulate,
-            max_accumulate=max(o.accumulate, min(o.batch_size, len(data)) // 8 if live.task.loss_adds_up else 1),
+            max_accumulate=max(o.accumulate, min(o.batch_size, len(data)) // 8 if live.task.may_be_cut else 1),
             low_memory=o.low_memory,
             budget=limit,
         )
@@ -366,6 +366,9 @@ class Engine:
         self._device_batches.clear()
         if hasattr(self, "loader"):
             self.loader.close()
+            del self.loader  # its rows are most of what was taken; the next engine plans with what is free
+        if hasattr(self, "fixed"):
+            del self.fixed
         self._stack.close()
 
 

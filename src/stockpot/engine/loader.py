@@ -160,6 +160,8 @@ class StreamingLoader(Loader):
         assert self._tiles is not None
         models = alpha.ne(0).any(dim=1).nonzero().flatten().tolist()
         shares = alpha.to(self.live.device, torch.float32)  # (K, G)
+        if self._waiting is not None:
+            self._waiting[1].join()  # it uses the same buffers; what it prepared stays
         torch.cuda.synchronize(self.live.device)
         with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces if models else []:
@@ -179,7 +181,7 @@ class StreamingLoader(Loader):
             if self._scale is not None:
                 self._host_scale = torch.empty(self._scale.shape, pin_memory=True)
         thread = threading.Thread(target=self._prepare, args=(block, theta_bar), name="stockpot-prefetch", daemon=True)
-        self._waiting = (block, thread)
+        self._waiting, self._failed = (block, thread), None
         thread.start()
 
     def close(self) -> None:

@@ -22,8 +22,9 @@ class Projector:
         self.live = live
         self.directions = directions
         b, G = directions.rows.shape[0], live.plan.groups
-        self._partial: Tensor | None = None  # (tiles, b) for the kernels, (b, G) for plain PyTorch
-        shape = (live.tiles.count, b) if directions.fast and live.tiles is not None else (b, G)
+        self._tiles = live.tiles if directions.fast else None
+        # (tiles, b) for the kernels, (b, G) for plain PyTorch
+        shape = (b, G) if self._tiles is None else (self._tiles.count, b)
         self._partial = torch.zeros(shape, dtype=live.dtype, device=live.device)
         self._group = {slot.start: slot.group for slot in live.plan.slots}
         self._tile_of = {} if live.tiles is None else {s: i for i, s in enumerate(live.tiles.start.tolist())}
@@ -42,9 +43,8 @@ class Projector:
         return project
 
     def _add(self, gradient: Tensor, start: int, stop: int) -> None:
-        assert self._partial is not None
-        directions, tiles = self.directions, self.live.tiles
-        if directions.fast and tiles is not None:
+        directions, tiles = self.directions, self._tiles
+        if tiles is not None:
             from stockpot.engine import kernels
 
             count = -(-(stop - start) // TILE)
@@ -57,25 +57,19 @@ class Projector:
             self._partial[:, self._group[start]] += rows @ gradient.to(self._partial.dtype)
 
     def begin(self) -> None:
-        assert self._partial is not None
         self._partial.zero_()
 
     def finish(self) -> Tensor:
         """(b, G), for all backward passes since `begin`."""
-        assert self._partial is not None
-        directions, tiles = self.directions, self.live.tiles
-        if directions.fast and tiles is not None:
-            from stockpot.engine import kernels
+        if self._tiles is None:
+            return self._partial.clone()
+        from stockpot.engine import kernels
 
-            out = kernels.add_parts(self._partial, tiles)
-        else:
-            out = self._partial.clone()
-        return out
+        return kernels.add_parts(self._partial, self._tiles)
 
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._partial = None
 
 
 @contextmanager
@@ -101,13 +95,16 @@ def gradients_freed(live: Live) -> Iterator[None]:
 def recomputing(model: nn.Module) -> Iterator[int]:
     """Checkpoint the activations of the model's repeated blocks; yields how many there are."""
     blocks = repeated_blocks(model)
+    own = [vars(block).get("forward") for block in blocks]  # some libraries put one into the instance
     for block in blocks:
         block.forward = _checkpointed(block.forward)
     try:
         yield len(blocks)
     finally:
-        for block in blocks:
+        for block, forward in zip(blocks, own, strict=True):
             del block.forward
+            if forward is not None:
+                block.forward = forward
 
 
 def _checkpointed(forward: Any) -> Any:

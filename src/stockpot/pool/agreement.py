@@ -48,33 +48,24 @@ def mixed_averages(checkpoints: Sequence[Checkpoint]) -> list[str]:
     averaged = [checkpoint for checkpoint in checkpoints if is_average(checkpoint.key)]
     if len(averaged) in (0, len(checkpoints)):
         return []
-    places = [f"{shown(checkpoint.path)} ({checkpoint.key})" for checkpoint in averaged]
-    return [
-        describe(
-            "the pool",
-            expected="raw weights of every checkpoint, or averaged (EMA) ones of every",
-            found=f"raw ones, and averaged ones in {len(averaged)} of {len(checkpoints)}: {listed(places)}",
-            fix="open the pool with key='ema' if all have averages, or leave these out",
-        )
-    ]
+    places = listed([f"{shown(checkpoint.path)} ({checkpoint.key})" for checkpoint in averaged])
+    expected = "raw weights of every checkpoint, or averaged (EMA) ones of every"
+    found = f"raw ones, and averaged ones in {len(averaged)} of {len(checkpoints)}: {places}"
+    fix = "open the pool with key='ema' if all have averages, or leave these out"
+    return [describe("the pool", expected=expected, found=found, fix=fix)]
 
 
 def quantised(checkpoints: Sequence[Checkpoint]) -> list[str]:
     """One text for each checkpoint whose weights are integers or scaled: averaging their codes gives nonsense."""
+    expected = "weights that can be averaged number by number"
+    fix = "dequantise them (save them as bfloat16 or float32), mix those, and quantise the soup"
     problems = []
     for checkpoint in checkpoints:
-        names = _quantised_names(checkpoint.specs)
+        names = [f"{name} ({dtype_name(checkpoint.specs[name].dtype)})" for name in _quantised_names(checkpoint.specs)]
         names += [name for name in checkpoint.ignored if name.endswith("_packed_params")]
         if names:
-            texts = [f"{n} ({dtype_name(checkpoint.specs[n].dtype)})" if n in checkpoint.specs else n for n in names]
-            problems.append(
-                describe(
-                    shown(checkpoint.path),
-                    expected="weights that can be averaged number by number",
-                    found=f"quantised ones, which mean something only with their scales: {listed(texts)}",
-                    fix="dequantise them (save them as bfloat16 or float32), mix those, and quantise the soup",
-                )
-            )
+            found = f"quantised ones, which mean something only with their scales: {listed(names)}"
+            problems.append(describe(shown(checkpoint.path), expected=expected, found=found, fix=fix))
     return problems
 
 
@@ -109,43 +100,30 @@ def _kind(dtype: torch.dtype, mixed_dtypes: bool) -> object:
 
 
 def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[list[str], str]:
-    """What is different, and what to do about it; nothing and "" if all is well."""
+    """What is different, and what to do about it."""
     missing = [name for name in reference if name not in specs]
     extra = [name for name in specs if name not in reference]
-    both = [(name, specs[name], spec) for name, spec in reference.items() if name in specs]
-    shapes = [
-        f"{name} has {list(found.shape)} instead of {list(wanted.shape)}"
-        for name, found, wanted in both
-        if found.shape != wanted.shape
-    ]
-    dtypes = [
-        (name, found.dtype, wanted.dtype)
-        for name, found, wanted in both
-        if _kind(found.dtype, mixed_dtypes) != _kind(wanted.dtype, mixed_dtypes)
-    ]
-    others = [f"{name} is {dtype_name(a)} instead of {dtype_name(b)}" for name, a, b in dtypes]
+    shapes, dtypes, floating = [], [], True
+    for name, wanted in reference.items():
+        own = specs.get(name, wanted)
+        if own.shape != wanted.shape:
+            shapes.append(f"{name} has {list(own.shape)} instead of {list(wanted.shape)}")
+        if _kind(own.dtype, mixed_dtypes) != _kind(wanted.dtype, mixed_dtypes):
+            dtypes.append(f"{name} is {dtype_name(own.dtype)} instead of {dtype_name(wanted.dtype)}")
+            floating &= own.dtype.is_floating_point and wanted.dtype.is_floating_point
+    sorts = {"name# missing": missing, "name# too many": extra, "other shape#": shapes, "other dtype#": dtypes}
     found = [
-        f"{len(texts)} {what}{'' if len(texts) == 1 else 's'}{rest}: {listed(texts)}"
-        for texts, what, rest in (
-            (missing, "name", " missing"),
-            (extra, "name", " too many"),
-            (shapes, "other shape", ""),
-            (others, "other dtype", ""),
-        )
+        f"{len(texts)} {what.replace('#', '' if len(texts) == 1 else 's')}: {listed(texts)}"
+        for what, texts in sorts.items()
         if texts
     ]
-    return found, _fix(missing, extra, bool(shapes), [(a, b) for _, a, b in dtypes])
-
-
-def _fix(missing: list[str], extra: list[str], shapes: bool, dtypes: Sequence[tuple[torch.dtype, torch.dtype]]) -> str:
-    rename = _suggested_rename(missing, extra)
-    if rename is not None:
-        return f"the names differ by a prefix only: open the pool with rename={rename}"
+    if (rename := _suggested_rename(missing, extra)) is not None:
+        return found, f"the names differ by a prefix only: open the pool with rename={rename}"
     if missing or extra or shapes:
-        return "leave this file out, or check that it is a fine-tuned version of the same model"
-    if all(a.is_floating_point and b.is_floating_point for a, b in dtypes):
-        return "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
-    return "convert the file to the dtypes of the others, or leave it out"
+        return found, "leave this file out, or check that it is a fine-tuned version of the same model"
+    if floating:
+        return found, "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
+    return found, "convert the file to the dtypes of the others, or leave it out"
 
 
 def _suggested_rename(missing: list[str], extra: list[str]) -> dict[str, str] | None:

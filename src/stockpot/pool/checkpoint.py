@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,27 +13,14 @@ from types import MappingProxyType
 
 from stockpot.errors import CheckpointError, PoolError
 from stockpot.files import read_json
+from stockpot.pool import source
 from stockpot.pool.discover import weights_of
 from stockpot.pool.safetensors_files import METADATA, open_safetensors
-from stockpot.pool.source import (
-    SAFETENSORS_SUFFIXES,
-    SUFFIXES,
-    TORCH_SUFFIXES,
-    Checkpoint,
-    is_directory,
-    listed,
-    natural_key,
-    natural_order,
-    reason,
-    refusal,
-    require_file,
-    shown,
-    stays_inside,
-)
+from stockpot.pool.source import Checkpoint, listed, natural_key, natural_order, reason, refusal
 from stockpot.pool.torch_files import open_torch
 
 Rename = Mapping[str, str] | Callable[[str], str]
-WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and torch.compile
+_WRAPPERS = re.compile(r"(module\.|_orig_mod\.)*")  # DistributedDataParallel and torch.compile
 
 
 @contextmanager
@@ -53,7 +42,7 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
     path = Path(path)
     opened = _open(path, key)
     if not opened.specs:
-        raise refusal(path, expected="a model", found="no tensors at all", fix="leave it out of the pool")
+        raise refusal(path, "a model", "no tensors at all", "leave it out of the pool")
     stored = _new_names(opened.specs, rename, path)
     renamed = {old: new for new, old in stored.items()}
     return replace(
@@ -68,81 +57,52 @@ def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | N
 def check_rename(rename: Rename | None) -> None:
     if rename is None or callable(rename):
         return
-    if not isinstance(rename, Mapping) or not all(
-        isinstance(old, str) and isinstance(new, str) for old, new in rename.items()
-    ):
-        raise PoolError.of(
-            "rename",
-            expected="a map of prefixes or a function",
-            found=repr(rename)[:80],
-            fix='give for example rename={"model.": ""}',
-        )
+    if not isinstance(rename, Mapping) or not all(isinstance(text, str) for pair in rename.items() for text in pair):
+        expected, fix = "a map of prefixes or a function", 'give for example rename={"model.": ""}'
+        raise PoolError.of("rename", expected=expected, found=repr(rename)[:80], fix=fix)
 
 
 def _open(path: Path, key: str | None) -> Checkpoint:
     suffix = path.suffix.lower()
-    if is_directory(path):
+    if source.is_directory(path):
         opened = _open_directory(path)
-    elif suffix in TORCH_SUFFIXES:
+    elif suffix in source.TORCH_SUFFIXES:
         return open_torch(path, key)
-    elif suffix in SAFETENSORS_SUFFIXES:
+    elif suffix in source.SAFETENSORS_SUFFIXES:
         opened = open_safetensors(path)
     else:
-        require_file(path)
-        raise refusal(
-            path,
-            expected=f"a file that ends in one of {', '.join(SUFFIXES)}, or a Hugging Face directory",
-            found=f"the ending {suffix!r}" if suffix else "no ending",
-            fix="rename the file to what it is, or convert it to safetensors",
-        )
+        source.require_file(path)
+        expected = f"a file that ends in one of {', '.join(source.SUFFIXES)}, or a Hugging Face directory"
+        found = f"the ending {suffix!r}" if suffix else "no ending"
+        raise refusal(path, expected, found, "rename the file to what it is, or convert it to safetensors")
     if key is not None:
-        raise refusal(
-            path,
-            expected=f"weights under the key {key!r}",
-            found=f"a flat checkpoint ({opened.format}), in which nothing is nested",
-            fix="open it without a key",
-        )
+        found = f"a flat checkpoint ({opened.format}), in which nothing is nested"
+        raise refusal(path, f"weights under the key {key!r}", found, "open it without a key")
     return opened
 
 
-# Names ------------------------------------------------------------------------------------------------------
+# ---- names
 
 
 def _new_names(stored_names: Iterable[str], rename: Rename | None, path: Path) -> dict[str, str]:
     """Pool name -> name in the file."""
     names = list(stored_names)
-    prefix = _wrapper_prefix(names)
+    # What wrappers put before every single name, so that something is left of each.
+    common = os.path.commonprefix(names)[: min(map(len, names)) - 1]  # noqa: RUF071  (letter by letter)
+    prefix = (_WRAPPERS.match(common) or [""])[0]
     result: dict[str, str] = {}
     clashes: list[str] = []
     for stored in names:
         name = _renamed(stored[len(prefix) :], rename, path)
-        problem = _unusable(name)
-        if problem:
-            raise refusal(
-                path,
-                expected=problem,
-                found=repr(name)[:120],
-                fix="rename the tensor where the file was made, or leave this file out of the pool",
-            )
+        if problem := _unusable(name):
+            fix = "rename the tensor where the file was made, or leave this file out of the pool"
+            raise refusal(path, problem, repr(name)[:120], fix)
         if name in result:
             clashes.append(f"{result[name]!r} and {stored!r} both become {name!r}")
         result[name] = stored
     if clashes:
-        raise refusal(
-            path, expected="different names after renaming", found=listed(clashes, 3), fix="make rename more specific"
-        )
+        raise refusal(path, "different names after renaming", listed(clashes, 3), "make rename more specific")
     return result
-
-
-def _wrapper_prefix(names: Sequence[str]) -> str:
-    """What wrappers put before every single name; empty when only some names have it."""
-    end = 0
-    wrapper: str | None = ""
-    while wrapper is not None:
-        end += len(wrapper)
-        fitting = (w for w in WRAPPERS if all(n.startswith(w, end) and len(n) > end + len(w) for n in names))
-        wrapper = next(fitting, None)
-    return names[0][:end]
 
 
 def _unusable(name: str) -> str | None:
@@ -157,53 +117,40 @@ def _unusable(name: str) -> str | None:
 
 
 def _renamed(name: str, rename: Rename | None, path: Path) -> str:
-    if rename is None:
-        return name
     if isinstance(rename, Mapping):
-        matching = [old for old in rename if name.startswith(old)]
-        if not matching:
-            return name
-        old = max(matching, key=len)
-        new: object = rename[old] + name[len(old) :]
+        old = max((old for old in rename if name.startswith(old)), key=len, default=None)
+        new: object = name if old is None else rename[old] + name[len(old) :]
     else:
-        new = rename(name)
-    if not isinstance(new, str) or not new:
-        raise refusal(
-            path,
-            expected=f"a name for the tensor {name!r} from rename",
-            found=repr(new),
-            fix="let rename return a text that is not empty",
-        )
-    return new
+        new = name if rename is None else rename(name)
+    if rename is not None and (not isinstance(new, str) or not new):
+        expected = f"a name for the tensor {name!r} from rename"
+        raise refusal(path, expected, repr(new), "let rename return a text that is not empty")
+    return str(new)
 
 
-# Directories in the form that Hugging Face libraries write: one file, or shards with an index ----------------
+# ---- directories in the form that Hugging Face libraries write: one file, or shards with an index
 
 
 def _open_directory(directory: Path) -> Checkpoint:
     try:
         weights = weights_of(directory)
     except OSError as error:
-        raise refusal(
-            directory, expected="a checkpoint directory", found=reason(error), fix="check the path and its permissions"
-        ) from error
+        fix = "check the path and its permissions"
+        raise refusal(directory, "a checkpoint directory", reason(error), fix) from error
     if weights is None:
-        raise refusal(
-            directory,
-            expected="a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)",
-            found="none of these files in it",
-            fix="give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)",
-        )
+        expected = "a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)"
+        fix = "give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)"
+        raise refusal(directory, expected, "none of these files in it", fix)
     return _open_shards(directory, weights) if weights.name.endswith(".index.json") else _open_file(weights)
 
 
 def _open_file(path: Path) -> Checkpoint:
-    return open_safetensors(path) if path.name.endswith(SAFETENSORS_SUFFIXES) else open_torch(path)
+    return open_safetensors(path) if path.name.endswith(source.SAFETENSORS_SUFFIXES) else open_torch(path)
 
 
 def _open_shards(directory: Path, index: Path) -> Checkpoint:
     where = _read_index(index)
-    suffix = ".safetensors" if ".safetensors." in index.name else ".bin"
+    kind, suffix = ("safetensors", ".safetensors") if ".safetensors." in index.name else ("torch", ".bin")
     shards: dict[str, Checkpoint] = {}
     problems: list[str] = []
     for name in sorted(set(where.values())):
@@ -214,10 +161,15 @@ def _open_shards(directory: Path, index: Path) -> Checkpoint:
             problems.append(str(error))
     if problems:
         raise CheckpointError("\n".join(problems))
-    _check_agreement(index, where, shards)
+    lies = [f"{name!r} is not in {shard}" for name, shard in where.items() if name not in shards[shard].specs]
+    for shard, opened in shards.items():
+        lies += [f"{name!r} in {shard} is not listed" for name in opened.specs if where.get(name) != shard]
+    if lies:
+        fix = "download or save the directory again; index and shards are from different models"
+        raise refusal(index, "an index that agrees with its shards", listed(lies, 3), fix)
     return Checkpoint(
         directory,
-        "safetensors-sharded" if suffix == ".safetensors" else "torch-sharded",
+        f"{kind}-sharded",
         (index, *(directory / name for name in shards)),
         {name: shards[shard].specs[name] for name, shard in where.items()},
         read=lambda name: shards[where[name]].read(name),
@@ -229,7 +181,7 @@ def _open_shards(directory: Path, index: Path) -> Checkpoint:
 def _read_index(index: Path) -> dict[str, str]:
     """Tensor name -> name of the shard."""
     try:
-        require_file(index)
+        source.require_file(index)
         content = read_json(index, follow=True)  # in the Hugging Face cache the files are links
         where = content.get("weight_map") if isinstance(content, dict) else None
         if isinstance(where, dict) and where and all(isinstance(name, str) for name in where.values()):
@@ -237,37 +189,17 @@ def _read_index(index: Path) -> dict[str, str]:
         found = "JSON without a weight_map of tensor names to file names"
     except (OSError, ValueError) as error:
         found = f"no valid JSON ({reason(error)})"
-    raise refusal(index, expected="an index of shards", found=found, fix="download the directory again")
+    raise refusal(index, "an index of shards", found, "download the directory again")
 
 
 def _check_shard_name(directory: Path, name: str, suffix: str) -> None:
     """An index may only speak of its own directory."""
-    expected, found = "plain names of files in this directory", None
+    expected = "plain names of files in this directory"
     if not name.endswith(suffix) or name != Path(name).name or any(mark in name for mark in "/\\:\0"):
         expected, found = f"{expected}, ending in {suffix}", repr(name)[:120]
-    elif not stays_inside(directory, name):
+    elif not source.stays_inside(directory, name):
         found = f"{name!r}, a link out of it"
-    if found is not None:
-        raise refusal(
-            f"{shown(directory)}, index of shards",
-            expected=expected,
-            found=found,
-            fix="do not use this directory unless you know why it points elsewhere; download it again",
-        )
-
-
-def _check_agreement(index: Path, where: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> None:
-    lies = [f"{name!r} is not in {shard}" for name, shard in where.items() if name not in shards[shard].specs]
-    lies += [
-        f"{name!r} in {shard} is not listed"
-        for shard, source in shards.items()
-        for name in source.specs
-        if where.get(name) != shard
-    ]
-    if lies:
-        raise refusal(
-            index,
-            expected="an index that agrees with its shards",
-            found=listed(lies, 3),
-            fix="download or save the directory again; index and shards are from different models",
-        )
+    else:
+        return
+    fix = "do not use this directory unless you know why it points elsewhere; download it again"
+    raise refusal(f"{source.shown(directory)}, index of shards", expected, found, fix)

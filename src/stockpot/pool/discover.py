@@ -6,24 +6,16 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stockpot.errors import describe
-from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, shown
+from stockpot.errors import CheckpointError
+from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, refusal
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
 # look, so that we mix the weights the user evaluates.
-_NAMES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "diffusion_pytorch_model.bin",
-    "diffusion_pytorch_model.bin.index.json",
-)
+_KNOWN = "model.safetensors diffusion_pytorch_model.safetensors pytorch_model.bin diffusion_pytorch_model.bin"
+_NAMES = tuple(f"{name}{ending}" for name in _KNOWN.split() for ending in ("", ".index.json"))
 # What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
 _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
@@ -33,23 +25,17 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
     paths: list[Path] = []
     problems: list[str] = []
 
-    def wrong(subject: str, expected: str, found: str, fix: str) -> None:
-        problems.append(describe(subject, expected=expected, found=found, fix=fix))
-
     for source in _flatten(sources):
-        if not isinstance(source, (str, Path)):
-            found = f"{type(source).__name__} {str(source)[:60]!r}"
-            wrong("Pool.open", "paths, patterns and folders", found, "give text or Path objects")
-            continue
         try:
-            paths += _expand(source, wrong)
+            paths += _expand(source)
+        except CheckpointError as error:
+            problems.append(str(error))
         except (OSError, ValueError, RecursionError) as error:  # `**` follows links, in a circle too
-            wrong(shown(source), "a folder to look into", reason(error), "check its permissions")
-    for path, count in Counter(map(os.path.abspath, paths)).items():
-        if count > 1:
-            found, fix = "it more than once among the sources", "remove the repetition, or patterns that overlap"
-            wrong(shown(path), "each checkpoint once", found, fix)
-    return paths, problems
+            unreadable = refusal(str(source), "a folder to look into", reason(error), "check its permissions")
+            problems.append(str(unreadable))
+    found, fix = "it more than once among the sources", "remove the repetition, or patterns that overlap"
+    repeated = [path for path, count in Counter(map(os.path.abspath, paths)).items() if count > 1]
+    return paths, problems + [str(refusal(path, "each checkpoint once", found, fix)) for path in repeated]
 
 
 def _flatten(sources: Iterable[object]) -> Iterator[object]:
@@ -60,17 +46,18 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
             yield source
 
 
-def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> list[Path]:
+def _expand(source: object) -> list[Path]:
+    if not isinstance(source, (str, Path)):
+        given = f"{type(source).__name__} {str(source)[:60]!r}"
+        raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
     path = Path(source).expanduser()
     if is_directory(path):
         if weights_of(path) is not None:
             return [path]
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
-        nothing, fix = (
-            f"none among its {len(entries)} entries",
-            "give the folder that holds the checkpoint files themselves",
-        )
+        nothing = f"none among its {len(entries)} entries"
+        fix = "give the folder that holds the checkpoint files themselves"
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
         return [path]  # if it does not exist, opening it says so
     else:
@@ -79,7 +66,7 @@ def _expand(source: str | Path, wrong: Callable[[str, str, str, str], None]) -> 
         nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
     found = sorted((e for e in entries if _is_checkpoint(e)), key=lambda entry: natural_key(str(entry)))
     if not found:
-        wrong(shown(source), expected, nothing, fix)
+        raise refusal(source, expected, nothing, fix)
     return found
 
 
@@ -116,11 +103,8 @@ def weights_of(directory: Path) -> Path | None:
     """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
     present = {entry.name for entry in directory.iterdir()}
     known = [name for name in _NAMES if name in present]
-    others = [
-        n
-        for n in sorted(present)
-        if n.endswith(SUFFIXES) and n[0] != "." and n not in _NAMES and not is_leftover(Path(n))
-    ]
+    weights = [name for name in sorted(present) if name.endswith(SUFFIXES) and not name.startswith(".")]
+    others = [name for name in weights if name not in _NAMES and not is_leftover(Path(name))]
     # A saved soup (soup.json) may have recalibrated statistics in a file of their own beside the weights. A folder of
     # checkpoints may have one that happens to be called so.
     told = "config.json" in present or "soup.json" in present or any(name.endswith(".index.json") for name in known)

@@ -58,14 +58,22 @@ class Distances:
 class PoolFacts:
     """`frozen`: names identical in all ingredients. `tied`: groups of names that are one tensor in every
     ingredient. `duplicates`: groups of ingredient indices with equal content. `nonfinite`: index of each ingredient
-    with NaN or infinite weights, and what is wrong with it."""
+    with NaN or infinite weights, and what is wrong with it. Without a measuring pass it is empty, and there are
+    no `distances`."""
 
     frozen: frozenset[str]
     tied: tuple[tuple[str, ...], ...]
     duplicates: tuple[tuple[int, ...], ...]
     digests: tuple[str, ...]
     nonfinite: Mapping[int, str]
-    distances: Distances
+    measured: Distances | None
+
+    @property
+    def distances(self) -> Distances:
+        if self.measured is None:
+            fix = "ask for pool.facts() without measured=False"
+            raise PoolError.of("distances", expected="facts of a measuring pass", found="hashes only", fix=fix)
+        return self.measured
 
 
 def facts_of(
@@ -76,7 +84,7 @@ def facts_of(
     duplicates = tuple(tuple(group) for group in _groups(found.digests))
     passed_over = {*frozen, *statistics, *(name for names in tied for name in names[1:])}
     counted = [found.tensors[name] for name in specs if name not in passed_over]
-    distances = _distances(found.gram, counted, duplicates)
+    distances = _distances(found.gram, counted, duplicates) if found.measured else None
     return PoolFacts(frozen, tied, duplicates, found.digests, nonfinite(checkpoints, found), distances)
 
 

@@ -22,7 +22,6 @@ EMA_KEYS = (
 _DEPTH = 3  # {"checkpoint": {"model": {"state_dict": ...}}} is as deep as real files go
 _CLEARLY = 10  # times as many numbers: then it is clear which of two places has the weights
 
-
 # A mapping with tensors, the dotted path to it (None: the object itself), and other such paths.
 Weights = tuple[Mapping[Any, Any], str | None, tuple[str, ...]]
 
@@ -33,19 +32,15 @@ def find_weights(saved: object, key: str | None, path: Path) -> Weights:
     nested = dict(_nested(saved, (), path))
     if nested and _outweighs(saved, nested, "", path):
         nested = {}
-    order = [*(p for p in nested if not is_average(p)), *(p for p in nested if is_average(p))]
-    if order:
+    if order := sorted(nested, key=is_average):  # raw ones first
         return nested[order[0]], order[0], tuple(order[1:])
     if isinstance(saved, Mapping) and _holds_tensors(saved):
         return saved, None, ()
     items = saved.items() if isinstance(saved, Mapping) else ()
     inside = [shown_key(name) for name, inner in items if _holds_tensors(inner)]
-    raise refusal(
-        path,
-        expected="a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS),
-        found=_outline(saved),
-        fix=f"name the place of the weights, for example key={(inside or ['trainer.model'])[0]!r}",
-    )
+    expected = "a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS)
+    fix = f"name the place of the weights, for example key={(inside or ['trainer.model'])[0]!r}"
+    raise refusal(path, expected, _outline(saved), fix)
 
 
 def is_average(key: str | None) -> bool:
@@ -68,7 +63,7 @@ def _by_key(saved: object, key: str, path: Path) -> Weights:
         return found, key, tuple(place for place in nested if place != key)
     what = f"nothing there, in {_outline(saved)}" if found is None else f"{_outline(found)} there"
     fix = f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
-    raise refusal(path, expected=f"weights under the key {key!r}", found=what, fix=fix)
+    raise refusal(path, f"weights under the key {key!r}", what, fix)
 
 
 def _nested(saved: object, above: tuple[str, ...], path: Path | None) -> Iterator[tuple[str, Mapping[Any, Any]]]:
@@ -97,12 +92,9 @@ def _outweighs(saved: object, nested: Mapping[str, Mapping[Any, Any]], place: st
     below, most = max(((key, _numbers(inner.values())) for key, inner in nested.items()), key=lambda pair: pair[1])
     if path is not None and own and most < own * _CLEARLY and own < most * _CLEARLY:
         where = f"under {place!r}" if place else "at the top"
-        raise refusal(
-            path,
-            expected="weights in one place",
-            found=f"tensors {where} and about as many numbers under {below!r}",
-            fix=f"name the place of the weights, for example key={below!r}, or save them in a file of their own",
-        )
+        found = f"tensors {where} and about as many numbers under {below!r}"
+        fix = f"name the place of the weights, for example key={below!r}, or save them in a file of their own"
+        raise refusal(path, "weights in one place", found, fix)
     return own > 0 and own >= most * _CLEARLY
 
 
@@ -116,16 +108,11 @@ def _follow(saved: object, key: str) -> object:
     """The object at a dotted path; a key that itself contains dots is found too."""
     if not isinstance(saved, Mapping):
         return None
-    if key in saved:
-        found: object = saved[key]
-        return found
-    head, dot, rest = key.partition(".")
-    while dot:
-        if head in saved and (inner := _follow(saved[head], rest)) is not None:
-            return inner
-        more, dot, rest = rest.partition(".")
-        head = f"{head}.{more}"
-    return None
+    parts = key.split(".")
+    ways = ((".".join(parts[:n]), ".".join(parts[n:])) for n in range(1, len(parts)))
+    inner = (_follow(saved[head], rest) for head, rest in ways if head in saved)
+    found: object = saved[key] if key in saved else next((thing for thing in inner if thing is not None), None)
+    return found
 
 
 def _holds_tensors(thing: object) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolError, describe
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
-from stockpot.pool.checkpoint import Rename, check_rename, open_checkpoint
+from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.scan import Scan, scan
@@ -67,7 +67,6 @@ class Pool:
         prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
         pool then has the dtype that holds them all.
         """
-        check_rename(rename)
         paths, problems = find_checkpoints(sources)
         opened: list[Checkpoint] = []
         unreadable: list[str] = []
@@ -78,22 +77,16 @@ class Pool:
             except CheckpointError as error:
                 unreadable.append(str(error))
         progress(listen, "open", len(paths), len(paths), unit="files")
-        specs: dict[str, TensorSpec] = {}
-        differing: list[str] = []
-        if opened:
-            specs, differing = common_specs(opened, mixed_dtypes)
-            differing += [*mixed_averages(opened), *quantised(opened)]
+        specs, differing = common_specs(opened, mixed_dtypes) if opened else ({}, [])
+        differing += [*mixed_averages(opened), *quantised(opened)]
         if len(paths) < 2 and not problems and not unreadable:
             found = f"only one, {shown(paths[0])}" if paths else "no sources"
             fix = "give several checkpoints of the same model"
             problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))
-        opened_with = {
-            "key": key,
-            "rename": dict(rename) if isinstance(rename, Mapping) else rename and "custom",
-            "mixed_dtypes": mixed_dtypes,
-        }
+        renamed = dict(rename) if isinstance(rename, Mapping) else rename and "custom"
+        opened_with = {"key": key, "rename": renamed, "mixed_dtypes": mixed_dtypes}
         return cls(ingredient_names(paths), opened, specs, opened_with)
 
     def __len__(self) -> int:
@@ -111,9 +104,8 @@ class Pool:
         chosen = [range(len(self))[index] for index in indices]
         if not chosen:
             raise PoolError.of("Pool.subset", expected="at least one ingredient", found="none", fix="give some indices")
-        smaller = Pool(
-            [self.names[k] for k in chosen], [self.checkpoints[k] for k in chosen], self.specs, self.opened_with
-        )
+        names, checkpoints = [self.names[k] for k in chosen], [self.checkpoints[k] for k in chosen]
+        smaller = Pool(names, checkpoints, self.specs, self.opened_with)
         smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
         smaller.dropped = self.dropped
@@ -124,14 +116,9 @@ class Pool:
         bad = nonfinite(self.checkpoints, self._scanned(listen))
         kept = [k for k in range(len(self)) if k not in bad]
         if len(kept) < 2:
-            raise PoolError(
-                describe(
-                    "the pool",
-                    expected="at least two checkpoints without NaN or infinity",
-                    found=f"{len(kept)} of {len(self)}",
-                    fix="look for what went wrong in training:\n" + "\n".join(bad.values()),
-                ).removesuffix(".")
-            )
+            expected, found = "at least two checkpoints without NaN or infinity", f"{len(kept)} of {len(self)}"
+            fix = "look for what went wrong in training:\n" + "\n".join(bad.values()).removesuffix(".")
+            raise PoolError.of("the pool", expected=expected, found=found, fix=fix)
         if not bad:
             return self
         listen(Event("dropped", {"names": [self.names[k] for k in bad], "why": list(bad.values())}))
@@ -148,12 +135,10 @@ class Pool:
         changes = [line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))]
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-            raise ChangedError.of(
-                "the ingredients",
-                expected="files that stay as they are while they are used",
-                found="\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n ",
-                fix="let whatever writes to them finish, or restore them, and run again; no soup was written",
-            )
+            expected = "files that stay as they are while they are used"
+            found = "\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n "
+            fix = "let whatever writes to them finish, or restore them, and run again; no soup was written"
+            raise ChangedError.of("the ingredients", expected=expected, found=found, fix=fix)
 
     @property
     def hashed(self) -> bool:
@@ -166,10 +151,15 @@ class Pool:
             self._scan = scan(self.checkpoints, self.specs, listen, hashes_only=True)
         return self._scan.digests
 
-    def facts(self, listen: Listener = ignore) -> PoolFacts:
-        """Digests, what is frozen, tied, duplicated or not finite, and distances. Reads everything once."""
-        if self._facts is None:
-            found = self._scanned(listen)
+    def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
+        """What one pass over the files tells. `measured=False`: hashing alone, unless more is known already.
+
+        With many large models the K x K inner products behind distances take longer than hashing.
+        """
+        if not measured and self._scan is None:
+            self.digests(listen)
+        found = self._scanned(listen) if measured or self._scan is None else self._scan
+        if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
 
@@ -191,13 +181,14 @@ def _stamp(file: Path) -> Stamp | None:
 def _change(file: Path, before: Stamp | None, now: Stamp | None) -> str | None:
     if before == now:
         return None
+    what = "written to"
     if now is None:
-        return f"{shown(file)}: gone"
-    if before is not None and before[0] != now[0]:
-        return f"{shown(file)}: {before[0]:,} bytes before, {now[0]:,} now"
-    if before is not None and (before[1], before[3]) == (now[1], now[3]):
-        return f"{shown(file)}: written to, or given other permissions, links or times"
-    return f"{shown(file)}: written to"
+        what = "gone"
+    elif before is not None and before[0] != now[0]:
+        what = f"{before[0]:,} bytes before, {now[0]:,} now"
+    elif before is not None and (before[1], before[3]) == (now[1], now[3]):
+        what = "written to, or given other permissions, links or times"
+    return f"{shown(file)}: {what}"
 
 
 def _error(problems: list[str], unreadable: list[str], differing: list[str], total: int) -> PoolError:

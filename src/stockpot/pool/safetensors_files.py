@@ -14,17 +14,8 @@ import torch
 from safetensors import safe_open
 
 from stockpot.files import parse_json
-from stockpot.pool.source import (
-    COPY_AGAIN,
-    SAFETENSORS,
-    UNKNOWN,
-    Checkpoint,
-    looks_like,
-    reason,
-    refusal,
-    require_file,
-    spec_of,
-)
+from stockpot.pool import source
+from stockpot.pool.source import Checkpoint, reason, refusal, spec_of
 
 METADATA = "__metadata__"  # an entry of the header that is no tensor
 _MOST_HEADER = 100_000_000  # bytes; the library's own limit
@@ -46,29 +37,20 @@ class HeaderError(Exception):
 
 
 def open_safetensors(path: Path) -> Checkpoint:
-    size = require_file(path)
+    size = source.require_file(path)
     try:
         header = read_header(path, size)
         handle: Any = safe_open(path, framework="pt", device="cpu")
     except Exception as error:  # whatever a hostile header provokes, the user gets our error
-        looks = looks_like(path)
-        if looks in (SAFETENSORS, UNKNOWN):
-            found, fix = f"a damaged or truncated one ({reason(error)})", COPY_AGAIN
-        else:
-            found = looks
-            fix = "give the file its right ending (.pt for files of torch.save), or download it again"
-        raise refusal(path, expected="a whole safetensors file", found=found, fix=fix) from error
-    unknown = sorted({entry["dtype"] for entry in header.values()} - _DTYPES.keys())
-    if unknown:
-        raise refusal(
-            path,
-            expected=f"tensors of the types {', '.join(_DTYPES)}",
-            found=", ".join(unknown),
-            fix="convert the checkpoint to one of these types (for example bfloat16) and open that",
-        )
+        found = source.looks_like(path)
+        fix = "give the file its right ending (.pt for files of torch.save), or download it again"
+        if found in (source.SAFETENSORS, source.UNKNOWN):
+            found, fix = f"a damaged or truncated one ({reason(error)})", source.COPY_AGAIN
+        raise refusal(path, "a whole safetensors file", found, fix) from error
+    if unknown := sorted({entry["dtype"] for entry in header.values()} - _DTYPES.keys()):
+        fix = "convert the checkpoint to one of these types (for example bfloat16) and open that"
+        raise refusal(path, f"tensors of the types {', '.join(_DTYPES)}", ", ".join(unknown), fix)
     specs = {name: spec_of(_DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in header.items()}
-
-    # What it reads are views into the memory-mapped file.
     return Checkpoint(path, "safetensors", (path,), specs, handle.get_tensor)
 
 

@@ -29,6 +29,7 @@ from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name
 THREADS = 8  # twice as many gained nothing on 16 slow cores
 BLOCK = 1 << 26  # bytes of all ingredients together that are hashed and summed before the next are read
 CHUNK = 1 << 18  # values of all ingredients together that a thread holds in fp64 at a time
+LEAST = 1 << 15  # values of one ingredient in a chunk: with many ingredients, slicing took longer than the sums
 _INLINE = 1 << 16  # bytes; less is done at once, a thread would cost more
 _WAITING = 256  # tensors whose work may be outstanding
 _EVENTS = 200  # progress events at most, about, however many tensors there are
@@ -46,14 +47,10 @@ class TensorScan:
     gram: Tensor | None = None  # (K, K) float64: inner products, where they are not in those of the whole
 
     def part(self, chosen: Sequence[int]) -> TensorScan:
-        return TensorScan(
-            tuple(self.stored[k] for k in chosen),
-            tuple(self.values[k] for k in chosen),
-            tuple(self.constant[k] for k in chosen),
-            self.counts[:, chosen],
-            self.squares[chosen],
-            None if self.gram is None else self.gram[chosen][:, chosen],
-        )
+        stored, values = (tuple(every[k] for k in chosen) for every in (self.stored, self.values))
+        constant, gram = tuple(self.constant[k] for k in chosen), self.gram
+        gram = None if gram is None else gram[chosen][:, chosen]
+        return TensorScan(stored, values, constant, self.counts[:, chosen], self.squares[chosen], gram)
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def scan(
     gram = torch.zeros(len(checkpoints), len(checkpoints), dtype=torch.float64)
     seen: set[tuple[object, ...]] = set()
     for name, tensor in _finished(checkpoints, specs, hashes_only):
-        stored, values = tensor.digests()
+        stored, values = (tuple(made.hexdigest() for made in hashes) for hashes in (tensor.stored, tensor.values))
         content = (*(checkpoint.specs[name] for checkpoint in checkpoints), *stored)
         differs = tensor.floating and name not in no_weights and len({*values}) > 1
         repeated = tensor.gram if differs and content in seen else None
@@ -152,19 +149,15 @@ class _Tensor:
         self._parts, self._dtype = [part.squeeze() for part in parts], dtype
         self.floating = dtype.is_floating_point or dtype.is_complex
         self.nbytes = sum(part.numel() * part.dtype.itemsize for part in parts)
-        self._stored = [hashlib.sha256() for _ in parts]
-        pairs = zip(parts, self._stored, strict=True)
-        self._values = [stored if part.dtype == dtype else hashlib.sha256() for part, stored in pairs]
+        self.stored = [hashlib.sha256() for _ in parts]  # of the bytes in the file, and below in the pool's dtype
+        pairs = zip(parts, self.stored, strict=True)
+        self.values = [stored if part.dtype == dtype else hashlib.sha256() for part, stored in pairs]
         self.constant = [part.numel() > 0 for part in parts]
         self._first: dict[int, Tensor] = {}  # bytes of the first value
         self.counts = torch.zeros(2, len(parts), dtype=torch.int64)  # of NaN and of infinite values
         self.gram = torch.zeros(len(parts), len(parts), dtype=torch.float64)  # (K, K)
         self.squares = torch.zeros(len(parts), dtype=torch.float64)  # (K,)
         self._jobs: list[Future[_Sums | None]] = []
-
-    def digests(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of the bytes in the file and in the pool's dtype."""
-        return tuple(made.hexdigest() for made in self._stored), tuple(made.hexdigest() for made in self._values)
 
     def follow(self, workers: ThreadPoolExecutor | None, hashes_only: bool) -> None:
         """Hash and sum all of it; the work on its last block is not waited for."""
@@ -177,7 +170,7 @@ class _Tensor:
                 self._do(workers, self._hash, k, block)
             if self.floating and not hashes_only:
                 flat = [torch.view_as_real(block).reshape(-1) if block.is_complex() else block for block in blocks]
-                width = max(CHUNK // len(flat), 1)
+                width = max(CHUNK // len(flat), LEAST)
                 for first in range(0, flat[0].numel(), width):
                     self._do(workers, _sums, [part[first : first + width] for part in flat])
 
@@ -200,9 +193,9 @@ class _Tensor:
 
     def _hash(self, k: int, block: Tensor) -> None:
         raw = raw_bytes(block)
-        self._stored[k].update(raw.numpy().data)  # releases the interpreter's lock
-        if self._values[k] is not self._stored[k]:
-            self._values[k].update(raw_bytes(block.to(self._dtype)).numpy().data)
+        self.stored[k].update(raw.numpy().data)  # releases the interpreter's lock
+        if self.values[k] is not self.stored[k]:
+            self.values[k].update(raw_bytes(block.to(self._dtype)).numpy().data)
         if self.constant[k]:
             rows = raw.view(block.numel(), -1)  # (values, bytes of one)
             first = self._first.setdefault(k, rows[0])

@@ -139,7 +139,7 @@ def reason(error: BaseException) -> str:
     return shown(lines[0].strip().rstrip(".")) if lines else type(error).__name__
 
 
-def refusal(subject: str | Path, *, expected: str, found: str, fix: str) -> CheckpointError:
+def refusal(subject: str | Path, expected: str, found: str, fix: str) -> CheckpointError:
     return CheckpointError.of(shown(subject), expected=expected, found=found, fix=fix)
 
 
@@ -174,13 +174,14 @@ def require_file(path: Path) -> int:
     except (OSError, ValueError) as error:
         found, fix = reason(error), "check the path and its permissions"
     else:
-        regular = stat.S_ISREG(status.st_mode)
-        if regular and status.st_size:
+        if not stat.S_ISREG(status.st_mode):
+            found = "a directory" if stat.S_ISDIR(status.st_mode) else "something that is not a regular file"
+            fix = "give the path of a checkpoint file"
+        elif not status.st_size:
+            found, fix = "an empty file (0 bytes)", COPY_AGAIN
+        else:
             return status.st_size
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "something that is not a regular file"
-        found = "an empty file (0 bytes)" if regular else kind
-        fix = COPY_AGAIN if regular else "give the path of a checkpoint file"
-    raise refusal(path, expected="a readable checkpoint file", found=found, fix=fix)
+    raise refusal(path, "a readable checkpoint file", found, fix)
 
 
 def looks_like(path: Path) -> str:
@@ -192,7 +193,4 @@ def looks_like(path: Path) -> str:
         return reason(error)
     if len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 100_000_000:
         return SAFETENSORS
-    for magic, name in _SIGNATURES:
-        if head.lower().startswith(magic.lower()):
-            return name
-    return UNKNOWN
+    return next((name for magic, name in _SIGNATURES if head.lower().startswith(magic.lower())), UNKNOWN)

@@ -25,29 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import CheckpointError
+from stockpot.pool import source
 from stockpot.pool.nesting import find_weights, shown_key
 from stockpot.pool.pickles import CodeError, check_table
-from stockpot.pool.source import (
-    COPY_AGAIN,
-    PICKLE,
-    SAFETENSORS,
-    ZIP,
-    Checkpoint,
-    dtype_name,
-    looks_like,
-    reason,
-    refusal,
-    require_file,
-    shown,
-    spec_of,
-)
+from stockpot.pool.source import COPY_AGAIN, Checkpoint, reason, refusal, shown, spec_of
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
-_LOCAL_SIGNATURE = b"PK\x03\x04"
-_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
+_LOCAL_SIGNATURE, _DESCRIPTOR_SIGNATURE, _END = b"PK\x03\x04", b"PK\x07\x08", b"PK\x05\x06"
 _HAS_DESCRIPTOR = 0x08
 _DESCRIPTOR_SIZES = (16, 24)  # the second form has 64-bit sizes
-_END = b"PK\x05\x06"
 _END_SIZE = 22
 _STORAGE = re.compile(r"[^/]+/data/(\d+)")
 _TABLE = re.compile(r"[^/]+/data\.pkl")
@@ -55,93 +41,73 @@ _PROGRAM = re.compile(r"[^/]+/constants\.pkl")
 _MOST_TABLE = 16 * 2**20  # bytes; ten thousand tensors take two megabytes
 _MOST_RECORDS = 1_000_000
 _MOST_NAMES = 64
+_SCRIPT = "a TorchScript program"
 _SAVE_AGAIN = (
     "if you trust its origin, load it where it was made and save it again with "
     "safetensors.torch.save_file(state_dict, 'model.safetensors') or torch.save(state_dict, path)"
 )
-_SCRIPT = "a TorchScript program"
 
 
 class ArchiveError(Exception):
     """The reason why an archive cannot be trusted."""
 
 
-class ScriptError(Exception):
-    """The archive is a TorchScript program."""
-
-
 def open_torch(path: Path, key: str | None = None) -> Checkpoint:
-    size = require_file(path)
+    size = source.require_file(path)
     weights, place, others = find_weights(_load(path), key, path)
-    tensors: dict[str, Tensor] = {}
-    ignored: list[str] = []
-    for name, value in weights.items():
-        if isinstance(name, str) and isinstance(value, Tensor):
-            tensors[name] = _plain(value, name, path, size)
-        else:
-            ignored.append(shown_key(name))
+    usable = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: _plain(value, name, path, size) for name, value in usable.items()}
     # Many names for one stretch of data are fine, within reason: a soup is written as large as its names say.
     total = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
     if total > _MOST_NAMES * max(size, 2**20):
-        raise refusal(
-            path,
-            expected=f"at most {_MOST_NAMES} times as many bytes of tensors as the file has",
-            found=f"{total:,} bytes in a file of {size:,}",
-            fix="save it with contiguous() tensors, or leave this file out of the pool",
-        )
+        expected = f"at most {_MOST_NAMES} times as many bytes of tensors as the file has"
+        fix = "save it with contiguous() tensors, or leave this file out of the pool"
+        raise refusal(path, expected, f"{total:,} bytes in a file of {size:,}", fix)
+    specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    ignored = tuple(shown_key(name) for name in weights if name not in usable)
     return Checkpoint(
-        path,
-        "torch",
-        (path,),
-        {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()},
-        tensors.__getitem__,
-        aliases=_aliases(tensors),
-        key=place,
-        other_keys=others,
-        ignored=tuple(ignored),
+        path, "torch", (path,), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others, ignored=ignored
     )
 
 
 def _load(path: Path) -> object:
-    expected = "a whole file of torch.save"
-    looks = looks_like(path)
-    if looks != ZIP:
-        fixes = {PICKLE: _SAVE_AGAIN, SAFETENSORS: "rename it so that it ends in .safetensors"}
+    looks = source.looks_like(path)
+    if looks != source.ZIP:
+        fixes = {source.PICKLE: _SAVE_AGAIN, source.SAFETENSORS: "rename it so that it ends in .safetensors"}
         expected = "the zip format that torch.save has written since 1.6"
-        raise refusal(path, expected=expected, found=looks, fix=fixes.get(looks, COPY_AGAIN))
+        raise refusal(path, expected, looks, fixes.get(looks, COPY_AGAIN))
     try:
         check_table(*_check_archive(path))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on deprecated storages inside old files
             loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except ScriptError as error:
-        raise _wants_code(path, _SCRIPT) from error
-    except CodeError as error:
-        what = f"the file asks for {shown(error.name)[:200]}, which is not plain tensor data"
-        raise _wants_code(path, what) from error
-    except ArchiveError as error:
-        found = f"a damaged or truncated archive ({reason(error)})"
-        raise refusal(path, expected=expected, found=found, fix=COPY_AGAIN) from error
     except Exception as error:  # whatever a hostile file provokes, the user gets our error
-        found = f"something torch cannot read as weights ({_last_reason(error)})"
-        raise refusal(path, expected=expected, found=found, fix=f"{_SAVE_AGAIN}; or {COPY_AGAIN}") from error
+        raise _refused(path, error) from error
     return _without_attributes(loaded)
 
 
-def _wants_code(path: Path, what: str) -> CheckpointError:
+def _refused(path: Path, error: Exception) -> CheckpointError:
+    expected = "a whole file of torch.save"
+    if isinstance(error, ArchiveError):
+        return refusal(path, expected, f"a damaged or truncated archive ({reason(error)})", COPY_AGAIN)
+    if not isinstance(error, CodeError):
+        found = f"something torch cannot read as weights ({_last_reason(error)})"
+        return refusal(path, expected, found, f"{_SAVE_AGAIN}; or {COPY_AGAIN}")
+    what = error.name
+    if what != _SCRIPT:
+        what = f"the file asks for {shown(what)[:200]}, which is not plain tensor data"
     return refusal(
         path,
-        expected="tensors and plain values only",
-        found=f"{what}; opening it would run code from the file, so it was refused and nothing was run",
-        fix="if you trust its origin, load it where it was made and save only its state_dict, best with "
+        "tensors and plain values only",
+        f"{what}; opening it would run code from the file, so it was refused and nothing was run",
+        "if you trust its origin, load it where it was made and save only its state_dict, best with "
         "safetensors.torch.save_file; if you do not, delete it",
     )
 
 
 def _last_reason(error: Exception) -> str:
     """Torch puts advice to switch the protection off around the reason. That advice must not reach anyone here."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    lines = [line for line in lines if line and "weights_only" not in line]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
     if not lines:
         return type(error).__name__
     return shown(lines[-1].rpartition("WeightsUnpickler error: ")[2].rstrip("."))[:200]
@@ -162,7 +128,6 @@ def _without_attributes(loaded: object) -> object:
 
 def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
     """The bare strided CPU tensor; anything that cannot be averaged element by element is refused."""
-    problem = None
     if type(value) not in (Tensor, nn.Parameter):
         problem = f"a {type(value).__name__}"
     elif value.is_nested:
@@ -170,21 +135,17 @@ def _plain(value: Tensor, name: str, path: Path, size: int) -> Tensor:
     elif value.layout != torch.strided:
         problem = f"a sparse tensor ({str(value.layout).removeprefix('torch.')})"
     elif value.is_quantized:
-        problem = f"a quantised tensor ({dtype_name(value.dtype)})"
+        problem = f"a quantised tensor ({source.dtype_name(value.dtype)})"
     elif value.device.type != "cpu":
         problem = f"a tensor without data (device {value.device.type})"
     elif math.prod(value.shape) * value.dtype.itemsize > max(size, 4096):
         # A stride of zero lets a file of a kilobyte declare a terabyte.
         problem = f"a shape {list(value.shape)} with more data than the whole file"
-    if problem is not None:
-        raise refusal(
-            f"{shown(path)}, tensor {shown(name)[:200]!r}",
-            expected="an ordinary dense tensor",
-            found=problem,
-            fix="save it dense (contiguous(), to_dense(), dequantize()), or leave this file out of the pool",
-        )
-    # By the class: attributes of the tensor itself come from the file.
-    return Tensor.resolve_neg(Tensor.resolve_conj(Tensor.detach(value)))
+    else:
+        # By the class: attributes of the tensor itself come from the file.
+        return Tensor.resolve_neg(Tensor.resolve_conj(Tensor.detach(value)))
+    fix = "save it dense (contiguous(), to_dense(), dequantize()), or leave this file out of the pool"
+    raise refusal(f"{shown(path)}, tensor {shown(name)[:200]!r}", "an ordinary dense tensor", problem, fix)
 
 
 def _aliases(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
@@ -202,14 +163,13 @@ def _check_archive(path: Path) -> tuple[bytes, dict[str, int]]:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             records = sorted(archive.infolist(), key=lambda record: record.header_offset)
             if any(_PROGRAM.fullmatch(record.filename) for record in records):
-                raise ScriptError
+                raise CodeError(_SCRIPT)
             _check_directory(file, records)
             ends = [record.header_offset for record in records[1:]] + [archive.start_dir]
             contents = [_check_record(file, *pair) for pair in zip(records, ends, strict=True)]
     except (zipfile.BadZipFile, struct.error, EOFError, ValueError, NotImplementedError, OverflowError) as error:
         raise ArchiveError(str(error)) from error
-    pairs = list(zip(records, contents, strict=True))
-    tables = [content for record, content in pairs if content is not None and _TABLE.fullmatch(record.filename)]
+    tables = [content for record, content in zip(records, contents, strict=True) if _TABLE.fullmatch(record.filename)]
     if len(tables) != 1:
         raise ArchiveError(f"{len(tables)} records data.pkl instead of one")
     return tables[0], {m[1]: r.file_size for r in records if (m := _STORAGE.fullmatch(r.filename))}
@@ -231,8 +191,8 @@ def _check_directory(file: BinaryIO, records: list[zipfile.ZipInfo]) -> None:
         raise ArchiveError("its records are not in one folder")
 
 
-def _check_record(file: BinaryIO, record: zipfile.ZipInfo, limit: int) -> bytes | None:
-    """The content of a record that is no storage; ArchiveError unless the record ends where the next one starts."""
+def _check_record(file: BinaryIO, record: zipfile.ZipInfo, limit: int) -> bytes:
+    """The content of a record, of a storage nothing; ArchiveError unless the record ends where the next one starts."""
     if record.compress_type != zipfile.ZIP_STORED or record.file_size != record.compress_size:
         raise ArchiveError(f"record {record.filename!r} is compressed")
     file.seek(record.header_offset)
@@ -242,15 +202,14 @@ def _check_record(file: BinaryIO, record: zipfile.ZipInfo, limit: int) -> bytes 
         raise ArchiveError(f"record {record.filename!r} is not where the directory says")
     start = record.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     end = start + record.file_size
+    fits = limit == end
     if record.flag_bits & _HAS_DESCRIPTOR:
         file.seek(max(end, 0))
         fits = limit - end in _DESCRIPTOR_SIZES and file.read(4) == _DESCRIPTOR_SIGNATURE
-    else:
-        fits = limit == end
     if not fits:
         raise ArchiveError(f"record {record.filename!r} does not fill its place in the file")
     if _STORAGE.fullmatch(record.filename):
-        return None
+        return b""
     # What says which bytes are which tensor is small and read anyway, so its checksum costs nothing.
     # Torch writes zero where the user has switched checksums off.
     if record.file_size > _MOST_TABLE:

@@ -29,19 +29,12 @@ def pool_paths(recipe: Recipe) -> list[str]:
         return [str(recipe.path(path)) for path in recipe.pool.path]
     assert recipe.finetune is not None  # the schema has seen to it
     folder = recipe.path(recipe.finetune.dir)
-    try:
-        empty = not any(folder.iterdir())
-    except FileNotFoundError:
-        empty = True
-    except OSError:  # opening the pool says why
-        empty = False
-    if empty:
-        raise RecipeError.of(
-            f"finetune.dir {folder}",
-            expected="the checkpoints of this recipe's search",
-            found="an empty folder" if folder.is_dir() else "no such folder",
-            fix="run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path",
-        )
+    with contextlib.suppress(OSError):  # opening the pool says why
+        if not folder.exists() or not any(folder.iterdir()):
+            expected = "the checkpoints of this recipe's search"
+            found = "an empty folder" if folder.is_dir() else "no such folder"
+            fix = "run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path"
+            raise RecipeError.of(f"finetune.dir {folder}", expected=expected, found=found, fix=fix)
     return [str(folder)]
 
 
@@ -53,38 +46,33 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     pool = Pool.open(
         *pool_paths(recipe), key=section.key, rename=section.rename, mixed_dtypes=section.mixed_dtypes, listen=listen
     )
-    if section.nonfinite == "refuse":
+    return finite(pool, section.nonfinite, listen)
+
+
+def finite(pool: Pool, rule: str, listen: Listener = ignore) -> Pool:
+    """What is used of a pool by `pool.nonfinite`."""
+    if rule == "refuse":
         pool.verify_finite(listen)
-    return pool.drop_nonfinite(listen) if section.nonfinite == "drop" else pool
+    return pool.drop_nonfinite(listen) if rule == "drop" else pool
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
     """What `stockpot.cook` (kind `cook`) or `compare` (any other) is called with besides pool and task."""
     from stockpot.run.directory import RecipeFacts
 
-    section, run = recipe.method, recipe.path(recipe.output.dir)
+    section, output, run = recipe.method, recipe.output, recipe.path(recipe.output.dir)
     load = functools.partial(_code, recipe)
     if run.resolve() == recipe.folder.resolve():
-        raise RunError.of(
-            f"output.dir {recipe.output.dir!r}",
-            expected="a directory of its own",
-            found="the recipe's folder",
-            fix="choose another directory, such as output.dir: runs/first",
-        )
+        what, expected = f"output.dir {output.dir!r}", "a directory of its own"
+        fix = "choose another directory, such as output.dir: runs/first"
+        raise RunError.of(what, expected=expected, found="the recipe's folder", fix=fix)
+    content = (recipe.digest(), recipe.resolved(), code_digests(recipe))
     shared = {
-        **{name: getattr(section, name) for name in ("preset", "include", "exclude", "donor")},
+        **section.model_dump(include={"preset", "include", "exclude", "donor"}),
         "run": run,
-        "overwrite": recipe.output.overwrite,
-        "recipe": RecipeFacts(
-            title,
-            kind,
-            tuple(command),
-            recipe.digest(),
-            recipe.resolved(),
-            code_digests(recipe),
-            recipe.output.max_shard_size,
-        ),
-        "seed": recipe.output.seed,
+        "overwrite": output.overwrite,
+        "recipe": RecipeFacts(title, kind, tuple(command), *content, output.max_shard_size),
+        "seed": output.seed,
     }
     if kind == "cook":
         return {**shared, "method": section.name, **section.for_cook(load)}
@@ -100,13 +88,11 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         section.kind,
         getattr(section, section.kind),
         folder=recipe.folder,
-        classes=section.classes,
-        options=section.options,
         weights=recipe.path(section.weights) if section.weights is not None else None,
-        pretrained=pretrained,
-        auto_class=section.auto_class,
         tokenizer=recipe.path(section.tokenizer) if section.tokenizer is not None else None,
+        pretrained=pretrained,
         seed=recipe.output.seed,
+        **section.model_dump(include={"classes", "options", "auto_class"}),
     )
     own = section.kind == "python" and recipe.data.kind == "python"
     if not own or any(value is not None for value in recipe.data.preprocessing.model_dump().values()):
@@ -159,12 +145,10 @@ def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
 
     found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
     if found.numel() != labels.numel():
-        raise TaskError.of(
-            f"model and data.target: {target}",
-            expected=f"one output for each number of the labels, {tuple(labels.shape)}",
-            found=f"outputs {tuple(found.shape)}",
-            fix="give the model a head of that size, or write another data.target or a data.loss of your own",
-        )
+        expected = f"one output for each number of the labels, {tuple(labels.shape)}"
+        fix = "give the model a head of that size, or write another data.target or a data.loss of your own"
+        what, outputs = f"model and data.target: {target}", f"outputs {tuple(found.shape)}"
+        raise TaskError.of(what, expected=expected, found=outputs, fix=fix)
     found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
     if target == "multi":
         return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
@@ -187,12 +171,8 @@ def build_data(
         made = {name: call_code(section.python, recipe.folder, name, **section.options) for name in wanted}
         missing = [name for name in wanted if made[name] is None and name != "report"]
         if missing:
-            raise DataError.of(
-                f"python: {section.python}",
-                expected=f"data for {missing[0]!r}",
-                found="None",
-                fix="return tensors, a Dataset or a DataLoader for it",
-            )
+            expected, fix = f"data for {missing[0]!r}", "return tensors, a Dataset or a DataLoader for it"
+            raise DataError.of(f"python: {section.python}", expected=expected, found="None", fix=fix)
         return made
     with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
         loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)
@@ -207,12 +187,10 @@ def build_data(
         Columns(section.text, section.image, section.features, section.tokens, section.label),
         shares,
         section.split_seed,
-        section.classes,
-        section.preprocessing.max_length,
-        section.memory_limit,
-        None if section.cache is None else recipe.path(section.cache),
-        section.target,
-        Limits(**section.limits.model_dump()),
+        max_length=section.preprocessing.max_length,
+        cache=None if section.cache is None else recipe.path(section.cache),
+        limits=Limits(**section.limits.model_dump()),
+        **section.model_dump(include={"classes", "memory_limit", "target"}),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 
@@ -220,28 +198,25 @@ def build_data(
 def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:
     """Every trial of the recipe that nobody has finished or holds; the records of all of them."""
     from stockpot.task import Data
-    from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
+    from stockpot.zoo import Augmentation, Plan, Probe, finetune
 
     section, seed = recipe.finetune, recipe.output.seed
     if section is None:
         raise RecipeError("finetune: required by `stockpot finetune`, but not there; an empty section will do")
     loaded = build_model(recipe, pretrained=True)
     data = build_data(recipe, loaded, ("train", "fit"), listen)
-    limit = _memory_limit(recipe)
-    train = Data.of(data["train"], name="train data", memory_limit=limit, listen=listen)
-    fit = Data.of(data["fit"], name="fit data", memory_limit=limit, listen=listen)
+    train, fit = (
+        Data.of(data[name], name=f"{name} data", memory_limit=_memory_limit(recipe), listen=listen)
+        for name in ("train", "fit")
+    )
     # Checkpoints made from a Hugging Face folder, and soups made from those, should load like it.
     given = recipe.model.transformers
     folder = recipe.path(given) if isinstance(given, str) and recipe.path(given).is_dir() else None
     plan = Plan(
-        trials=tuple(Trial(**section.trial(n, seed)) for n in range(section.trials)),  # type: ignore[arg-type]
-        batch_size=section.batch_size,
-        optimizer=section.optimizer,
-        warmup=section.warmup,
-        clip=section.clip,
+        trials=section.drawn(seed),
         probe=Probe(section.probe_epochs, section.probe_lr, seed=seed) if section.probe else None,
-        head=section.head,
         augmentation=Augmentation(flip=section.flip, mixup=section.mixup),
+        **section.model_dump(include={"batch_size", "optimizer", "warmup", "clip", "head"}),
     )
     return finetune(
         loaded.model,

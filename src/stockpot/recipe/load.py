@@ -19,7 +19,7 @@ from stockpot.recipe.problems import Lines, problems
 from stockpot.recipe.schema import Recipe
 
 _MOST = 2**20  # bytes; a recipe has fifteen lines
-_MOST_VALUES = 100_000
+_MOST_VALUES, _DEEPEST = 100_000, 100
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -52,9 +52,8 @@ def make_recipe(
     """A recipe from plain values, as if it were written in a file in `folder`; `lines` of it are named in errors."""
     merged, known = dict(content), dict(lines or {})
     for override in overrides:
-        keys, value = _read_override(override)
-        merged = _put(merged, keys, value, override)
-        known = {path: line for path, line in known.items() if path[: len(keys)] != tuple(keys)}
+        keys = _replace(merged, override)
+        known = {path: line for path, line in known.items() if path[: len(keys)] != keys}
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -66,24 +65,20 @@ def make_recipe(
     return recipe
 
 
-def _read_override(override: str) -> tuple[list[str], Any]:
+def _replace(content: dict[str, Any], override: str) -> tuple[str, ...]:
+    """Put the value of `section.key=value` in its place, whose path comes back."""
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    *sections, key = keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
         raise RecipeError(f"--set {override}: expected key=value, such as method.lr=0.02")
-    return keys, parse(text, f"--set {override}")[0]
-
-
-def _put(content: dict[str, Any], keys: list[str], value: Any, override: str) -> dict[str, Any]:
-    head, *rest = keys
-    if not rest:
-        return {**content, head: value}
-    inner = content.get(head)
-    if inner is None:
-        inner = {}
-    if not isinstance(inner, dict):
-        raise RecipeError(f"--set {override}: {head} is {inner!r}, which has no keys below it")
-    return {**content, head: _put(inner, rest, value, override)}
+    for name in sections:
+        inner = content.get(name)
+        if not isinstance(inner, dict | None):
+            raise RecipeError(f"--set {override}: {name} is {inner!r}, which has no keys below it")
+        content[name] = dict(inner or {})  # a copy: an alias may stand elsewhere too
+        content = content[name]
+    content[key] = parse(text, f"--set {override}")[0]
+    return keys
 
 
 class _Loader(yaml.SafeLoader):
@@ -102,22 +97,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_REPLACED = ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_REPLACED, "tag:yaml.org,2002:timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _tag, _pattern, _first in (
-    (_REPLACED[0], r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    (_REPLACED[2], r"[-+]?[0-9]+|0x[0-9a-fA-F]+", "-+0123456789"),
+_Loader.yaml_implicit_resolvers = {}
+for _name, _first, _pattern in (
+    ("merge", "<", r"<<"),
+    ("null", ("~", "n", "N", ""), r"~|null|Null|NULL|"),
+    ("bool", "tTfF", r"true|True|TRUE|false|False|FALSE"),
+    ("int", "-+0123456789", r"[-+]?[0-9]+|0x[0-9a-fA-F]+"),  # before float, so that no whole number is read as one
     (
-        _REPLACED[1],
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "float",
         "-+0123456789.",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
     ),
 ):
-    # add_implicit_resolver tries patterns in this order, so a whole number is never read as a float.
-    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -131,7 +123,7 @@ def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-_Loader.add_constructor(_REPLACED[2], _whole)
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 _Loader.add_constructor("tag:yaml.org,2002:str", _text)
 
 
@@ -139,14 +131,11 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
     """Plain values, and the line of each; a syntax error says line and column."""
     try:
         loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None, {}
-            _check_size(node, {})
-            return loader.construct_document(node), dict(_lines(node, ()))
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines = _counted_lines(node)
+        return loader.construct_document(node), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -156,35 +145,28 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error
 
 
+def _counted_lines(root: yaml.Node) -> Lines:
+    """On which line each value's key stands, every alias written out.
+
+    A few lines of aliases to aliases can mean billions of values, and an alias may contain itself: both end here.
+    """
+    lines: dict[tuple[str, ...], int] = {}
+    for number, (path, line) in enumerate(_lines(root, ()), start=1):
+        if number > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
+        lines[path] = line
+    return lines
+
+
 def _lines(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """On which line each value's key stands, for messages; `_check_size` has seen that this ends."""
+    if len(path) > _DEEPEST:
+        raise ValueError(f"nested more than {_DEEPEST} deep, or an alias stands for something that contains it")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            yield from _lines(key, (*path, ""))  # a key may be an alias too
             yield (*path, str(key.value)), key.start_mark.line + 1
             yield from _lines(value, (*path, str(key.value)))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield (*path, str(index)), value.start_mark.line + 1
             yield from _lines(value, (*path, str(index)))
-
-
-def _check_size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many values a node has when every alias is written out.
-
-    A few lines of aliases to aliases can mean billions, and an alias may contain itself.
-    """
-    if id(node) in sizes:
-        if sizes[id(node)] == 0:
-            raise ValueError("an alias stands for something that contains it")
-        return sizes[id(node)]
-    sizes[id(node)] = 0  # under way
-    inside: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        inside = list(node.value)
-    elif isinstance(node, yaml.MappingNode):
-        inside = [part for pair in node.value for part in pair]
-    size = 1 + sum(_check_size(part, sizes) for part in inside)
-    if size > _MOST_VALUES:
-        raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
-    sizes[id(node)] = size
-    return size

@@ -118,11 +118,11 @@ class _Method(_Stated):
                 common.pop(other, None)
         return {**common, **own}
 
-    def settings(self, method: str | None = None, load: Load = _unloaded, **defaults: Any) -> Settings:
+    def settings(self, method: str | None = None, **defaults: Any) -> Settings:
         """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
         if method is None:
-            return settings_for(self.name, self.preset, **{**defaults, **self.for_cook(load)})
-        return settings_in_comparison(method, self.preset, {**defaults, **self.stated(load)}, self.own(load))
+            return settings_for(self.name, self.preset, **{**defaults, **self.for_cook()})
+        return settings_in_comparison(method, self.preset, {**defaults, **self.stated(_unloaded)}, self.own())
 
     def resolved(self) -> dict[str, Any]:
         """Everything stated, and every default that does not depend on the method."""

@@ -15,29 +15,15 @@ Path = tuple[str, ...]
 Lines = Mapping[Path, int]  # path of a value -> line of the file
 
 _NOUNS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "dict": "a mapping",
-    "tuple": "a list",
-    "model": "a mapping",
-}
-_LIMITS = {
-    "greater_than_equal": (">=", "ge"),
-    "greater_than": (">", "gt"),
-    "less_than_equal": ("<=", "le"),
-    "less_than": ("<", "lt"),
-}
+    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text",
+    "dict": "a mapping", "tuple": "a list", "model": "a mapping",
+}  # fmt: skip
+_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 # What other libraries and earlier versions call a key of ours.
 _USUAL = {
-    "learning_rate": "lr",
-    "wd": "weight_decay",
-    "num_epochs": "epochs",
-    "num_classes": "classes",
-    "greedy_ties": "ties",
-    "temperature": "beta",
-}
+    "learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes",
+    "greedy_ties": "ties", "temperature": "beta",
+}  # fmt: skip
 _CONVERTED = "is no longer read; convert it to .npz first, as experiments/convert does, then write data.arrays"
 _GONE = {
     ("data", "idx"): _CONVERTED,
@@ -111,14 +97,16 @@ def _said(path: Path, all_found: list[dict[str, Any]]) -> str:
 
 
 def _expected(found: dict[str, Any]) -> str | None:
-    kind: str = found["type"]
+    kind, about = found["type"], found.get("ctx", {})
     if kind == "literal_error":
         return f"one of {', '.join(_words(found))}"
-    if kind in _LIMITS:
-        sign, limit = _LIMITS[kind]
-        return f"a value {sign} {found['ctx'][limit]:g}"
-    if found.get("ctx", {}).get("class_name") == "PythonCode":
+    if kind == "string_pattern_mismatch":  # the only pattern there is
+        return "module:function"
+    if about.get("class_name") == "PythonCode":
         return "{python: module:function}"
+    for limit, sign in _SIGNS.items():
+        if limit in about:
+            return f"a value {sign} {about[limit]:g}"
     return _NOUNS.get(kind.split("_", 1)[0]) if kind.endswith(("_type", "_parsing", "_from_float")) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
@@ -26,8 +26,6 @@ from stockpot.recipe.values import (
     Split,
 )
 
-MODEL_KINDS = ("transformers", "timm", "torchvision", "open_clip", "python")
-DATA_KINDS = ("images", "table", "dataset", "arrays", "python")
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 # The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
 MetricName = Literal[
@@ -36,13 +34,20 @@ MetricName = Literal[
 ]  # fmt: skip
 
 
-def _kind_of(section: Section, kinds: tuple[str, ...]) -> str:
-    """Which of the kinds is given; exactly one has to be."""
-    given = [kind for kind in kinds if getattr(section, kind) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none of them"
-        raise ValueError(f"expected exactly one of {', '.join(kinds)}, found {found}")
-    return given[0]
+class _OfOneKind(Section):
+    kinds: ClassVar[tuple[str, ...]]
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in self.kinds if getattr(self, kind) is not None)
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        given = [kind for kind in self.kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"expected exactly one of {', '.join(self.kinds)}, found {found}")
+        return self
 
 
 class PoolSection(Section):
@@ -62,9 +67,10 @@ class PoolSection(Section):
     do not look (`ignore`)."""
 
 
-class Model(Section):
+class Model(_OfOneKind):
     """The model the checkpoints belong to: exactly one of the kinds, and how it runs."""
 
+    kinds = ("transformers", "timm", "torchvision", "open_clip", "python")
     transformers: FolderOrConfig = None
     """Hugging Face transformers: a local model folder, a `config.json`, or the configuration itself as a mapping with
     `model_type`. Nothing is downloaded. Needs `stockpot[transformers]`."""
@@ -98,16 +104,11 @@ class Model(Section):
     copied from the donor."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        _kind_of(self, MODEL_KINDS)
+    def _consistent(self) -> Self:
         for name in ("auto_class", "tokenizer"):
-            if getattr(self, name) is not None and self.transformers is None:
+            if getattr(self, name) is not None and self.kind != "transformers":
                 raise ValueError(f"{name}: only for transformers models")
         return self
-
-    @property
-    def kind(self) -> str:
-        return _kind_of(self, MODEL_KINDS)
 
 
 class Preprocessing(Section):
@@ -119,7 +120,7 @@ class Preprocessing(Section):
     """Shorter side before the centre crop. Default: squeezed straight to `size`."""
     mean: tuple[float, ...] | None = None
     """Per channel, for pixels scaled to [0, 1]."""
-    std: tuple[float, ...] | None = None
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Per channel, for pixels scaled to [0, 1]."""
     interpolation: Interpolation | None = None
     """How images are resized."""
@@ -127,12 +128,6 @@ class Preprocessing(Section):
     """1 for grey, 3 for colour."""
     max_length: int | None = Field(default=None, ge=1)
     """Tokens a text is cut to."""
-
-    @model_validator(mode="after")
-    def _positive(self) -> Self:
-        if self.std is not None and any(v <= 0 for v in self.std):
-            raise ValueError(f"std: expected positive numbers, found {list(self.std)}")
-        return self
 
 
 class Limits(Section):
@@ -146,9 +141,10 @@ class Limits(Section):
     """What a compressed file may unfold to beyond 100 times its size."""
 
 
-class Data(Section):
+class Data(_OfOneKind):
     """The samples coefficients are learned on (`fit`) and results are reported on (`report`)."""
 
+    kinds = ("images", "table", "dataset", "arrays", "python")
     images: str | None = None
     """Folder with one sub-folder of images per class. Needs `stockpot[images]`."""
     table: str | None = None
@@ -222,7 +218,6 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _kind_of(self, DATA_KINDS)
         splits = {name: s for name in ("train", "fit", "report") if (s := getattr(self, name)) is not None}
         if self.python is not None:
             if splits:
@@ -239,10 +234,6 @@ class Data(Section):
             raise ValueError("target: expected class, which folders of images are sorted by")
         _check_disjoint(splits)
         return self
-
-    @property
-    def kind(self) -> str:
-        return _kind_of(self, DATA_KINDS)
 
 
 def _check_disjoint(splits: dict[str, Split]) -> None:
@@ -268,6 +259,8 @@ SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "
 
 
 if TYPE_CHECKING:
+    from stockpot.zoo import Trial
+
     ListedTrial = Section
 else:
     _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SEARCHED}
@@ -325,11 +318,14 @@ class Finetune(Section):
             return {**given, "trials": len(given["listed"])}
         return given
 
-    def trial(self, index: int, seed: int) -> dict[str, int | float]:
-        """The hyperparameters of one trial: a pure function of the recipe, the trial's number and the seed."""
-        drawn = {name: getattr(self, name).draw(f"{seed}/{index}/{name}", name == "seed") for name in SEARCHED}
-        listed = {} if self.listed is None else self.listed[index].model_dump(exclude_none=True)
-        return {**drawn, **listed}
+    def drawn(self, seed: int) -> tuple[Trial, ...]:
+        """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
+        from stockpot.zoo import draw_trials
+
+        plain = self.model_dump(include=set(SEARCHED), exclude_none=True)
+        spaces = {name: space.get("choices", space) for name, space in plain.items()}
+        listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
+        return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 
 
 class Output(Section):
@@ -397,3 +393,9 @@ class Recipe(Section):
         content["output"] = {"seed": self.output.seed}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_schema() -> dict[str, Any]:
+    """For editors: completion and checking while a recipe is written."""
+    schema = Recipe.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "stockpot recipe"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from typing import Annotated, Any, Literal
 
@@ -40,13 +39,7 @@ def parse_bytes(value: object) -> int:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
 
 
-def _code(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", value):
-        return value
-    raise ValueError(f"expected module:function, found {value!r}")
-
-
-Code = Annotated[str, BeforeValidator(_code), WithJsonSchema({"type": "string", "pattern": r"^[\w.]+:[\w.]+$"})]
+Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 
 class PythonCode(Section):
@@ -158,21 +151,6 @@ class Space(Section):
         elif self.scale == "log" and self.min <= 0:
             raise ValueError(f"expected min > 0 for a log range, found {self.min}")
         return self
-
-    def draw(self, key: str, whole: bool) -> int | float:
-        """A value that depends on the key alone, so that searching one more thing changes no other."""
-        source = random.Random(key)
-        if self.choices is not None:
-            return source.choice(self.choices)
-        assert self.min is not None
-        assert self.max is not None
-        if self.scale == "log":
-            value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
-        elif whole:
-            return source.randint(math.ceil(self.min), math.floor(self.max))
-        else:
-            value = source.uniform(self.min, self.max)
-        return round(value) if whole else value
 
 
 def _short_space(value: Any) -> Any:

@@ -14,12 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from stockpot import files
 from stockpot._version import __version__
 from stockpot.errors import RunError, WriteError, describe
+from stockpot.pool.source import listed
 from stockpot.run import record
 from stockpot.run.record import FORMAT, GROWTH, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
 from stockpot.run.shapes import ANY, POOL_SHAPE, plain, read_json
@@ -102,9 +102,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         with contextlib.suppress(WriteError):  # the error under way says more
             if kind is not None and self.about["status"] == "running":
                 self.note(status="interrupted")
@@ -143,7 +141,7 @@ class RunDirectory:
         now = dict(zip(names, digests, strict=True))
         lines = [f"{name}: gone" for name in before if name not in now]
         lines += [f"{name}: new" for name in now if name not in before]
-        lines += [f"{name}: other content" for name in now if name in before and before[name] != now[name]]
+        lines += [f"{name}: other content" for name in now if before.get(name, now[name]) != now[name]]
         if not lines and list(before) != list(now):
             lines = ["the order of the ingredients"]
         if lines:
@@ -168,13 +166,10 @@ def _refuse_foreign(path: Path) -> None:
     names = (entry.name for entry in path.iterdir())
     foreign = sorted(name for name in names if name != files.LOCK and not _FIRST_WRITE.fullmatch(name))
     if foreign:
-        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        raise RunError.of(
-            f"output directory {path}",
-            expected="a new or empty directory, or an earlier run",
-            found=f"other files: {', '.join(foreign[:5])}{more}",
-            fix="choose another directory with --out (in Python: run=)",
-        )
+        expected = "a new or empty directory, or an earlier run"
+        found = f"other files: {listed(foreign)}"
+        fix = "choose another directory with --out (in Python: run=)"
+        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
 
 
 def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
@@ -184,8 +179,8 @@ def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
     """
     number = record.format_of(path)
     if number is not None and overwrite and number <= FORMAT:
-        about: Mapping[str, Any] = read_json(path / RUN, path, {"*": ANY})
-        return about
+        earlier: Mapping[str, Any] = read_json(path / RUN, path, {"*": ANY})
+        return earlier
     if number != FORMAT:
         return None
     about = record.read_about(path)
@@ -206,12 +201,10 @@ def check_recipe(path: Path, recipe: RecipeFacts, *, overwrite: bool = False) ->
 def _same_recipe(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Refuse another recipe or other code than those that the run was begun with, and show the difference."""
     if before["kind"] != now["kind"]:
-        raise RunError.of(
-            f"output directory {path}",
-            expected=f"a directory of its own for {now['kind']}",
-            found=f"an earlier run of {before['kind']}, which stays as it is",
-            fix=f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite",
-        )
+        expected = f"a directory of its own for {now['kind']}"
+        found = f"an earlier run of {before['kind']}, which stays as it is"
+        fix = f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite"
+        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
     if before["recipe_digest"] != now["recipe_digest"]:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
         raise _refused(path, *_ANOTHER, differences(earlier, recipe) or ["the recipe"])

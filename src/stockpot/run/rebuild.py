@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,22 +42,16 @@ def rebuild_soup(
     if not path.exists():
         return rebuild(record, path, ingredients=given, listen=listen), False
     # Beside it, where there is room for another one; the name cannot be known before.
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".compared", dir=path.parent))
-    try:
-        again = rebuild(record, beside / SOUP, ingredients=given, listen=listen)
+    with tempfile.TemporaryDirectory(".compared", f".{path.name}.", path.parent, ignore_cleanup_errors=True) as beside:
+        again = rebuild(record, Path(beside) / SOUP, ingredients=given, listen=listen)
         names = sorted(file.name for file in again.iterdir() if file.suffix == ".safetensors")
         for name in names:
             files.check_inside(path, path / name)
         _, differing, lacking = filecmp.cmpfiles(path, again, names, shallow=False)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     if differing or lacking:
-        raise SoupError.of(
-            str(path),
-            expected="the bytes its record and ingredients give",
-            found=f"other content in {', '.join((*differing, *lacking))}",
-            fix="the soup was changed after it was saved; write it again with --out",
-        )
+        found = f"other content in {', '.join((*differing, *lacking))}"
+        fix = "the soup was changed after it was saved; write it again with --out"
+        raise SoupError.of(str(path), expected="the bytes its record and ingredients give", found=found, fix=fix)
     return path, True
 
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ METHODS, GROWTH, TENSORBOARD, SOUP = "methods", "growth", "tensorboard", "soup"
 RESULT, WEIGHTS, SCORES = "result.json", "weights.safetensors", "ingredients.safetensors"
 KINDS = ("report", "held_out", "fit")  # of data, most honest first
 VALUES = "values.json"  # the tensor that holds JSON: a safetensors header is for names and is kept small
+COSTS = ("seconds", "peak_host", "peak_device", "models_used")
 POINTS = 200  # of one curve, per fold and block
 
 
@@ -53,28 +55,23 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
     from stockpot.soups.settings import as_json
 
     files.make_directory(folder, root)
-    arrays = {f"{kind}_table": scores for kind in KINDS if (scores := getattr(result, kind)) is not None}
-    arrays = {name: scores.table.numpy() for name, scores in arrays.items()}
+    scored = {kind: scores for kind in KINDS if (scores := getattr(result, kind)) is not None}
+    arrays = {f"{kind}_table": scores.table.numpy() for kind, scores in scored.items()}
     if result.soup is not None:
         arrays["W"] = result.soup.W.numpy()
         soup_record.write(folder, result.soup, max_shard, root=root)
-    costs = ("seconds", "peak_host", "peak_device", "models_used", "notes")
+    guard = next((entry for entry in result.history if entry["kind"] == "guard"), None)
     value = {
         "method": result.method,
         "settings": as_json(result.settings),
-        **{name: getattr(result, name) for name in costs},
+        **{name: getattr(result, name) for name in (*COSTS, "notes")},
         **{kind: encode(getattr(result, kind)) for kind in KINDS},
         "groups": [] if result.soup is None else list(result.soup.layout.groups),
         "curves": curves(result.history),
         "greedy": [entry for entry in result.history if entry["kind"] == "greedy"] or None,
-        "guard": _guard(result.history),
+        "guard": guard and {key: guard[key] for key in shapes.GUARD_SHAPE},
     }
     _write(root, folder, value, arrays)
-
-
-def _guard(history: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    found = [entry for entry in history if entry["kind"] == "guard"]
-    return {key: found[0][key] for key in shapes.GUARD_SHAPE} if found else None
 
 
 def write_report_scores(root: Path, folder: Path, scores: Scores) -> None:
@@ -146,13 +143,10 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
                 raise ValueError("other mixing weights than in soup.json")
             if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
                 raise ValueError("another method or other settings in soup.json")
-    tables = {kind: record.tables.get(kind) for kind in KINDS}
-    scores: dict[str, Any] = {
-        kind: None if table is None else _scores(table, metric, value[kind]["loss"]) for kind, table in tables.items()
-    }
+    scores: dict[str, Any] = dict.fromkeys(KINDS)
+    scores |= {kind: _scores(table, metric, value[kind]["loss"]) for kind, table in record.tables.items()}
     guard = [] if value["guard"] is None else [{"kind": "guard", **value["guard"]}]
-    history = (*(value["greedy"] or ()), *guard)
-    costs = {key: value[key] for key in ("seconds", "peak_host", "peak_device", "models_used")}
+    history, costs = (*(value["greedy"] or ()), *guard), {key: value[key] for key in COSTS}
     return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
 
 
@@ -178,11 +172,12 @@ def curves(history: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any
     Every loss is in events.jsonl; a chart needs a few hundred points.
     """
     found: dict[str, dict[tuple[int, int], list[tuple[int, float | None]]]] = {"fit": {}, "held_out": {}}
+    sorts = {"step": ("fit", 1), "held_out": ("held_out", 0)}  # a loss of fitting counts after its step
     for entry in history:
-        if entry["kind"] in ("step", "held_out"):
-            which, after = ("fit", 1) if entry["kind"] == "step" else ("held_out", 0)
-            place = entry["fold"], entry["block"]
-            found[which].setdefault(place, []).append((entry["step"] + after, entry["loss"]))
+        if entry["kind"] in sorts:
+            which, after = sorts[entry["kind"]]
+            points = found[which].setdefault((entry["fold"], entry["block"]), [])
+            points.append((entry["step"] + after, entry["loss"]))
     return {
         which: [
             {"fold": fold, "block": block, "x": [x for x, _ in points], "loss": [y for _, y in points]}
@@ -207,19 +202,12 @@ def describe_pool(pool: Pool, facts: PoolFacts) -> dict[str, Any]:
     """pool.json, before anything is scored."""
     measured = facts.distances
     dtypes = Counter(str(spec.dtype).removeprefix("torch.") for spec in pool.specs.values())
+    ingredients = []
+    for name, one, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True):
+        file = {"name": name, "path": str(one.path), "format": one.format, "bytes": one.nbytes, "digest": digest}
+        ingredients.append({**file, "fit": None, "trial": trial_settings(one.path)})
     return {
-        "ingredients": [
-            {
-                "name": name,
-                "path": str(checkpoint.path),
-                "format": checkpoint.format,
-                "bytes": checkpoint.nbytes,
-                "digest": digest,
-                "fit": None,
-                "trial": trial_settings(checkpoint.path),
-            }
-            for name, checkpoint, digest in zip(pool.names, pool.checkpoints, facts.digests, strict=True)
-        ],
+        "ingredients": ingredients,
         "parameters": count_parameters(pool, facts),
         "tensors": len(pool.specs),
         "dtypes": dict(dtypes.most_common()),
@@ -314,9 +302,8 @@ def read_run(path: Path, *, tables: bool = False) -> RunRecord:
     pool = read_json(path / POOL, path, shapes.POOL_SHAPE) or {}
     results = read_json(path / RESULTS, path, shapes.RESULTS_SHAPE) or {}
     recipe = b""
-    if os.path.lexists(path / RECIPE):
-        with readable(path / RECIPE):
-            recipe = files.read_bytes(path / RECIPE, root=path)
+    with readable(path / RECIPE), suppress(FileNotFoundError):
+        recipe = files.read_bytes(path / RECIPE, root=path)
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
     found = [read_method(path, path / METHODS / slug(name), name, tables=tables) for name in names]
@@ -330,19 +317,12 @@ def read_about(path: Path) -> dict[str, Any]:
     """run.json of a run of this format."""
     found = format_of(path)
     if found is None:
-        raise RunError.of(
-            f"run directory {path}",
-            expected=f"a run with its {RUN}",
-            found="a directory without one" if path.is_dir() else "no such directory",
-            fix="give the directory that `stockpot cook`, `compare` or `demo` wrote",
-        )
+        what = "a directory without one" if path.is_dir() else "no such directory"
+        fix = "give the directory that `stockpot cook`, `compare` or `demo` wrote"
+        raise RunError.of(f"run directory {path}", expected=f"a run with its {RUN}", found=what, fix=fix)
     if found != FORMAT:
-        raise RunError.of(
-            str(path / RUN),
-            expected=f"a run of format {FORMAT}",
-            found=f"format {found}",
-            fix="use the version of stockpot that wrote this run",
-        )
+        fix = "use the version of stockpot that wrote this run"
+        raise RunError.of(str(path / RUN), expected=f"a run of format {FORMAT}", found=f"format {found}", fix=fix)
     about: dict[str, Any] = read_json(path / RUN, path, shapes.RUN_SHAPE)
     return about
 

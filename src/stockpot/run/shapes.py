@@ -2,9 +2,9 @@
 
 A run directory may come from anybody. A file is read if it is an ordinary one of bearable size with a
 bearable number of values, and believed if every value has the declared shape: a type, `[shape]` for lists,
-`{"name": shape}` for objects with exactly these names, `{"*": shape}` for objects with any names, a tuple for
-alternatives, and ANY for whatever JSON holds. Numbers are finite: JSON has no others, although Python's
-reader takes them.
+`[shape, shape]` for those of two, `{"name": shape}` for objects with exactly these names, `{"*": shape}` for objects
+with any names, a tuple for alternatives, and ANY for whatever JSON holds. Numbers are finite: JSON has no others,
+although Python's reader takes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,11 @@ ANY = object()
 NUMBER, TEXT, COUNT = float, str, int
 MAYBE = (None, NUMBER)
 
-
-@dataclass(frozen=True)
-class Row:
-    """A list of so many numbers, which may be null."""
-
-    length: int
-
-
 SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
 _GREEDY = {"kind": TEXT, "ingredient": TEXT, "index": COUNT, "added": bool, "score": MAYBE, "evaluated": COUNT}
 GUARD_SHAPE = {
-    "held_out": {"*": MAYBE}, "intervals": {"*": Row(2)}, "over_learned": {"*": Row(3)}, "winner": TEXT,
+    "held_out": {"*": MAYBE}, "intervals": {"*": [MAYBE] * 2}, "over_learned": {"*": [MAYBE] * 3}, "winner": TEXT,
 }  # fmt: skip
 RUN_SHAPE = {
     "format": COUNT, "kind": TEXT, "title": TEXT, "created": TEXT, "stockpot": TEXT, "command": [TEXT],
@@ -63,7 +54,7 @@ RESULT_SHAPE = {
 }  # fmt: skip
 RESULTS_SHAPE = {
     "methods": [TEXT], "recommended": (None, TEXT), "verdict": TEXT, "baseline": (None, TEXT),
-    "compared_on": (None, TEXT), "differences": {"*": Row(3)},
+    "compared_on": (None, TEXT), "differences": {"*": [MAYBE] * 3},
     "held_out": {"*": {"value": NUMBER, "low": MAYBE, "high": MAYBE}},
     "growth": (None, {"*": [{"models": COUNT, "report": SCORE}]}), "failed": {"*": TEXT},
 }  # fmt: skip
@@ -91,9 +82,9 @@ def check(value: Any, shape: Any, place: str = "") -> None:
         expected = " or ".join(map(_named, alternatives))
         raise ValueError(f"{place or 'it'} is {_shown(value)} instead of {expected}")
     shape = fitting[0]
-    if isinstance(shape, (list, Row)):
+    if isinstance(shape, list):
         for number, item in enumerate(value):
-            check(item, shape[0] if isinstance(shape, list) else MAYBE, f"{place}[{number}]")
+            check(item, shape[number % len(shape)], f"{place}[{number}]")
     elif isinstance(shape, dict):
         names = value if "*" in shape else shape
         odd = [f"no {name!r}" for name in names if name not in value]
@@ -116,15 +107,15 @@ def _fits(value: Any, shape: Any) -> bool:
         return isinstance(value, (int, float)) and abs(value) < 1e308  # also refuses NaN
     if shape is COUNT:
         return isinstance(value, int) and 0 <= value < 2**63
-    if isinstance(shape, Row):
-        return isinstance(value, list) and len(value) == shape.length
+    if isinstance(shape, list):
+        return isinstance(value, list) and len(shape) in (1, len(value))
     return isinstance(value, shape if isinstance(shape, type) else type(shape))
 
 
 def _named(shape: Any) -> str:
     known: dict[Any, str] = {NUMBER: "a number", COUNT: "a count", TEXT: "a text", bool: "true or false", None: "null"}
-    if isinstance(shape, Row):
-        return f"a list of {shape.length} numbers"
+    if isinstance(shape, list) and len(shape) > 1:
+        return f"a list of {len(shape)} numbers"
     return known[shape] if shape is None or isinstance(shape, type) else _shown(shape)
 
 

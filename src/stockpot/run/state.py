@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -50,12 +49,10 @@ class DiskStore:
         except StockpotError:
             raise
         except Exception as error:
-            raise RunError.of(
-                str(self._path),
-                expected="the saved state of an unfinished method",
-                found=f"{type(error).__name__}: {error}",
-                fix="delete that file; the method then starts from its beginning",
-            ) from error
+            expected = "the saved state of an unfinished method"
+            found = f"{type(error).__name__}: {error}"
+            fix = "delete that file; the method then starts from its beginning"
+            raise RunError.of(str(self._path), expected=expected, found=found, fix=fix) from error
         self.earlier = values["seconds"], values["peak_host"], values["peak_device"]
         return tensors, values["method"]
 
@@ -94,12 +91,3 @@ class Journal:
     def close(self) -> None:
         with files.writing(self._path):
             self._file.close()
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last one may be torn while a run is going on or after it was killed."""
-    try:
-        content = files.read_bytes(path, files.LINES_LIMIT)
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in content.split(b"\n")[:-1]]

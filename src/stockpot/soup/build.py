@@ -25,8 +25,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
 from stockpot.pool.source import stays_inside
-from stockpot.soup.kept import StatisticsRule, kept_tensor
-from stockpot.soup.mix import check_holds, mix_tensor
+from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
 MANY = 8  # cores, from which torch's threads do better on one operation than ours on several
@@ -160,11 +159,7 @@ def parse_size(value: int | str) -> int:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
     if not match:
-        raise SoupError.of(
-            f"size {value!r}",
-            expected="a number of bytes such as 2000000, '500MB' or '5GB'",
-            found="neither",
-            fix="use GB or MB",
-        )
+        expected = "a number of bytes such as 2000000, '500MB' or '5GB'"
+        raise SoupError.of(f"size {value!r}", expected=expected, found="neither", fix="use GB or MB")
     power = " kmgt".index(match[2].lower() or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

@@ -1,14 +1,23 @@
-"""One tensor of a soup from the same tensor of every ingredient: sum_k w_k x_k, to the last bit the same anywhere."""
+"""One tensor of a soup from the same tensor of every ingredient: sum_k w_k x_k, to the last bit the same anywhere.
+
+Or, for tensors that are not mixed, the one rule for each of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stockpot.errors import SoupError
-from stockpot.layout import mixing_dtype
+from stockpot.layout import EXCLUDED, FROZEN, INTEGER, Layout, mixing_dtype
+from stockpot.pool import Pool
+from stockpot.pool.source import dtype_name
+from stockpot.soup.weights import heaviest, single
+
+StatisticsRule = Literal["average", "copy", "recalibrate"]
 
 # Torch runs an operation of this size on one thread: no barrier twice per ingredient.
 CHUNK = 1 << 15
@@ -76,6 +85,29 @@ def _as(piece: Tensor, dtype: torch.dtype) -> Tensor:
     return piece if piece.dtype == dtype else piece.to(dtype)
 
 
+def kept_tensor(pool: Pool, layout: Layout, W: Tensor, name: str, rule: StatisticsRule) -> Tensor:
+    """What a soup of weights W (K, G) has under this name.
+
+    - frozen, excluded: the donor's. A frozen tensor is the same in all ingredients.
+    - integers and booleans: the heaviest ingredient's, never an average.
+    - running statistics: with one ingredient, its own. Otherwise "copy" takes the donor's, and "average" the weighted
+      average, which is also what "recalibrate" begins with.
+    """
+    reason = layout.kept[name]
+    if reason in (FROZEN, EXCLUDED):
+        return pool.tensor(layout.donor, name)
+    if reason == INTEGER or not pool.specs[name].dtype.is_floating_point:
+        return pool.tensor(heaviest(W), name)
+    only = single(W)
+    if only is not None or rule == "copy":
+        return pool.tensor(layout.donor if only is None else only, name)
+    # Extrapolating weights would give negative variances, so negative ones count as zero.
+    positive = [max(0.0, weight) for weight in W.mean(dim=1).tolist()]  # (K,)
+    total = sum(positive)
+    parts = [pool.tensor(k, name) for k in range(len(pool))]
+    return mix_tensor(parts, [weight / total for weight in positive])
+
+
 def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:
     """A soup is never written with a value that is not finite, or that its type cannot hold."""
     if not mixed.numel():
@@ -83,18 +115,12 @@ def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:
     ends = torch.stack(torch.aminmax(mixed))  # NaN if there is one
     if bool(ends.to(dtype).to(ends.dtype).isfinite().all()):
         return
+    expected, found = "finite values", "NaN or infinity"
+    fix = "leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
+    fix += " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr"
     if bool(ends.isfinite().all()):
-        raise SoupError.of(
-            f"soup tensor {name}",
-            expected=f"values that {str(dtype).removeprefix('torch.')} can hold, up to {torch.finfo(dtype).max:g}",
-            found=f"one of {float(ends.abs().max()):g}",
-            fix="lower lr so that the mixing weights stay small, or store the soup in a wider type"
-            " (Soup.save(dtype=torch.float32))",
-        )
-    raise SoupError.of(
-        f"soup tensor {name}",
-        expected="finite values",
-        found="NaN or infinity",
-        fix="leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
-        " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr",
-    )
+        expected = f"values that {dtype_name(dtype)} can hold, up to {torch.finfo(dtype).max:g}"
+        found = f"one of {float(ends.abs().max()):g}"
+        fix = "lower lr so that the mixing weights stay small, or store the soup in a wider type"
+        fix += " (Soup.save(dtype=torch.float32))"
+    raise SoupError.of(f"soup tensor {name}", expected=expected, found=found, fix=fix)

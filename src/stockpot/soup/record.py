@@ -18,8 +18,8 @@ from stockpot.events import Listener
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.pool.safetensors_files import open_safetensors
-from stockpot.pool.source import listed
-from stockpot.soup.kept import StatisticsRule
+from stockpot.pool.source import dtype_name, listed
+from stockpot.soup.mix import StatisticsRule
 
 if TYPE_CHECKING:
     from stockpot.soup.soup import Soup
@@ -32,10 +32,14 @@ FORMAT = 1
 _RULES: Mapping[str, StatisticsRule] = {"recalibrated": "recalibrate", "averaged": "average", "donor": "copy"}
 
 
-def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, Any]:
-    pool = soup.pool
-    unmeasured = "donor" if soup.statistics_rule == "copy" else "averaged"
-    return {
+def write(folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None) -> None:
+    """The record of a soup, and its statistics where they were measured again, without its weights."""
+    pool, statistics = soup.pool, "donor" if soup.statistics_rule == "copy" else "averaged"
+    if soup.statistics is not None:
+        statistics = "recalibrated"
+        data = save({name: tensor.contiguous() for name, tensor in soup.statistics.items()})
+        files.write_bytes(folder / STATISTICS, data, root)
+    value = {
         "format": FORMAT,
         "stockpot": __version__,
         "about": dict(soup.about),
@@ -44,20 +48,13 @@ def _encode(soup: Soup, dtype: torch.dtype | None, max_shard: int) -> dict[str, 
             for name, checkpoint, digest in zip(pool.names, pool.checkpoints, pool.digests(), strict=True)
         ],
         "opened_with": pool.opened_with,
-        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "dtype": None if dtype is None else dtype_name(dtype),
         "max_shard": max_shard,
-        "statistics": unmeasured if soup.statistics is None else "recalibrated",
+        "statistics": statistics,
         "layout": soup.layout.to_json(),
         "W": soup.W.tolist(),
     }
-
-
-def write(folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = None, root: Path | None = None) -> None:
-    """The record of a soup, and its statistics where they were measured again, without its weights."""
-    if soup.statistics is not None:
-        data = save({name: tensor.contiguous() for name, tensor in soup.statistics.items()})
-        files.write_bytes(folder / STATISTICS, data, root)
-    files.write_json(folder / RECORD, _encode(soup, dtype, max_shard), root)
+    files.write_json(folder / RECORD, value, root)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -66,12 +63,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         value = files.read_json(file)
     except FileNotFoundError:
-        raise SoupError.of(
-            str(path),
-            expected=f"a saved soup with a {RECORD}",
-            found="none",
-            fix="pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)",
-        ) from None
+        fix = "pass the directory of a soup, as Soup.save writes it (RUN/methods/NAME/soup of a run)"
+        raise SoupError.of(str(path), expected=f"a saved soup with a {RECORD}", found="none", fix=fix) from None
     except (ValueError, OSError) as error:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -106,26 +99,20 @@ def _damaged(subject: str, expected: str, found: str) -> SoupError:
     return SoupError.of(subject, expected=expected, found=found, fix=fix)
 
 
-def _literal(path: str) -> str:
-    # A record names files; a stranger's pattern such as /**/* would search the whole disk.
-    return path if os.path.lexists(path) else glob.escape(path)
-
-
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     options = dict(value["opened_with"])
     if options.keys() != {"key", "rename", "mixed_dtypes"}:
         raise ValueError("opened_with has other options than a pool is opened with")
     if options["rename"] == "custom":
-        raise SoupError.of(
-            "soup record",
-            expected="renaming by a prefix map",
-            found="a Python function, which is not stored",
-            fix="open the pool yourself and pass it as ingredients=",
-        )
+        expected = "renaming by a prefix map"
+        fix = "open the pool yourself and pass it as ingredients="
+        raise SoupError.of("soup record", expected=expected, found="a Python function, which is not stored", fix=fix)
     if ingredients is not None:
         return Pool.open(ingredients, **options)
+    # A record names files; a stranger's pattern such as /**/* would search the whole disk.
+    paths = [entry["path"] for entry in value["ingredients"]]
     try:
-        return Pool.open([_literal(entry["path"]) for entry in value["ingredients"]], **options)
+        return Pool.open([path if os.path.lexists(path) else glob.escape(path) for path in paths], **options)
     except PoolError as error:
         where = "If the ingredients have moved, say where they are now: --pool, or ingredients= in Python."
         raise PoolError(f"{error}\n{where}") from error
@@ -158,11 +145,9 @@ def _statistics(folder: Path, pool: Pool) -> dict[str, torch.Tensor]:
     shapes = {name: spec.shape for name, spec in file.specs.items()}
     odd = [name for name in shapes if name not in pool.statistics or shapes[name] != pool.specs[name].shape]
     if odd:
-        raise _damaged(
-            str(folder / STATISTICS),
-            "running statistics in the shapes that the ingredients have",
-            "others: " + listed([f"{name} {list(shapes[name])}" for name in odd]),
-        )
+        expected = "running statistics in the shapes that the ingredients have"
+        texts = listed([f"{name} {list(shapes[name])}" for name in odd])
+        raise _damaged(str(folder / STATISTICS), expected, f"others: {texts}")
     return {name: file.read(name) for name in file.specs}
 
 
@@ -171,24 +156,17 @@ def _matched(pool: Pool, entries: list[Mapping[str, str]], listen: Listener) -> 
     found: dict[str, list[int]] = {}
     for k, digest in enumerate(pool.digests(listen)):
         found.setdefault(digest, []).append(k)
-    order, lacking = [], []
-    for entry in entries:
-        places = found.get(entry["digest"], [])
-        if not places:
-            lacking.append(entry)
-        else:
-            order.append(places.pop(0) if len(places) > 1 else places[0])
-    if lacking:
-        lines = "\n".join(
-            f"    {entry['name']} ({entry['path']}): sha256 {entry['digest'][:16]}..." for entry in lacking
-        )
+    if lacking := [entry for entry in entries if entry["digest"] not in found]:
+        lines = "\n".join(f"    {one['name']} ({one['path']}): sha256 {one['digest'][:16]}..." for one in lacking)
         raise DigestError.of(
             f"{len(lacking)} of {len(entries)} ingredients",
             expected="the content the soup was made of",
             found=f"other content or no file:\n{lines}\n  so it cannot be made again",
             fix="restore the original checkpoints, or say where they are now: --pool, or ingredients= in Python",
         )
-    return pool.subset(order)
+    # Of ingredients with the same content the last one serves as often as the record asks for it.
+    places = (found[entry["digest"]] for entry in entries)
+    return pool.subset([alike.pop(0) if len(alike) > 1 else alike[0] for alike in places])
 
 
 def saved_as(path: Path) -> tuple[torch.dtype | None, int]:

@@ -19,7 +19,7 @@ from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, record, weights
 from stockpot.soup.build import MAX_SHARD, parse_size
-from stockpot.soup.kept import StatisticsRule
+from stockpot.soup.mix import StatisticsRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Soup:
         """Put the soup's weights into a model that has the ingredients' tensors."""
         own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
-        _check_takes(model, own, unsaved | own, self.pool.specs)
+        _check_takes(model, own, unsaved | own, self.pool.specs)  # first: a model must not be left half soup
         state = self.state_dict()
         model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
         for name in state.keys() - own.keys():
@@ -124,25 +124,18 @@ class Soup:
 def _check_takes(
     model: nn.Module, own: Mapping[str, Tensor], holds: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
 ) -> None:
-    """Before anything is written: a model must not be left half soup."""
     given = {own[name].data_ptr() for name in specs if name in own}
-    lacking = [
-        name
-        for name, value in own.items()
-        if name not in specs
-        and not name.endswith("num_batches_tracked")  # counts what nothing depends on
-        and value.data_ptr() not in given  # one name of a tied tensor is enough
-    ]
+    # One name of a tied tensor is enough, and nothing depends on the number of batches.
+    others = [name for name in own if name not in specs and not name.endswith("num_batches_tracked")]
+    lacking = [name for name in others if own[name].data_ptr() not in given]
     unknown = [name for name in specs if name not in holds]
     shapes = [name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape]
     if lacking or unknown or shapes:
-        raise SoupError.of(
-            f"model {type(model).__name__}",
-            expected="the tensors of the ingredients",
-            found=f"{len(lacking)} without a value {lacking[:3]}, {len(unknown)} unknown {unknown[:3]},"
-            f" {len(shapes)} of another shape {shapes[:3]}",
-            fix="pass the same architecture that was fine-tuned, or open the pool with rename=",
-        )
+        sorts = {"without a value": lacking, "unknown": unknown, "of another shape": shapes}
+        found = ", ".join(f"{len(names)} {what} {names[:3]}" for what, names in sorts.items())
+        subject, expected = f"model {type(model).__name__}", "the tensors of the ingredients"
+        fix = "pass the same architecture that was fine-tuned, or open the pool with rename="
+        raise SoupError.of(subject, expected=expected, found=found, fix=fix)
 
 
 def rebuild(

@@ -1,6 +1,6 @@
 """The mixing weights W: a (K, G) matrix whose columns each sum to one.
 
-Every soup is such a matrix (docs/concepts.md); a method only decides its numbers.
+Every soup is such a matrix; a method only decides its numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ def chosen(models: int, groups: int, rows: Iterable[int]) -> Tensor:
 
 def check(W: Tensor, models: int, groups: int) -> Tensor:
     if tuple(W.shape) != (models, groups):
-        raise SoupError.of(
-            "mixing weights",
-            expected=f"a matrix of {models} ingredients x {groups} groups",
-            found=f"shape {tuple(W.shape)}",
-            fix="make one row per ingredient of the pool and one column per group of the layout",
-        )
+        expected = f"a matrix of {models} ingredients x {groups} groups"
+        fix = "make one row per ingredient of the pool and one column per group of the layout"
+        raise SoupError.of("mixing weights", expected=expected, found=f"shape {tuple(W.shape)}", fix=fix)
     W = W.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(W).all()):
         raise SoupError.of(

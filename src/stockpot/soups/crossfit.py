@@ -92,15 +92,15 @@ def _learned(
     ]
     learner = Learner(problem, live, method, settings, folds, store)
     several = len(set(starts)) > 1
-    parts: list[Scores] = []  # each fold's own soup on the samples it did not fit on
+    parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
     loss_together = math.nan  # of the average of all folds, on all fitting data
 
     def judge(some: Sequence[Fold]) -> None:
         nonlocal loss_together
         W, _ = average(some, method.simplex)
         if len(some) == 1:
-            outside = splits[some[0].number][1]
-            parts.append(problem.score_live(live, W, indices=outside, with_loss=several))
+            f = some[0].number  # judged again where memory ran out meanwhile
+            parts[f] = problem.score_live(live, W, indices=splits[f][1], with_loss=several)
         elif several:
             loss_together = problem.score_live(live, W).loss
 
@@ -108,7 +108,7 @@ def _learned(
     kept: Sequence[Fold] = folds
     history, notes = learner.history(), learner.notes()
     if several:
-        kept, record, note = without_hill(folds, [one.loss for one in parts], loss_together)
+        kept, record, note = without_hill(folds, [parts[f].loss for f in range(len(folds))], loss_together)
         problem.listen(Event("average", record))
         history, notes = (*history, {"kind": "average", **record}), (*note, *notes)
     W, beta = average(kept, method.simplex)
@@ -116,7 +116,7 @@ def _learned(
         W,
         live.layout,
         beta,
-        held_out=together(parts, [outside for _, outside in splits]),
+        held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
         history=history,
         models_used=int((W != 0).any(dim=1).sum()),
         notes=(*notes, *_thin_classes(data.labels, settings.folds)),

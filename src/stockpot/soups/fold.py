@@ -30,6 +30,8 @@ class Fold:
     best: Tensor | None = None  # (b, G) of the block under way
     best_beta: float | None = None
     best_loss: float = math.inf
+    taken: int = 0  # steps in this block, skipped ones too
+    taken_before: int = 0  # steps in earlier blocks
     skipped: int = 0  # steps in this block
     skipped_before: int = 0  # steps in earlier blocks
 
@@ -67,7 +69,7 @@ def fold_states(folds: Sequence[Fold], at_block: Sequence[BlockStart]) -> tuple[
                 "pace": s.pace,
                 "best_beta": fold.best_beta,
                 "best_loss": finite(fold.best_loss),
-                "skipped": [fold.skipped, fold.skipped_before],
+                "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
                 "at_block": [first.t, first.beta, finite(loss)],
             }
         )
@@ -90,7 +92,7 @@ def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: 
         )
         fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
         fold.best_loss = _loss(kept["best_loss"])
-        fold.skipped, fold.skipped_before = kept["skipped"]
+        fold.taken, fold.taken_before, fold.skipped, fold.skipped_before = kept["counts"]
         t, beta, loss = kept["at_block"]
         at_block.append((State(tensors[f"{n}at_block"], beta, t), _loss(loss)))
     return at_block

@@ -77,6 +77,7 @@ class Learner:
         drawn = schedule(
             K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed
         )
+        self._rank = {k: place for place, k in enumerate(ranked)}
         self.blocks = [sorted(ranked[i] for i in block) for block in drawn]
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
@@ -139,16 +140,18 @@ class Learner:
         if fold is self.folds[0]:
             names = [self.problem.pool.names[k] for k in block]
             self.listen(Event("block", {"block": s.t, "of": len(self.blocks), "models": names}))
-        s.pace, fold.skipped = 1.0, 0
+        s.pace, fold.taken, fold.skipped = 1.0, 0, 0
         fold.best, fold.best_beta = s.alpha[block].clone(), s.beta
         if fold.held_out is not None and not math.isfinite(fold.best_loss):
             engine.load(block)
             engine.theta_fix(s.alpha, block)
-            fold.best_loss = self._judged(engine, fold, fold.best, s.beta)
+            loss = self._judged(engine, fold, fold.best, s.beta)
+            fold.best_loss = loss if math.isfinite(loss) else math.inf  # nothing is less than NaN
 
     def _after_steps(self, engine: Engine, fold: Fold, J: int) -> None:
         s = fold.state
         self.live.check_bound()
+        fold.taken += len(s.steps)
         for j, step in enumerate(s.steps, start=s.j - len(s.steps)):
             place = {"block": s.t, "fold": fold.number, "step": j, "of": J}
             if step.skipped:
@@ -163,12 +166,13 @@ class Learner:
             self._judge(engine, fold, J)
         if s.t + 1 < len(self.blocks):
             engine.prefetch(self.blocks[s.t + 1])
-        if fold.skipped > J / 2:
-            raise self._stopped(fold, J)
+        if fold.skipped > (fold.taken if s.j == J else J) / 2:  # a fold may give up before J
+            raise self._stopped(fold)
         if self._due():
             self._save()
 
     def _end_block(self, fold: Fold) -> None:
+        fold.taken_before, fold.taken = fold.taken_before + fold.taken, 0
         fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
         if len({fold.state.t for fold in self.folds}) == 1:
             self._at_block = [fold.block_start() for fold in self.folds]
@@ -209,7 +213,7 @@ class Learner:
         """Make the model the average of these folds' soups."""
         alphas = [fold.state.alpha for fold in folds]
         c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(dim=0)  # (K, G)
-        block = self.blocks[-1]
+        block = self.blocks[-1][: engine.plan.block_size]  # any will do: theta_fix has the share of all others
         engine.load(block)
         engine.mix(engine.theta_fix(c, block), c[block].to(engine.fixed))
 
@@ -230,9 +234,9 @@ class Learner:
         found = []
         skipped = sum(fold.skipped_before for fold in self.folds)
         if skipped:
-            steps = sum(len(self.blocks) * steps_for(self.settings, len(fold.data)) for fold in self.folds)
-            found.append(f"{skipped} of {steps} steps were skipped: their loss or gradient was not finite")
-        if self.settings.accumulate > 1 and not self.problem.task.loss_adds_up:
+            taken = sum(fold.taken_before for fold in self.folds)
+            found.append(f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite")
+        if self.settings.accumulate > 1 and not self.problem.task.may_be_cut:
             found.append(
                 f"the loss of a batch is not that of its {self.settings.accumulate} pieces: accumulate changes what is"
                 " learned"
@@ -247,7 +251,7 @@ class Learner:
         self.live.drop_theta()
         engine = self._engine = Engine(
             self.live, self._options, self.folds[0].data,
-            block_size=min(self._limit, max(map(len, self.blocks))),
+            block_size=min(self._limit, max(map(len, [*self.blocks[self._first_open() :], self.blocks[-1]]))),
             fixed_block=self.method.simplex or not isinstance(self.settings.block_size, str),
             theta_bar=self.problem.theta_bar(self.live),
             last=self.problem.last_block,
@@ -293,10 +297,15 @@ class Learner:
         if self.live.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _first_open(self) -> int:
+        """The first block that some fold has not finished."""
+        return min(state.t for state, _ in self._at_block)
+
     def _begin_again(self) -> None:
         """All folds back to where the block under way began."""
         for fold, (state, best_loss) in zip(self.folds, self._at_block, strict=True):
-            fold.state, fold.best_loss, fold.skipped = replace(state, alpha=state.alpha.clone()), best_loss, 0
+            fold.state, fold.best_loss = replace(state, alpha=state.alpha.clone()), best_loss
+            fold.taken = fold.skipped = 0
         begun = [state.t for state, _ in self._at_block]
         self._entries = [entry for entry in self._entries if entry[1] < begun[entry[2]]]
 
@@ -304,8 +313,9 @@ class Learner:
         """Blocks of at most `size` models from the one under way on, which begins again where it is cut."""
         if self.method.simplex:
             return  # a softmax over all models cannot be cut
-        t = min(state.t for state, _ in self._at_block)
-        rest = [block[i : i + size] for block in self.blocks[t:] for i in range(0, len(block), size)]
+        t = self._first_open()
+        by_content = [sorted(block, key=self._rank.__getitem__) for block in self.blocks[t:]]
+        rest = [sorted(block[i : i + size]) for block in by_content for i in range(0, len(block), size)]
         if rest != self.blocks[t:]:
             self._begin_again()
             self.blocks = self.blocks[:t] + rest
@@ -345,7 +355,7 @@ class Learner:
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
         self._at_block = restore_folds(self.folds, tensors, values)
 
-    def _stopped(self, fold: Fold, J: int) -> LearningError:
+    def _stopped(self, fold: Fold) -> LearningError:
         s = fold.state
         alpha = s.alpha.clone()
         if fold.held_out is not None and fold.best is not None:
@@ -355,7 +365,7 @@ class Learner:
             describe(
                 f"learning at block {s.t + 1} of {len(self.blocks)}, step {s.j}{which}",
                 expected="steps whose loss and gradient are finite",
-                found=f"{fold.skipped} of {J} skipped",
+                found=f"{fold.skipped} of {fold.taken} skipped",
                 fix="lower lr, look for what the loss cannot take (the logarithm of zero, a division by zero), or"
                 " use fp32 instead of fp16 autocast; the best soup so far is in the error's .best",
             ),

@@ -80,10 +80,10 @@ def mehl_soup(
         def step(rate: Tensor, batch: Batch) -> Tensor:
             c = x.alpha.softmax(dim=0) if simplex else x.alpha  # (b, G)
             engine.mix(theta_fix, c)  # line 9
-            loss, slope, slope_beta = engine.gradient(D, batch, x.beta)  # lines 10 and 11, eq. 6
+            loss, slope, slope_beta = engine.gradient(D, batch, x.beta)  # line 11, eq. 6
             if simplex:  # the softmax's Jacobian
                 slope = c * (slope - (c * slope).sum(dim=0, keepdim=True))
-            return x.step(loss, slope, slope_beta, rate)  # lines 12 to 17
+            return x.step(loss, slope, slope_beta, rate)  # lines 12 to 16
 
         take = engine.prepared(step, x, data, simplex)
         while s.j < J:  # line 7
@@ -93,13 +93,13 @@ def mehl_soup(
             seed(s.t * J + s.j)
             # All rates go to the device at once: each copy alone would make the host wait for the step before.
             for i, rate in enumerate(x.x.new_tensor(rates), start=s.t * J + s.j):  # line 8
-                found.append(take(rate, engine.batch(data, batches(i))))
+                found.append(take(rate, engine.batch(data, batches(i))))  # line 10: batch i
             losses = torch.stack(found).tolist()  # the host waits for the device here
             s.steps = [Step(loss, rate, bool(skipped)) for (loss, skipped), rate in zip(losses, rates, strict=True)]
             s.j = stop
             s.alpha[block], s.beta = x.values()
             yield s
-        s.alpha[block], s.beta = x.values()  # line 19: theta follows from alpha
+        s.alpha[block], s.beta = x.values()  # line 17: theta follows from alpha
         s.t, s.j, s.optimiser = s.t + 1, 0, None
         del D, x, step, take  # the block is freed before the next one is loaded
 

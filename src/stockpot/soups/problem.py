@@ -18,7 +18,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
-from stockpot.soup.kept import kept_tensor
+from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
 
@@ -70,7 +70,7 @@ class Problem:
         self.pool = pool
         self.task = task
         self.listen = listen
-        self.facts: PoolFacts = pool.facts(listen)
+        self.facts: PoolFacts = pool.facts(listen, measured=False)
         self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
         self._layouts: dict[Any, Layout] = {}
         self._open: Live | None = None

@@ -127,6 +127,7 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
     All of them must be given at once: from the first look on, the task takes part in no other decision.
     """
     listen = problem.listen
+    problem.last_block.clear()  # nothing is learned any more
     data = open_report(problem.task, [_decision_of(problem, result) for result in results.values()])
     listen(Event("unsealed", {"decisions": len(results), "samples": len(data)}))
     for key, result in results.items():

@@ -55,7 +55,12 @@ class Settings:
     ] = None
     batch_size: Annotated[int, Setting("Samples per step.", at_least=1)] = 128
     accumulate: Annotated[
-        int, Setting("Pieces that a batch is cut into, to save memory; the result is the same.", at_least=1)
+        int,
+        Setting(
+            "Pieces that a batch is cut into, to save memory. The result is the same, unless samples of a batch see"
+            " each other (batch normalisation, contrastive losses).",
+            at_least=1,
+        ),
     ] = 1
     lr: Annotated[float, Setting("Learning rate of the coefficients [eta].", at_least=0, at_most=1e30)] = 0.01
     weight_decay: Annotated[float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)] = 0.1
@@ -71,7 +76,13 @@ class Settings:
         Setting("How loaded models are kept while learning; the result is always exact."),
     ] = "auto"
     memory: Annotated[
-        int | None, Setting("Bytes of the device that learning may take. none: what is free.", at_least=1, unit="bytes")
+        int | None,
+        Setting(
+            "Bytes of the device that learning may take. none: what a GPU has free; on other devices half of the"
+            " machine's memory for block_size auto and fit, and no limit otherwise.",
+            at_least=1,
+            unit="bytes",
+        ),
     ] = None
     low_memory: Annotated[
         bool, Setting("Free gradients one by one and recompute activations: slower, least memory.")

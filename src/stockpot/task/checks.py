@@ -219,9 +219,5 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
-    raise TaskError.of(
-        "loss",
-        expected="a value that depends on the model's parameters",
-        found=found,
-        fix="call the given model inside loss(model, batch), without torch.no_grad() or .detach()",
-    )
+    fix = "call the given model inside loss(model, batch), without torch.no_grad() or .detach()"
+    raise TaskError.of("loss", expected="a value that depends on the model's parameters", found=found, fix=fix)

@@ -227,10 +227,6 @@ class Sealed:
 def open_report(task: Task, decisions: Iterable[str]) -> Data:
     """Break a task's seal to score these decisions, after the last of them was made."""
     if task._sealed is None:
-        raise TaskError.of(
-            "report scores",
-            expected="a task with report data",
-            found="none",
-            fix="give Task(..., report=...) data that nothing was fitted on",
-        )
+        fix = "give Task(..., report=...) data that nothing was fitted on"
+        raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)
     return task._sealed.open(decisions)

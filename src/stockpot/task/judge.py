@@ -106,13 +106,10 @@ class Judge:
             return table, None
         if self.users_loss is not None:
             return table, self.loss(batch)
-        if not isinstance(batch, Mapping) or find_loss(outputs) is None:
-            # A model that is judged by another metric may have no loss we know; its absence is nan, not an error.
-            logits, labels = find_logits(outputs), find_labels(batch)
-            classes = logits is not None and losses.fit_together(logits, labels) and labels.ndim == 1
-            if logits is None or (self.metric.name != "accuracy" and not classes):
-                return table, None
-        return table, self._default_loss(outputs, batch)
+        try:
+            return table, self._default_loss(outputs, batch)
+        except TaskError:  # of a model that another metric judges no loss need be known; that is nan, not an error
+            return table, None
 
     def statistics_of_logits(self, logits: Tensor, batch: Any) -> Tensor:
         """The metric's statistics (n, m) for logits from anywhere."""
@@ -211,10 +208,10 @@ class Judge:
                 weighted = self.form in (next_tokens, same_tokens)
             elif logits is not None:
                 weighted = logits.ndim > 2  # several positions in each sample
-            if logits is not None and self.form is None:
-                self.can_scale_logits = losses.fit_together(logits, find_labels(batch))
-            else:
-                self.can_scale_logits = self.form in (sample_losses, next_tokens, same_tokens)
+            fits = logits is not None and losses.fit_together(logits, find_labels(batch))
+            self.can_scale_logits = (
+                fits if self.form is None else self.form in (sample_losses, next_tokens, same_tokens)
+            )
         if weighted and self.metric == METRICS["loss"]:
             self.metric = WEIGHTED_LOSS
 

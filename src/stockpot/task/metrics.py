@@ -151,12 +151,9 @@ def _values(found: Tensor, labels: Any, purpose: str) -> Tensor:
     return torch.cat([found.reshape(n, -1), labels.to(found).reshape(n, -1)], dim=1)
 
 
-def _errors(power: int) -> Statistics:
-    def statistics(outputs: Tensor, labels: Any, purpose: str) -> Tensor:
-        found, target = _values(outputs, labels, purpose).chunk(2, dim=1)
-        return -(found - target).abs().pow(power).mean(1, keepdim=True)
-
-    return statistics
+def _errors(outputs: Tensor, labels: Any, purpose: str) -> Tensor:
+    found, target = _values(outputs, labels, purpose).chunk(2, dim=1)
+    return found - target
 
 
 def _losses(weighted: bool) -> Statistics:
@@ -324,8 +321,8 @@ _BUILT_IN: dict[str, tuple[Statistics, Reduction | None]] = {
     "micro_f1": (_classes, _by_class(lambda right, _, true: right.sum(1) / true.sum(1))),
     "balanced_accuracy": (_classes, _by_class(lambda right, _, true: _mean_over(true > 0, right / true))),
     "r2": (_values, _of_sums(_r2, _r2_columns)),
-    "negative_mse": (_errors(2), None),
-    "negative_mae": (_errors(1), None),
+    "negative_mse": (lambda *given: -_errors(*given).square().mean(1, keepdim=True), None),
+    "negative_mae": (lambda *given: -_errors(*given).abs().mean(1, keepdim=True), None),
     "pearson": (_values, _of_sums(_pearson, _pearson_columns)),
     "spearman": (_values, _spearman),
     "roc_auc": (_binary, _auc),

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError
-
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
 _TRIED = 16  # candidates that are looked at closely
@@ -55,18 +53,8 @@ class Differences:
         return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
 
 
-def check_names(model: nn.Module, specs: Mapping[str, Any]) -> None:
-    """The model must take exactly the pool's tensors (anything with a shape), apart from tied names and counters."""
-    if found := differences(model, specs):
-        raise TaskError.of(
-            f"model {type(model).__name__}",
-            expected=f"the pool's {len(specs)} tensors",
-            found=";\n  ".join(found.sentences()),
-            fix=found.fix(),
-        )
-
-
 def differences(model: nn.Module, specs: Mapping[str, Any]) -> Differences:
+    """Between a model and a pool's tensors, given as anything with a shape."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     holds = state | dict(model.named_buffers(remove_duplicate=False))  # also buffers that are never saved
     pool, places = ({name: tuple(value.shape) for name, value in each.items()} for each in (specs, holds))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -61,14 +61,20 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
                 layer._buffers.update(buffers)
 
 
-def recalibrate(
-    model: nn.Module, batches: Iterable[tuple[Any, int]], forward: Callable[[Any], Any]
-) -> dict[str, Tensor]:
-    """Average the batch statistics of all (batch, size) pairs, weighted by size, into the buffers."""
+@contextmanager
+def estimating(model: nn.Module) -> Iterator[Callable[[int], None]]:
+    """Average the statistics of all forward passes into the buffers, weighted by the size that is told before each.
+
+    A layer that no pass reached, and all of them after an error, keep what they had.
+    """
     layers = _layers(model)
     before = [(m, m.momentum, {k: v.clone() for k, v in m._buffers.items() if v is not None}) for m in layers]
     seen = dict.fromkeys(layers, 0)
     size, finished = 0, False
+
+    def next_is(count: int) -> None:
+        nonlocal size
+        size = count
 
     def weigh(layer: nn.Module, _: Any) -> None:
         # running += momentum * (batch - running) is the running mean when momentum is this batch's share.
@@ -84,17 +90,13 @@ def recalibrate(
             for layer in layers:
                 layer.reset_running_stats()
                 layer.training = True
-            for batch, size in batches:  # noqa: B007 (read by the hook)
-                forward(batch)
+            yield next_is
             finished = True
         finally:
             for hook in hooks:
                 hook.remove()
             for layer, momentum, buffers in before:
                 layer.momentum = momentum
-                # A layer that no forward pass reached, or reached only in part, keeps what it had.
                 if not (finished and seen[layer]):
                     for name, value in buffers.items():
                         getattr(layer, name).copy_(value)
-    state = model.state_dict()
-    return {name: state[name].detach().cpu().clone() for name in statistic_names(model)}

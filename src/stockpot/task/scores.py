@@ -55,17 +55,15 @@ class Scores:
                 found="a metric that is none",
                 fix="use interval() or difference(), which resample",
             )
-        return standard_error(self.table[:, 0])
+        return float(self.table[:, 0].std()) / math.sqrt(self.n) if self.n > 1 else math.inf
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Wilson's for scores of 0 and 1, Student's for other means, else from resampled samples."""
         if not self.metric.is_mean:
             return resampled([self], confidence)
-        value = self.value
         if self._right_or_wrong:
-            return wilson(value, self.n, confidence)
-        half = student(confidence, self.n - 1) * self.standard_error
-        return value - half, value + half
+            return wilson(self.value, self.n, confidence)
+        return of_mean(self.table[:, 0], confidence)
 
     def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
         """Value of self minus other with its interval, paired sample by sample.
@@ -88,12 +86,10 @@ class Scores:
                 low, high = min(low, 0.0), max(high, 0.0)
             return self.value - other.value, low, high
         delta = self.table[:, 0] - other.table[:, 0]  # (n,)
-        value = float(delta.mean())
         if self._right_or_wrong and other._right_or_wrong:
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
-            return value, *bonett_price(better, worse, self.n, confidence)
-        half = student(confidence, self.n - 1) * standard_error(delta)
-        return value, value - half, value + half
+            return float(delta.mean()), *bonett_price(better, worse, self.n, confidence)
+        return float(delta.mean()), *of_mean(delta, confidence)
 
     @property
     def _right_or_wrong(self) -> bool:
@@ -150,10 +146,7 @@ def normal(confidence: float) -> float:
 
 def student(confidence: float, freedom: int) -> float:
     """The same for Student's distribution: wider when there are few scores."""
-    z = normal(confidence)
-    if freedom < 1:
-        return z  # there is no standard error either
-    p = 0.5 + confidence / 2
+    z, p = normal(confidence), 0.5 + confidence / 2
     if freedom == 1:
         return math.tan(math.pi * (p - 0.5))
     if freedom == 2:
@@ -168,10 +161,11 @@ def student(confidence: float, freedom: int) -> float:
     return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
 
 
-def standard_error(values: Tensor) -> float:
-    """Of the mean of (N,); infinite for one value."""
-    n = values.numel()
-    return math.inf if n < 2 else float(values.std()) / math.sqrt(n)
+def of_mean(values: Tensor, confidence: float) -> tuple[float, float]:
+    """Student's interval of the mean of (N,); all numbers for one value."""
+    n, mean = values.numel(), float(values.mean())
+    half = student(confidence, n - 1) * float(values.std()) / math.sqrt(n) if n > 1 else math.inf
+    return mean - half, mean + half
 
 
 # Resampling -------------------------------------------------------------------------------------------

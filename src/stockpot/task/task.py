@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.task import checks, names
+from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import map_tensors
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metrics import Metric, MetricFunction, as_metric
+from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 
 SMALL = 8  # samples of a trial batch
@@ -169,6 +170,11 @@ class Task:
             return True  # it draws numbers of its own, so nothing can be seen
         return bool(torch.isclose(whole, cut, rtol=5e-3, atol=1e-5, equal_nan=True))
 
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether a batch in pieces teaches what the whole one does: normalisation over a batch sees only its piece."""
+        return self.loss_adds_up and not self.has_statistics
+
     # Evaluation ---------------------------------------------------------------------------------------
 
     def score(
@@ -269,17 +275,16 @@ class Task:
         # Shuffled by a fixed seed: in sorted data a batch's variance would be that of one class. Pieces of
         # even size: a last batch of one sample has no variance.
         rows = self.fit.order(0, 0, n)[:count]
-
-        def batches() -> Iterator[tuple[Any, int]]:
-            done = 0
+        done = 0
+        with stats.estimating(self.model) as next_is, forked_random(self.device) as reseed:
             for piece in rows.tensor_split(math.ceil(count / self.batch_size)):
                 reseed(done)
-                yield self.to_device(self.fit.batch(piece)), piece.numel()
+                next_is(piece.numel())
+                self._judge.forward(self.to_device(self.fit.batch(piece)))
                 done += piece.numel()
                 progress(listen, "recalibrating statistics", done, count, unit="samples")
-
-        with forked_random(self.device) as reseed:
-            return stats.recalibrate(self.model, batches(), self._judge.forward)
+        state = self.model.state_dict()
+        return {name: state[name].detach().cpu().clone() for name in self.statistic_names}
 
     # Checks before long work --------------------------------------------------------------------------
 
@@ -298,12 +303,18 @@ class Task:
     # The pool's tensors -------------------------------------------------------------------------------
 
     def check_names(self, specs: Mapping[str, Any]) -> None:
-        """Whether the model takes exactly the tensors of a pool, which may be anything with a shape."""
-        names.check_names(self.model, specs)
+        """The model must take exactly the pool's tensors (anything with a shape); tied names and counters may lack."""
+        if found := differences(self.model, specs):
+            raise TaskError.of(
+                f"model {type(self.model).__name__}",
+                expected=f"the pool's {len(specs)} tensors",
+                found=";\n  ".join(found.sentences()),
+                fix=found.fix(),
+            )
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
-        names.check_names(self.model, tensors)
+        self.check_names(tensors)
         # Not strict: names that the model ties to each other may be stored once.
         self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
         saved = self.model.state_dict().keys()

@@ -8,6 +8,7 @@ saw pixels. No label of any image is used for this, and no image of the report s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -88,27 +89,19 @@ SIZES: dict[Split, int] = {"train": 250, "fit": 650, "report": 897}
 def digits(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Images (n, 1, 8, 8) uint8 with labels (n,); the three splits share no image."""
     if split not in SIZES:
-        raise DataError.of(
-            f"split {split!r} of the digits",
-            expected=f"one of {', '.join(SIZES)}",
-            found="an unknown one",
-            fix="use 'fit' to learn mixing weights on",
-        )
+        known, fix = f"one of {', '.join(SIZES)}", "use 'fit' to learn mixing weights on"
+        raise DataError.of(f"split {split!r} of the digits", expected=known, found="an unknown one", fix=fix)
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError.of(
-            "the digits of the demo",
-            expected="scikit-learn, which has them inside",
-            found="none",
-            fix="pip install 'stockpot[demo]'",
-        ) from error
+        expected, fix = "scikit-learn, which has them inside", "pip install 'stockpot[demo]'"
+        raise DataError.of("the digits of the demo", expected=expected, found="none", fix=fix) from error
     found = load_digits()
     images = torch.from_numpy(found.images).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 16
     images, labels = (images * (255 / 16)).round().to(torch.uint8), torch.from_numpy(found.target).long()
     order = torch.randperm(len(labels), generator=generator("digits", seed))
-    first = sum(size for name, size in SIZES.items() if list(SIZES).index(name) < list(SIZES).index(split))
-    rows = order[first : first + SIZES[split]]
+    end = dict(zip(SIZES, itertools.accumulate(SIZES.values()), strict=True))[split]
+    rows = order[end - SIZES[split] : end]
     return images[rows], labels[rows]
 
 
@@ -169,17 +162,12 @@ def pretrain(images: Tensor, *, seed: int = 0, listen: Listener = ignore) -> Dig
         blank = DigitViT()
     trial = Trial(lr=4e-3, weight_decay=0.05, epochs=EPOCHS, augmentation=1.0, seed=seed)
     plan = Plan((trial,), batch_size=64, augmentation=Augmentation(erase=False, jitter=False))
-
-    def on_epoch(done: int, total: int, loss: float) -> None:
-        listen(Event("epoch", {"trial": "pretraining", "epoch": done, "epochs": total, "loss": loss}))
-
-    model.train()
-    task = Task(model, (images, cluster(images, CLUSTERS, seed)))
-    train(task, trial, plan, parameters=model.parameters(), on_epoch=on_epoch)
-    encoder = {name: value for name, value in model.state_dict().items() if not name.startswith("head.")}
-    blank.load_state_dict(encoder, strict=False)
-    nn.init.zeros_(blank.head.weight)
-    nn.init.zeros_(blank.head.bias)
+    task = Task(model.train(), (images, cluster(images, CLUSTERS, seed)))
+    train(task, trial, plan, parameters=model.parameters(), about={"trial": "pretraining"}, listen=listen)
+    model.head = blank.head
+    blank.load_state_dict(model.state_dict())
+    for parameter in blank.head.parameters():
+        nn.init.zeros_(parameter)
     return blank
 
 
@@ -208,13 +196,8 @@ def make_demo_pool(
     """
     folder = Path(folder).absolute()
     files.make_directory(folder)
-    plan = Plan(
-        draw_trials(trials, seed=seed, spaces=SPACES),
-        batch_size=64,
-        probe=Probe(epochs=20, lr=1e-2, seed=seed),
-        head="head",
-        augmentation=Augmentation(),
-    )
+    drawn, probe = draw_trials(trials, seed=seed, spaces=SPACES), Probe(epochs=20, lr=1e-2, seed=seed)
+    plan = Plan(drawn, batch_size=64, probe=probe, head="head")
     second = (min(2, os.cpu_count() or 1) if processes is None else processes) > 1
     with one_thread():
         model = DigitViT()
@@ -295,12 +278,9 @@ def clear_demo(folder: Path) -> None:
     made = {"search", files.LOCK} | {f"trial_{n:03d}.{kind}" for n in range(TRIALS) for kind in ("json", "safetensors")}
     foreign = [name for name in names if name not in made and not name.endswith((".writing", ".replaced"))]
     if foreign:
-        raise RunError.of(
-            str(pool),
-            expected="the pool of an earlier demo",
-            found=f"also {', '.join(sorted(foreign)[:4])}, which no demo made",
-            fix="move that elsewhere, or choose another directory with --out; nothing was removed",
-        )
+        found = f"also {', '.join(sorted(foreign)[:4])}, which no demo made"
+        fix = "move that elsewhere, or choose another directory with --out; nothing was removed"
+        raise RunError.of(str(pool), expected="the pool of an earlier demo", found=found, fix=fix)
     if pool.is_dir():
         files.clear(pool, names, folder)
     files.clear(folder, [POOL, PRETRAINED, RECIPE], folder)

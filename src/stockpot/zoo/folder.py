@@ -12,22 +12,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stockpot import files
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
-from stockpot.task import Scores
+from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check
 from stockpot.zoo.plan import Trial
-from stockpot.zoo.weights import read_file, write_file
+from stockpot.zoo.weights import copied, read_file, write_file
 
 FORMAT = 2
 INTERVAL = 300.0  # seconds of work that a kill may cost
@@ -35,7 +33,11 @@ POLL = 0.2  # seconds between looks at what other processes hold
 SHOWN = 8  # differences listed in one message
 DEEP = 6  # levels of a plan; what lies deeper in a file of others is compared as text
 
-Score = dict[str, float | int | None]
+Score = dict[str, Any]
+_RECORD = {
+    "format": COUNT, "name": TEXT, "settings": {"*": ANY}, "path": (None, TEXT), "score": SCORE, "seconds": NUMBER,
+    "steps": COUNT, "losses": [NUMBER], "failure": (None, TEXT),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,48 +62,28 @@ class TrialRecord:
         files.write_json(folder / f"{self.name}.json", content, folder)
 
 
-def as_score(scores: Scores) -> Score:
-    values = (scores.value, *scores.interval(), scores.n, scores.loss)
-    return {k: v if math.isfinite(v) else None for k, v in zip(_SCORE, values, strict=True)}
-
-
 def read_record(folder: Path, name: str) -> TrialRecord | None:
     """The record, or None when the trial has not finished or its checkpoint is gone."""
     file = folder / f"{name}.json"
     try:
         content = files.read_json(file, root=folder)
-        path, score, failure = (content[key] for key in ("path", "score", "failure"))
-        if path not in (None, name, f"{name}.safetensors"):
-            raise ValueError(f"the path {path!r:.80}")
-        record = TrialRecord(
-            name=name,
-            settings=Trial(**content["settings"]),
-            path=None if path is None else folder / path,
-            score=None if score is None else {key: _number(score[key]) for key in _SCORE},
-            seconds=float(content["seconds"]),
-            steps=int(content["steps"]),
-            losses=tuple(float(loss) for loss in content["losses"]),
-            failure=None if failure is None else str(failure),
-        )
-        return record if record.path is None or files.check_inside(folder, record.path).exists() else None
+        check(content, _RECORD)
+        del content["format"]
+        if content["path"] not in (None, name, f"{name}.safetensors"):
+            raise ValueError(f"the path {content['path']!r:.80}")
+        path = None if content["path"] is None else files.check_inside(folder, folder / content["path"])
+        settings, losses = Trial(**content["settings"]), tuple(content["losses"])
+        record = TrialRecord(**{**content, "name": name, "path": path, "settings": settings, "losses": losses})
+        return record if path is None or path.exists() else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, StockpotError) as error:
+    except (OSError, ValueError, TypeError, StockpotError) as error:
         fix = "remove the file, and the trial is made again"
         raise RunError.of(str(file), expected="the record of a trial", found=_said(error), fix=fix) from error
 
 
 def _said(error: Exception) -> str:
     return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-
-
-_SCORE = ("value", "low", "high", "n", "loss")
-
-
-def _number(value: Any) -> float | int | None:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return value
-    raise ValueError(f"{value!r:.80} for a number")
 
 
 def read_records(folder: str | Path) -> list[TrialRecord]:
@@ -118,10 +100,8 @@ class Saved:
     interval: float  # seconds between saves
     root: Path
 
-    def save(self, tensors: Mapping[str, Tensor], values: dict[str, Any]) -> None:
-        # Cloned: tied weights share their memory, which the format refuses.
-        whole = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
-        write_file(self.path, whole, {"values": json.dumps(values)}, self.root)
+    def save(self, tensors: Mapping[str, Any], values: dict[str, Any]) -> None:
+        write_file(self.path, copied(tensors), {"values": json.dumps(values)}, self.root)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         try:
@@ -153,19 +133,15 @@ class Folder:
             while not lock.try_acquire():
                 time.sleep(POLL)
         try:
-            self._sweep()
+            with contextlib.ExitStack() as claims:
+                begun = [folder for folder in (self.out, self.inner) if folder.is_dir()]
+                # What killed processes left half-written goes, unless another process is at work on a trial.
+                if len(begun) == 1 or all(claims.enter_context(self.claimed(name)) for name in self.names):
+                    for folder in begun:
+                        files.sweep(folder, self.out)
             yield
         finally:
             lock.release()
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half-written, unless another process is at work on a trial."""
-        with contextlib.ExitStack() as stack:
-            if not self.inner.is_dir():
-                files.sweep(self.out)
-            elif all(stack.enter_context(self.claimed(name)) for name in self.names):
-                for folder in (self.out, self.inner):
-                    files.sweep(folder, self.out)
 
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
@@ -191,15 +167,14 @@ class Folder:
                 raise ValueError(f"format {there['format']!r:.80}")
         except FileNotFoundError:
             if any(self.out.glob("trial_*")):
-                raise RunError.of(
-                    str(self.out),
-                    expected="an empty folder, or one that a search has begun in",
-                    found="trials without search/plan.json",
-                    fix="choose another folder",
-                ) from None
+                expected, found = (
+                    "an empty folder, or one that a search has begun in",
+                    "trials without search/plan.json",
+                )
+                raise RunError.of(str(self.out), expected=expected, found=found, fix="choose another folder") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            fix = "choose another folder"
-            raise RunError.of(str(path), expected="the plan of a search", found=_said(error), fix=fix) from error
+            expected, fix = "the plan of a search", "choose another folder"
+            raise RunError.of(str(path), expected=expected, found=_said(error), fix=fix) from error
         else:
             _check_same(self.out, there, wanted)
         if there != wanted:
@@ -218,12 +193,9 @@ def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
     ]
     if differences:
         more = [f"and {len(differences) - SHOWN} more"] if len(differences) > SHOWN else []
-        raise RunError.of(
-            str(out),
-            expected="the search that was begun here",
-            found="another:\n    " + "\n    ".join(differences[:SHOWN] + more) + "\n ",
-            fix="choose another folder, or go back to the settings, data and code there",
-        )
+        found = "another:\n    " + "\n    ".join(differences[:SHOWN] + more) + "\n "
+        fix = "choose another folder, or go back to the settings, data and code there"
+        raise RunError.of(str(out), expected="the search that was begun here", found=found, fix=fix)
 
 
 def _flat(value: Any, place: str = "") -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,6 +23,120 @@ SPACES: Mapping[str, Space] = {
     "augmentation": [0.0, 0.25, 0.5, 1.0],
     "seed": {"min": 0, "max": 2**31 - 1},
 }
+
+Bound = tuple[str, Callable[[float], bool]]
+_POSITIVE: Bound = ("above 0", lambda value: value > 0)
+_FROM_0: Bound = ("of at least 0", lambda value: value >= 0)
+_SHARE: Bound = ("from 0 to below 1", lambda value: 0 <= value < 1)
+_BOUNDS: Mapping[str, Bound] = {
+    **dict.fromkeys(("lr", "epochs", "clip"), _POSITIVE),
+    **dict.fromkeys(("weight_decay", "seed", "mixup", "mask_id"), _FROM_0),
+    **dict.fromkeys(("label_smoothing", "warmup"), _SHARE),
+    "augmentation": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "batch_size": ("of at least 1", lambda value: value >= 1),
+}
+
+
+class Checked:
+    """Settings whose numbers are looked at as soon as they are made; `clip` and `mask_id` may be None."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name not in _BOUNDS or isinstance(value, Checked) or (value is None and name in ("clip", "mask_id")):
+                continue
+            bound, fits = _BOUNDS[name]
+            if not (_is_number(value) and fits(value)):
+                fix = "correct the value, or the space it is drawn from"
+                raise _wrong(name, f"a number {bound}", repr(value), fix)
+
+
+@dataclass(frozen=True)
+class Trial(Checked):
+    """The hyperparameters of one ingredient."""
+
+    lr: float
+    weight_decay: float = 0.0
+    epochs: float = 8.0  # a fraction of one is allowed
+    label_smoothing: float = 0.0
+    augmentation: float = 0.0  # strength, 0 to 1
+    seed: int = 0  # of data order, dropout and augmentation
+
+
+@dataclass(frozen=True)
+class Augmentation(Checked):
+    """Which changes augmentation may make; a trial's strength says how far they go."""
+
+    flip: bool = False  # images left to right; wrong for digits and text
+    shift: bool = True
+    erase: bool = True
+    jitter: bool = True  # brightness and contrast
+    mixup: float = 0.0  # alpha of the Beta distribution at strength 1
+    mask_id: int | None = None  # token put where one is dropped; None: another token of the batch
+
+
+@dataclass(frozen=True)
+class Probe(Checked):
+    """Training of the head alone, before and shared by all trials."""
+
+    epochs: float = 10.0
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Plan(Checked):
+    """The trials of a search and what they have in common."""
+
+    trials: tuple[Trial, ...]
+    batch_size: int = 128
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    warmup: float = 0.1  # share of the steps with linear warm-up, before the cosine
+    clip: float | None = 1.0  # largest norm of the gradient
+    probe: Probe | None = field(default_factory=Probe)  # None: the head is kept as given
+    head: str | None = None  # name, prefix or pattern of its tensors; None: the last linear layer
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.trials:
+            raise _wrong("trials", "at least one trial", "none", "ask for 12 or more")
+        if self.optimizer not in ("adamw", "sgd"):
+            raise _wrong("optimizer", "'adamw' or 'sgd'", repr(self.optimizer), "use 'adamw'")
+
+
+def draw_trials(
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    listed: Sequence[Mapping[str, Value]] | None = None,
+    spaces: Mapping[str, Space] | None = None,
+) -> tuple[Trial, ...]:
+    """Random search, or the `listed` settings with what they leave out drawn at random.
+
+    `spaces` replace those of `SPACES`. Trial n is a pure function of the seed, n and its own spaces.
+    """
+    for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
+        if name not in SPACES:
+            close = difflib.get_close_matches(name, SPACES, n=1)
+            fix = f"did you mean {close[0]}" if close else "search over the known ones"
+            known = ", ".join(SPACES)
+            raise MethodError.of(f"setting {name!r}", expected=f"one of {known}", found="an unknown one", fix=fix)
+    if count is None:
+        count = len(listed or ())
+    if listed is not None and len(listed) != count:
+        raise _wrong("trials", f"{count} listed trials", str(len(listed)), "leave count out")
+    if count < 1:
+        raise _wrong("trials", "at least one trial", str(count), "ask for 12 or more")
+    chosen = {**SPACES, **(spaces or {})}
+    trials = []
+    for n in range(count):
+        drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
+        values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
+        if values["seed"] != int(values["seed"]):
+            raise _wrong("seed", "a whole number", repr(values["seed"]), "use 0, 1, 2, ...")
+        trials.append(Trial(**{**values, "seed": int(values["seed"])}))
+    return tuple(trials)
 
 
 def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False) -> Value:
@@ -60,138 +174,19 @@ def _range(space: Mapping[str, Any], name: str) -> tuple[Value, Value, bool]:
     return low, high, scale == "log"
 
 
-def _number(value: Any, name: str) -> Value:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return value
-    raise _wrong_space(name, "finite numbers", repr(value), "give a number, a list of numbers or a range")
+def _number(value: Value, name: str) -> Value:
+    if not _is_number(value):
+        raise _wrong_space(name, "finite numbers", repr(value), "give a number, a list of numbers or a range")
+    return value
 
 
-@dataclass(frozen=True)
-class Trial:
-    """The hyperparameters of one ingredient."""
-
-    lr: float
-    weight_decay: float = 0.0
-    epochs: float = 8.0  # a fraction of one is allowed
-    label_smoothing: float = 0.0
-    augmentation: float = 0.0  # strength, 0 to 1
-    seed: int = 0  # of data order, dropout and augmentation
-
-    def __post_init__(self) -> None:
-        _require(self, "lr", 0, above=True)
-        _require(self, "weight_decay", 0)
-        _require(self, "epochs", 0, above=True)
-        _require(self, "seed", 0)
-        _require(self, "label_smoothing", 0, 1)
-        _require(self, "augmentation", 0, 1)
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Which changes augmentation may make; a trial's strength says how far they go."""
-
-    flip: bool = False  # images left to right; wrong for digits and text
-    shift: bool = True
-    erase: bool = True
-    jitter: bool = True  # brightness and contrast
-    mixup: float = 0.0  # alpha of the Beta distribution at strength 1
-    mask_id: int | None = None  # token put where one is dropped; None: another token of the batch
-
-    def __post_init__(self) -> None:
-        _require(self, "mixup", 0)
-        if self.mask_id is not None:
-            _require(self, "mask_id", 0)
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Training of the head alone, before and shared by all trials."""
-
-    epochs: float = 10.0
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.as_trial()  # which looks at the values
-
-    def as_trial(self) -> Trial:
-        return Trial(lr=self.lr, weight_decay=self.weight_decay, epochs=self.epochs, seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The trials of a search and what they have in common."""
-
-    trials: tuple[Trial, ...]
-    batch_size: int = 128
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    warmup: float = 0.1  # share of the steps with linear warm-up, before the cosine
-    clip: float | None = 1.0  # largest norm of the gradient
-    probe: Probe | None = field(default_factory=Probe)  # None: the head is kept as given
-    head: str | None = None  # name, prefix or pattern of its tensors; None: the last linear layer
-    augmentation: Augmentation = field(default_factory=Augmentation)
-
-    def __post_init__(self) -> None:
-        if not self.trials:
-            raise _wrong("trials", "at least one trial", "none", "ask for 12 or more")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise _wrong("optimizer", "'adamw' or 'sgd'", repr(self.optimizer), "use 'adamw'")
-        _require(self, "batch_size", 1)
-        _require(self, "warmup", 0, 1)
-        if self.clip is not None:
-            _require(self, "clip", 0, above=True)
-
-
-def draw_trials(
-    count: int | None = None,
-    *,
-    seed: int = 0,
-    listed: Sequence[Mapping[str, Value]] | None = None,
-    spaces: Mapping[str, Space] | None = None,
-) -> tuple[Trial, ...]:
-    """Random search, or the `listed` settings with what they leave out drawn at random.
-
-    `spaces` replace those of `SPACES`. Trial n is a pure function of the seed, n and its own spaces.
-    """
-    for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
-        if name not in SPACES:
-            close = difflib.get_close_matches(name, SPACES, n=1)
-            fix = f"did you mean {close[0]}" if close else "search over the known ones"
-            known = ", ".join(SPACES)
-            raise MethodError.of(f"setting {name!r}", expected=f"one of {known}", found="an unknown one", fix=fix)
-    if count is None:
-        count = len(listed or ())
-    if listed is not None and len(listed) != count:
-        raise _wrong("trials", f"{count} listed trials", str(len(listed)), "leave count out")
-    if count < 1:
-        raise _wrong("trials", "at least one trial", str(count), "ask for 12 or more")
-    chosen = {**SPACES, **(spaces or {})}
-    trials = []
-    for n in range(count):
-        drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
-        values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
-        if values["seed"] != int(values["seed"]):
-            raise _wrong("seed", "a whole number", repr(values["seed"]), "use 0, 1, 2, ...")
-        trials.append(Trial(**{**values, "seed": int(values["seed"])}))
-    return tuple(trials)
-
-
-def _require(owner: Any, name: str, low: float, high: float = math.inf, *, above: bool = False) -> None:
-    """From `low`, or with `above` above it, to `high`; infinity is no value, and shares end below 1."""
-    value, share = getattr(owner, name), name in ("label_smoothing", "warmup")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        enough = value > low if above else value >= low
-        if enough and (value < high if share or high == math.inf else value <= high):
-            return
-    bounds = f"from {low} to {'below ' if share else ''}{high}" if high < math.inf else f"of at least {low}"
-    expected = f"a number {f'above {low}' if above else bounds}"
-    raise _wrong(name, expected, repr(value), "correct the value, or the space it is drawn from")
-
-
-def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
-    return MethodError.of(f"space of {name}", expected=expected, found=found, fix=fix)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:
     return MethodError.of(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix)
+
+
+def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
+    return MethodError.of(f"space of {name}", expected=expected, found=found, fix=fix)

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from stockpot import files
 from stockpot.errors import LearningError, MethodError, RunError, TaskError
 from stockpot.events import Event, Listener, ignore
+from stockpot.run.record import encode
 from stockpot.task import Data, Metric, Task
 from stockpot.task.data import fingerprint
 from stockpot.task.loss import LossFunction
 from stockpot.task.metrics import MetricFunction
 from stockpot.task.normalisation import modes_restored
 from stockpot.zoo.augment import check_mixup
-from stockpot.zoo.folder import INTERVAL, POLL, Folder, Score, TrialRecord, as_score, read_record
-from stockpot.zoo.head import find_head, run_probe
+from stockpot.zoo.folder import INTERVAL, POLL, Folder, TrialRecord, read_record
 from stockpot.zoo.plan import Plan
-from stockpot.zoo.training import DivergedError, train
+from stockpot.zoo.training import DivergedError, find_head, run_probe, train
 from stockpot.zoo.weights import load_weights, read_file, weights_of, write_directory, write_file
 
 
@@ -69,42 +69,27 @@ def finetune(
     try:
         if start is not None:
             load_weights(model, start)
-        search = Search(
-            Task(model, data, batch_size=batch_size, **options),
-            None if held_out is None else Task(model, held_out, batch_size=batch_size, **options),
-            plan,
-            Folder(Path(out).absolute(), len(plan.trials)),
-            as_directories,
-            None if companions is None else Path(companions),
-            save_every,
-        )
-        _check(search.task, plan, own_loss=loss is not None)
-        with search.folder.prepared_alone(listen):
-            search.folder.begin(
-                {
-                    "plan": json.loads(json.dumps(dataclasses.asdict(plan))),
-                    "as_directories": as_directories,
-                    "train": {"samples": len(data), "content": fingerprint(data)},
-                    "fit": None if held_out is None else {"samples": len(held_out), "content": fingerprint(held_out)},
-                    "judge": {
-                        "loss": _name(loss),
-                        "metric": _name(metric),
-                        "autocast": None if autocast is None else str(autocast),
-                    },
-                    "code": dict(code or {}),
-                }
-            )
+        task = Task(model, data, batch_size=batch_size, **options)
+        _check(task, plan, own_loss=loss is not None)
+        judge = None if held_out is None else Task(model, held_out, batch_size=batch_size, **options)
+        beside = None if companions is None else Path(companions)
+        folder = Folder(Path(out).absolute(), len(plan.trials))
+        search = Search(task, judge, plan, folder, as_directories, beside, save_every)
+        with folder.prepared_alone(listen):
+            judged = {"loss": _name(loss), "metric": _name(metric), "autocast": autocast and str(autocast)}
+            identity: dict[str, Any] = {"as_directories": as_directories, "judge": judged, "code": dict(code or {})}
+            for name, samples in (("train", data), ("fit", held_out)):
+                identity[name] = None if samples is None else {"samples": len(samples), "content": fingerprint(samples)}
+            folder.begin({"plan": json.loads(json.dumps(dataclasses.asdict(plan))), **identity})
             search.start = _start(search, listen)
         records = _run_trials(search, listen)
     finally:
         load_weights(model, before)
     if all(record.failed for record in records):
-        raise LearningError.of(
-            f"all {len(records)} trials",
-            expected="at least one that trains to the end",
-            found=f"{records[0].name} (lr {records[0].settings.lr:g}): {records[0].failure}",
-            fix="lower the learning rates, or check the data and the starting weights; remove the folder to try again",
-        )
+        expected, first = "at least one that trains to the end", records[0]
+        found = f"{first.name} (lr {first.settings.lr:g}): {first.failure}"
+        fix = "lower the learning rates, or check the data and the starting weights; remove the folder to try again"
+        raise LearningError.of(f"all {len(records)} trials", expected=expected, found=found, fix=fix)
     return records
 
 
@@ -127,22 +112,15 @@ def _check(task: Task, plan: Plan, *, own_loss: bool) -> None:
     if plan.probe is not None:
         find_head(task.model, plan.head)
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
-        raise TaskError.of(
-            f"model {type(task.model).__name__}",
-            expected="parameters to train",
-            found="all of them frozen",
-            fix="call requires_grad_(True) on those to be fine-tuned",
-        )
+        model, fix = f"model {type(task.model).__name__}", "call requires_grad_(True) on those to be fine-tuned"
+        raise TaskError.of(model, expected="parameters to train", found="all of them frozen", fix=fix)
     if plan.augmentation.mixup and any(trial.augmentation for trial in plan.trials):
         check_mixup(task.fit.batch(torch.arange(1)), own_loss)
     smoothing = max(trial.label_smoothing for trial in plan.trials)
     if own_loss and smoothing:
-        raise MethodError.of(
-            "label_smoothing",
-            expected="0 with a loss of your own, whose logits are not known",
-            found=str(smoothing),
-            fix="set label_smoothing to 0 and build it into loss(model, batch)",
-        )
+        expected = "0 with a loss of your own, whose logits are not known"
+        fix = "set label_smoothing to 0 and build it into loss(model, batch)"
+        raise MethodError.of("label_smoothing", expected=expected, found=str(smoothing), fix=fix)
     task.check_loss()
 
 
@@ -176,12 +154,10 @@ def _start(search: Search, listen: Listener) -> dict[str, Tensor]:
     both = given.keys() & stored.keys()
     differing = [name for name in names if name not in both or not torch.equal(given[name], stored[name])]
     if differing:
-        raise RunError.of(
-            str(folder.out),
-            expected="the starting weights of the search that was begun here",
-            found=f"{len(differing)} of {len(stored)} tensors differ, such as {differing[0]}",
-            fix="start from the same weights (seed a random model before it is built), or choose another folder",
-        )
+        expected = "the starting weights of the search that was begun here"
+        found = f"{len(differing)} of {len(stored)} tensors differ, such as {differing[0]}"
+        fix = "start from the same weights (seed a random model before it is built), or choose another folder"
+        raise RunError.of(str(folder.out), expected=expected, found=found, fix=fix)
     return stored
 
 
@@ -216,28 +192,20 @@ def _run_trial(search: Search, number: int, listen: Listener) -> TrialRecord:
     name, settings = folder.names[number], plan.trials[number]
     about = {"trial": name, "index": number}
     listen(Event("trial", {**about, "settings": dataclasses.asdict(settings)}))
-
-    def on_epoch(done: int, total: int, loss: float) -> None:
-        listen(Event("epoch", {**about, "epoch": done, "epochs": total, "loss": loss}))
-
     load_weights(task.model, search.start)
     parameters = [p for p in task.model.parameters() if p.requires_grad]
     saved = folder.saved(name, search.interval)
-    began, earlier = time.perf_counter(), 0.0
-    path: Path | None = None
-    score: Score | None = None
-    failure: str | None = None
+    began, path, score, failure = time.perf_counter(), None, None, None
     try:
         with modes_restored(task.model):
             task.model.train()
-            course = train(task, settings, plan, parameters=parameters, saved=saved, on_epoch=on_epoch)
-        steps, losses, earlier = course.steps, course.losses, course.seconds
+            course = train(task, settings, plan, parameters=parameters, saved=saved, about=about, listen=listen)
         path = _write(search, name)
-        score = None if search.judge is None else as_score(search.judge.score())
+        score = encode(None if search.judge is None else search.judge.score())
     except DivergedError as error:
-        failure, steps, losses = str(error), error.step, error.losses
-    seconds = earlier + time.perf_counter() - began
-    record = TrialRecord(name, settings, path, score, seconds, steps, tuple(losses), failure)
+        course, failure = error.course, str(error)
+    seconds = course.seconds + time.perf_counter() - began
+    record = TrialRecord(name, settings, path, score, seconds, course.step, tuple(course.losses), failure)
     record.write(folder.out)  # last: a trial with a record is a finished one
     saved.clear()
     listen(Event("trial_done", {**about, "score": score, "seconds": seconds, "failure": failure}))

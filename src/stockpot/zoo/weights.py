@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,29 +18,24 @@ from stockpot.soup.build import copy_companions
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy on the host of everything in the state dict that is a tensor; tied ones under each name."""
-    return {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
+    """Everything in the state dict that is a tensor; tied ones under each name."""
+    return copied(model.state_dict())
+
+
+def copied(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Of the tensors among them, copies on the host that share no memory, which safetensors would refuse."""
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, subject: str = "starting weights") -> None:
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    wrong = [
-        name
-        for name in {**own, **weights}
-        if name not in own or name not in weights or own[name].shape != weights[name].shape
-    ]
-    if wrong:
+    fitting = {name for name in own.keys() & weights.keys() if own[name].shape == weights[name].shape}
+    if wrong := [name for name in {**own, **weights} if name not in fitting]:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise TaskError.of(
-            subject,
-            expected=f"the {len(own)} tensors of {type(model).__name__}",
-            found=f"others, or other shapes, for {', '.join(wrong[:4])}{more}",
-            fix="give the state dict of this very model",
-        )
+        expected = f"the {len(own)} tensors of {type(model).__name__}"
+        found = f"others, or other shapes, for {', '.join(wrong[:4])}{more}"
+        raise TaskError.of(subject, expected=expected, found=found, fix="give the state dict of this very model")
     model.load_state_dict(dict(weights), strict=False)
 
 
@@ -56,12 +52,8 @@ def read_file(path: Path, root: Path) -> tuple[dict[str, Tensor], dict[str, str]
             # Copied: the file is mapped, and may be replaced or removed while its tensors are in use.
             return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise RunError.of(
-            str(path),
-            expected="weights that an earlier run wrote",
-            found=str(error),
-            fix="remove the folder and start again",
-        ) from error
+        expected, fix = "weights that an earlier run wrote", "remove the folder and start again"
+        raise RunError.of(str(path), expected=expected, found=str(error), fix=fix) from error
 
 
 def write_directory(path: Path, model: nn.Module, companions: Path | None, root: Path) -> None:

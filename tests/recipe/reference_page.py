@@ -1,9 +1,10 @@
-"""The recipe reference and the JSON schema, both made from the fields' own descriptions."""
+"""docs/recipe.md, made from the descriptions in the schema: `python tests/recipe/reference_page.py` writes it."""
 
 from __future__ import annotations
 
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from stockpot.recipe.problems import model_in
 from stockpot.recipe.schema import ListedTrial, Recipe
 from stockpot.recipe.values import PythonCode, Space, Split
 
+PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 EXAMPLE = """\
 pool:
   path: checkpoints/*.safetensors
@@ -38,7 +40,7 @@ output:
 _HEADER = f"""\
 # Recipe reference
 
-<!-- Generated from the schema (`stockpot.recipe.recipe_reference`); edit the descriptions there. -->
+<!-- Written by tests/recipe/reference_page.py from the descriptions in src/stockpot/recipe; edit them there. -->
 
 A recipe is a YAML file. Paths are relative to the file. Unknown keys are refused. Any value can be replaced on
 the command line with `--set section.key=value`. A recipe runs code only where it says `python:`.
@@ -46,12 +48,6 @@ the command line with `--set section.key=value`. A recipe runs code only where i
 ```yaml
 {EXAMPLE}```
 """
-
-
-def json_schema() -> dict[str, Any]:
-    """For editors: completion and checking while a recipe is written."""
-    schema = Recipe.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "stockpot recipe"}
 
 
 def recipe_reference() -> str:
@@ -109,3 +105,7 @@ def _words(annotation: Any) -> str:
         bool: "true or false", Any: "text or mapping",
     }  # fmt: skip
     return named.get(annotation, "mapping")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(recipe_reference(), encoding="utf-8")
