@@ -1,6 +1,6 @@
 """Every choice a learned soup leaves open, declared once.
 
-A field's annotation says what it means and which values make sense. Python, recipes, `--help`, the schema and the
+A field's annotation says what it means and which values make sense. Python, recipes, the schema and the
 reference page read this declaration. The file knows nothing of tensors, so that none of them loads torch for it.
 """
 
