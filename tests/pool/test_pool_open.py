@@ -526,3 +526,13 @@ def test_a_rename_is_looked_for_in_bearable_time(tmp_path: Path) -> None:
     start = time.process_time()
     assert "rename=" not in refusal(tmp_path, kind=MismatchError)
     assert time.process_time() - start < 5
+
+
+def test_a_pattern_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/**/*` meets folders too deep for glob."""
+
+    def too_deep(pattern: str, recursive: bool) -> list[str]:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("glob.glob", too_deep)
+    assert "expected a folder to look into, found maximum recursion depth" in refusal(tmp_path / "**", kind=PoolError)
