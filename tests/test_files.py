@@ -414,6 +414,8 @@ def test_json_is_plain_and_says_each_key_once(tmp_path: Path) -> None:
             parse_json(text.encode())
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 100_000)
+    with pytest.raises(ValueError, match="^text that is not UTF-8, from byte 2$"):
+        parse_json(b'{"\xdd')
 
 
 # ---- links are not followed

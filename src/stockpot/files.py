@@ -247,6 +247,8 @@ def parse_json(content: bytes | str) -> Any:
         return json.loads(text, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text that is not UTF-8, from byte {error.start}") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

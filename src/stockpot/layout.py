@@ -61,6 +61,14 @@ class Layout:
         wanted: dict[str, str] = {}  # mixed tensor -> group name
         for name, spec in pool.specs.items():
             if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+                differs = facts is not None and name not in facts.frozen and name not in left_out
+                if differs and spec.dtype in (torch.int8, torch.uint8) and len(spec.shape) > 1:
+                    raise LayoutError.of(
+                        f"tensor {name}",
+                        expected="weights that can be averaged number by number",
+                        found=f"{spec}, codes of quantised weights by their look, that differ between the ingredients",
+                        fix=f"dequantise the checkpoints, or keep one ingredient's with exclude={name!r}",
+                    )
                 kept[name] = INTEGER
             elif name in pool.statistics:
                 kept[name] = STATISTIC

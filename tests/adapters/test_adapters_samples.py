@@ -102,3 +102,10 @@ def test_targets_are_what_the_recipe_says(tmp_path: Path) -> None:
     made = read_splits(source, PLAIN, ImageInput(), ("fit", "report"))
     pairs = {float(x): float(y) for part in made.values() for x, y in zip(*part, strict=True)}
     assert pairs == {1: 0.5, 2: 1.5, 3: 0.25, 4: 0.125}
+
+
+def test_a_part_whose_name_no_file_can_have_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("x,y\n1,0\n")
+    source = DataSource("table", tmp_path, Columns(features=("x",), label="y"), {"fit": Share(part="x" * 5000)})
+    with pytest.raises(DataError, match="expected data, found File name too long"):
+        read_splits(source, LoadedModel(nn.Linear(1, 1)), ImageInput(), ("fit",))

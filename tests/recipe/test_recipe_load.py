@@ -83,6 +83,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"finetune": {"parallel": 2}}, "start the same command several times"),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
         ({"method": {"donor": -1}}, "method.donor: expected a value >= 0 or text, found -1"),
+        ({"data": {"split_seed": 2**32}}, "data.split_seed: expected a value < 4.29497e+09, found 4294967296"),
         ({"output": {"seed": -1}}, "output.seed: expected a value >= 0, found -1"),
         ({"output": {"max_shard_size": "big"}}, "output.max_shard_size: expected a size such as 5GB"),
         ({"pool": {"path": 3}}, "pool.path: expected a name or a list of names, found 3"),

@@ -18,6 +18,7 @@ from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, read_table
+from stockpot.errors import StockpotError
 from stockpot.events import Listener, ignore
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
@@ -69,6 +70,16 @@ class DataSource:
     limits: Limits = LIMITS
 
 
+def _read(source: DataSource, part: str | None) -> Table:
+    try:
+        return _READERS[source.kind](source.path, part, source.limits)
+    except StockpotError:
+        raise
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        where = str(source.path if part is None else source.path / part)
+        raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
+
+
 def read_splits(
     source: DataSource, model: LoadedModel, image: ImageInput, wanted: Iterable[str], listen: Listener = ignore
 ) -> dict[str, Any]:
@@ -76,8 +87,8 @@ def read_splits(
 
     A split is `(x, y)`, or a dict of keyword arguments where the model wants that.
     """
-    read, wanted = _READERS[source.kind], set(wanted)
-    parts = {s.part: read(source.path, s.part, source.limits) for s in source.shares.values()}
+    wanted = set(wanted)
+    parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")

@@ -184,7 +184,7 @@ class Data(_OfOneKind):
     split), or a mapping. Default: half."""
     report: ShortSplit | None = None
     """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given."""
-    split_seed: int = Field(default=0, ge=0)
+    split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Which samples fall into which fraction."""
     limits: Limits = Limits()
     """What a file may hold before it is refused."""
