@@ -147,3 +147,11 @@ def test_what_their_code_does_not_have_is_refused(method: str, given: dict[str, 
     with pytest.raises(MethodError) as caught:
         settings_for(method, "authors", **given)
     assert text in str(caught.value)
+
+
+def test_a_batch_in_pieces_gives_the_same_weights(tmp_path: Path) -> None:
+    pool, task = write(tmp_path, fine_tunes(mlp, 4)), Task(mlp(), samples())
+    options: dict[str, Any] = {"preset": "authors", "block_size": 2, "steps": 12, "batch_size": 16}
+    whole = weights_of(cook(pool, task, "mehl+", **options))
+    pieces = weights_of(cook(pool, task, "mehl+", accumulate=3, **options))
+    assert (whole - pieces).abs().max() < 1e-4

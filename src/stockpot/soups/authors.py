@@ -119,9 +119,15 @@ def _steps(
             live.theta.copy_(centre + mix(D, x.detach(), bounds))
             live.push()
             task.model.zero_grad(set_to_none=True)
-            batch = task.to_device(task.fit.batch(task.fit.order(settings.seed * 1009, i, settings.batch_size)))
-            loss = task.loss(batch).mean
-            loss.backward()  # type: ignore[no-untyped-call]
+            indices = task.fit.order(settings.seed * 1009, i, settings.batch_size)
+            sums = torch.zeros(2, device=live.device)  # of losses and of their weights
+            for piece in indices.chunk(settings.accumulate):
+                loss = task.loss(task.to_device(task.fit.batch(piece)))
+                (loss.total / len(indices)).backward()  # type: ignore[no-untyped-call]
+                sums = sums + torch.stack([loss.total.detach(), loss.weight.to(loss.total)])
+            for parameter in task.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= (len(indices) / sums[1]).to(parameter.grad)
             if clipped:
                 nn.utils.clip_grad_norm_(task.model.parameters(), CLIP)
             x.grad = project(D, live.collect_gradient().to(live.dtype), bounds)
@@ -130,7 +136,7 @@ def _steps(
                 group["lr"] = rate
             optimiser.step()
             s.j += 1
-            yield float(loss.detach()), rate
+            yield float(sums[0] / sums[1]), rate
     task.model.zero_grad(set_to_none=True)
 
 
