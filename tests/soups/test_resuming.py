@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from stockpot import Result, Soup, Task
+from stockpot import Result, Soup, Task, cook
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
@@ -195,3 +195,43 @@ def test_batch_statistics_do_not_stand_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         attempt(pool, task, "folds, guard, early stopping", store, Killer(11))
     same(whole, attempt(pool, task, "folds, guard, early stopping", store, Killer()))
+
+
+class Noisy(nn.Module):
+    """Draws random numbers whatever its mode is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x + 0.5 * torch.randn_like(x))
+        return out
+
+
+def test_a_model_that_is_random_when_it_is_evaluated_is_resumed_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stockpot.run.state.INTERVAL", 0.0)
+    pool, _ = zoo(tmp_path / "pool", 3, build=Noisy)
+    data = zoo(tmp_path / "again")[1].fit
+    seen = 0
+
+    def kill(event: Event) -> None:
+        nonlocal seen
+        seen += event.kind == "step"
+        if seen == 7:
+            raise KeyboardInterrupt
+
+    def cooked(name: str, listen: Callable[[Event], None]) -> Any:
+        torch.manual_seed(len(name))  # the process's own numbers are others each time
+        task = Task(Noisy(), copy.copy(data))
+        return cook(pool, task, "crossfit", run=tmp_path / name, steps=5, folds=2, listen=listen)
+
+    whole = cooked("whole", lambda event: None)
+    with pytest.raises(KeyboardInterrupt):
+        cooked("killed", kill)
+    resumed = cooked("killed", lambda event: None)
+    assert torch.equal(whole.soup.W, resumed.soup.W)
+    assert torch.equal(whole.fit.table, resumed.fit.table)
+    assert whole.held_out.value == resumed.held_out.value

@@ -18,6 +18,7 @@ from stockpot.engine.low_memory import Projector, gradients_freed, recomputing
 from stockpot.engine.optimiser import AdamW
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
+from stockpot.task.data import forked_random
 
 BURST = 50  # steps at most between two waits for the device
 FP16_SCALES = (4096.0, 1.0)  # on the loss under fp16 autocast, whose smallest number is 6e-8
@@ -264,7 +265,8 @@ class Engine:
         factor = None if beta is None else torch.tensor(beta, dtype=live.dtype, device=live.device)
         # In double precision, which Apple's devices do not have.
         sums = torch.zeros(2, dtype=torch.float64, device=live.device if self._cuda else "cpu")
-        with torch.no_grad():
+        with torch.no_grad(), forked_random(live.device) as seed:
+            seed(0)  # a model that draws numbers draws the same whenever it is judged, after a restart too
             for piece in self._pieces(len(data)):
                 mine = distributed.share(piece)
                 if len(mine):
