@@ -95,20 +95,30 @@ def users_code(what: str, function: Any) -> Iterator[None]:
 # Models -------------------------------------------------------------------------------------------
 
 
-def call(model: nn.Module, batch: Any) -> Any:
-    """The model's own output for `(inputs, labels)`, a mapping of keyword arguments, or bare inputs."""
+def call(model: nn.Module, batch: Any, *, columns_of_others: bool = False) -> Any:
+    """The model's own output for `(inputs, labels)`, a mapping of keyword arguments, or bare inputs.
+
+    Of a mapping, labels that forward has no parameter for are left out; with `columns_of_others`, which a loss or
+    metric of the user's reads, everything that it has no parameter for.
+    """
     if isinstance(batch, Mapping):
-        # Labels are left out when the model's forward has no parameter for them.
-        parameters = inspect.signature(model.forward).parameters
+        # A compiled model takes anything; the one inside it says what that must be.
+        parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        return model(**{k: v for k, v in batch.items() if takes_all or k in parameters or k not in LABEL_KEYS})
+        kept = {
+            key: value
+            for key, value in batch.items()
+            if takes_all or key in parameters or not (columns_of_others or key in LABEL_KEYS)
+        }
+        return model(**kept)
     if isinstance(batch, (tuple, list)):
         if len(batch) > 2:
             raise TaskError.of(
                 "batch",
                 expected="(inputs, labels) or a dict of the model's keyword arguments",
                 found=f"a {type(batch).__name__} of {len(batch)}",
-                fix="nest the inputs as ((a, b), labels), use a dict, or give loss= and metric=",
+                fix="nest the inputs as ((a, b), labels) or use a dict; or give loss=lambda model, batch: ... with one"
+                ' loss per sample and metric="loss"',
             )
         batch = batch[0]
         if isinstance(batch, Mapping):

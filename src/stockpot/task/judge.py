@@ -49,8 +49,10 @@ class Judge:
             ) from error
 
     def call(self, batch: Any) -> Any:
+        # Where nothing of the user's own reads the batch, a column that the model does not take is a mistake.
+        others = self.users_loss is not None or self.metric.name not in METRICS
         with self._running():
-            return batches.call(self.model, batch)
+            return batches.call(self.model, batch, columns_of_others=others)
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
