@@ -86,7 +86,9 @@ def checkpoints(folder: Path, shape: str, model: nn.Module) -> list[Path]:
                 noise = torch.randn(state[name].shape, generator=generator, device="cuda", dtype=torch.bfloat16)
                 moved[name] = state[name].add(noise, alpha=2e-3).cpu()
             save_file(moved, file)
-    index = {name: f"model-{part + 1:05d}-of-{SHARDS:05d}.safetensors" for part, own in enumerate(shards) for name in own}
+    index = {
+        name: f"model-{part + 1:05d}-of-{SHARDS:05d}.safetensors" for part, own in enumerate(shards) for name in own
+    }
     out = []
     for k, choice in zip(range(MODELS), itertools.product(range(2), repeat=SHARDS), strict=False):
         home = folder / shape / f"checkpoint-{k}"
