@@ -1,4 +1,4 @@
-"""The inner step of MEHL-Soup+ on Llama-shaped models against a plain forward + backward, memory and forecast beside it.
+"""The inner step of MEHL-Soup+ on Llama-shaped models against a plain forward + backward, with memory and forecast.
 
     python benchmarks/llm_step.py [--shapes 1b,0.3b,7b] [--only NAME,...] [--profile] [--out FILE]
 
