@@ -27,7 +27,9 @@ def chat_parts(
     if isinstance(template, dict):
         template = template.get("default")
     if not template:
-        fix = "add the chat_template.jinja the models were trained with to the tokenizer's folder, or write each chat as"
+        fix = (
+            "add the chat_template.jinja the models were trained with to the tokenizer's folder, or write each chat as"
+        )
         fix += " data.prompt and data.completion"
         raise bad_data("data.messages", "a tokenizer with a chat template", "one without", fix)
     for row, chat in enumerate(chats):
@@ -88,7 +90,9 @@ def _by_prefixes(
         for n in ends:
             before, after = next(ids), next(ids)
             if whole[: len(after)] != after or after[: len(before)] != before:
-                expected = "a chat template that marks the assistant's tokens, or renders a chat as its beginning and more"
+                expected = (
+                    "a chat template that marks the assistant's tokens, or renders a chat as its beginning and more"
+                )
                 found = f"neither: message {n} (from 0) changes what comes before it"
                 fix = "put {% generation %} and {% endgeneration %} around the assistant's content in the chat template"
                 fix += ", or write each chat as data.prompt and data.completion"

@@ -92,13 +92,17 @@ class Table:
         return column[self.rows] if isinstance(column, np.ndarray) else [column[row] for row in self.rows.tolist()]
 
     def texts(self, name: str, key: str) -> list[str]:
-        return [as_text(cell, self._cell(name, key, row)) for row, cell in enumerate(self.column(name, key))]
+        return [as_text(cell, self.cell(name, key, row)) for row, cell in enumerate(self.column(name, key))]
 
     def numbers(self, name: str, key: str) -> Array:
-        return as_numbers(self.column(name, key), f"{key}: {name}", lambda row: self._cell(name, key, row))
+        return as_numbers(self.column(name, key), f"{key}: {name}", lambda row: self.cell(name, key, row))
 
-    def _cell(self, name: str, key: str, row: int) -> str:
-        return f"{key}: {name}, row {row if self.rows is None else self.rows[row]} (from 0) of {self.where}"
+    def number(self, row: int) -> int:
+        """Where a row of this share is in the file."""
+        return row if self.rows is None else int(self.rows[row])
+
+    def cell(self, name: str, key: str, row: int) -> str:
+        return f"{key}: {name}, row {self.number(row)} (from 0) of {self.where}"
 
 
 def is_missing(value: Any) -> bool:

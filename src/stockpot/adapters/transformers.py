@@ -59,10 +59,27 @@ def load(
         tokenizer=None if place is None else partial(_try, f"tokenizer in {place}", read),
         max_length=getattr(config, "max_position_embeddings", None),
         keywords=True,
-        language=(auto_class or type(model).__name__).endswith("CausalLM"),
+        purpose=_purpose(type(model).__name__),
+        vocabulary=_vocabulary(model),
         classes=getattr(config, "num_labels", None),
         class_names=class_names(getattr(config, "id2label", None)),
     )
+
+
+def _purpose(name: str) -> str:
+    auto = need("transformers.models.auto.modeling_auto")
+    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM"}
+    found = (
+        what for what, title in lists.items() if name in getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES").values()
+    )
+    return next(found, "")
+
+
+def _vocabulary(model: Any) -> int | None:
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (NotImplementedError, AttributeError):  # of models that take no tokens
+        return None
 
 
 def class_names(id2label: Any) -> tuple[str, ...] | None:
