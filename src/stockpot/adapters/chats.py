@@ -60,7 +60,9 @@ def _check(chat: Any, where: str) -> None:
 
 
 def _marked(
-    tokenizer: Any, chats: list[list[dict[str, Any]]], where: Callable[[int], str]
+    tokenizer: Any,
+    chats: list[list[dict[str, Any]]],
+    where: Callable[[int], str],  # noqa: ARG001  (as `_by_prefixes` has it)
 ) -> list[tuple[list[int], list[Any]]]:
     found = tokenizer.apply_chat_template(chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     return [*zip(found["input_ids"], found["assistant_masks"], strict=True)]

@@ -114,10 +114,9 @@ def read_splits(
             if part in targets:
                 y = torch.from_numpy(targets[part][rows[name]])
             if columns.is_text:
-                inputs, origin = _texts(share, columns, name, source, model, listen)
+                texts, origin = _texts(share, columns, name, source, model, listen)
                 y = None if y is None else y[torch.from_numpy(origin)]
-            else:
-                inputs = _inputs(share, columns, name, source, model, image, listen)
+            inputs = texts if columns.is_text else _inputs(share, columns, name, source, model, image, listen)
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
                 continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +99,7 @@ class TextReader:
             return self._causal((ids, ids) for ids in self._encoded(self._texts()[0]))
         if self.key == "messages":
             name = str(self.form.messages)
-            chats = self.table.column(name, "data.messages")
+            chats = list(self.table.column(name, "data.messages"))
             tell = self._told("chats", len(chats))
             return self._causal(
                 chat_parts(self.tokenizer, chats, lambda row: self.table.cell(name, "data.messages", row), tell)

@@ -221,8 +221,10 @@ class Data(_OfOneKind):
         # Defaults that depend on other keys are written out, so that the resolved recipe states them.
         if not isinstance(given, dict):
             return given
-        if (usual := {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")))) is not None:
-            given = {"metric": usual, **given}
+        usual: str | None = {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")), "accuracy")
+        if given.get("label") is None and any(given.get(name) for name in ("text", "tokens", "messages", "prompt")):
+            usual = None  # the model says it
+        given = {"metric": usual, **given}
         splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
         return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}
 
