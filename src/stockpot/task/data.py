@@ -55,11 +55,11 @@ class Data:
         listen: Listener = ignore,
     ) -> Data:
         """`groups`: one number or name per sample, in the order of the samples."""
-        if not isinstance(source, Data):
-            source = cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
-        if groups is None:
-            return source
-        return cls(source._store, source._rows, source.name, _numbered(groups, len(source), name))
+        if isinstance(source, Data):
+            data: Data = source
+        else:
+            data = cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
+        return data if groups is None else cls(data._store, data._rows, data.name, _numbered(groups, len(data), name))
 
     def __len__(self) -> int:
         return self._store.size if self._rows is None else self._rows.numel()
@@ -131,7 +131,7 @@ class Data:
         if n < 2:
             fix = "ask for 2 or more folds, or use a method that does not cross-fit"
             raise DataError.of(subject, expected="at least 2 folds", found=str(n), fix=fix)
-        units = size if self.groups is None else len(self.groups.unique())
+        units = size if self.groups is None else len(torch.unique(self.groups))
         needed, kind = (2 * n, "samples") if self.groups is None else (n, "groups")
         if units < needed:
             fix = "give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy"
@@ -172,8 +172,8 @@ def _numbered(groups: Any, size: int, name: str) -> Tensor:
 
 def _folds_of_groups(groups: Tensor, labels: Tensor | None, n: int, seed: int) -> Tensor:
     """The fold of every sample, (N,): large groups first, each to the fold with the least of the classes it brings."""
-    numbers = groups.unique(return_inverse=True)[1]
-    classes = torch.zeros_like(numbers) if labels is None else labels.unique(return_inverse=True)[1]
+    numbers = torch.unique(groups, return_inverse=True)[1]
+    classes = torch.zeros_like(numbers) if labels is None else torch.unique(labels, return_inverse=True)[1]
     U, C = int(numbers.max()) + 1, int(classes.max()) + 1
     counts = torch.bincount(numbers * C + classes, minlength=U * C).view(U, C).double()
     shares = counts / counts.sum(0)  # (U, C) of each class
