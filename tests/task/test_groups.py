@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.task.models import blobs, linear
+from .models import blobs, linear
 
 from stockpot.errors import DataError
 from stockpot.task import METRICS, Data, Metric, Scores, Task
