@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
-from .models import blobs, linear
 
 from stockpot.errors import DataError
 from stockpot.task import METRICS, Data, Metric, Scores, Task
 from stockpot.task.data import fingerprint
+
+from .models import blobs, linear
 
 OWN = Metric("own", lambda outputs, batch: outputs[0][:, :1], is_mean=True)
 

@@ -70,7 +70,7 @@ def test_pieces_of_unequal_token_counts_have_the_gradient_of_the_whole(kind: str
             losses = [task.loss(task.fit.batch(rows)) for rows in torch.arange(10).tensor_split(parts)]
             weight = torch.stack([loss.weight for loss in losses]).sum()
             for loss in losses:
-                (loss.total / weight).backward()
+                (loss.total / weight).backward()  # type: ignore[no-untyped-call]
             return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
         whole = gradient(1)
@@ -110,7 +110,8 @@ def test_nats_bits_and_accuracy_of_tokens() -> None:
 
 def entities(tags: list[str]) -> set[tuple[int, int, str]]:
     """Seqeval's reading of one sequence, written down anew."""
-    found, start = set(), None
+    found: set[tuple[int, int, str]] = set()
+    start: int | None = None
     for place, tag in enumerate([*tags, "O"]):
         before = tags[place - 1] if place else "O"
         if start is not None and (tag == "O" or tag.startswith("B-") or tag[2:] != before[2:]):
