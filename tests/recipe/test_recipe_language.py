@@ -136,7 +136,7 @@ def test_a_folder_of_trainer_checkpoints_and_a_file_of_chats_become_a_soup_with_
     recipe = load_recipe(home / "soup.yaml")
     made = build_task(recipe)
     result = cook(build_pool(recipe), made, **cook_arguments(recipe))
-    assert made.metric.name == "loss"
+    assert made.metric.name == "nats_per_token"
     assert result.report is not None
     assert result.report.value < 0
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -205,7 +205,7 @@ def test_of_a_prompt_and_a_completion_the_completion_and_the_end_are_learned(hom
 def test_texts_are_learned_whole_and_split_where_the_recipe_says_so(home: Path) -> None:
     made = task(home, table="texts.jsonl", text="text", fit=len(TEXTS))
     assert learned(home, made) == (TEXTS[0], TEXTS[0])
-    assert made.metric.name == "loss"
+    assert made.metric.name == "nats_per_token"
     write(home / "long.jsonl", [{"text": " ".join(TEXTS)}] * 4)
     made = task(home, table="long.jsonl", text="text", long_texts="split", max_length=16, fit=4)
     assert made.fit.columns["input_ids"].shape[1] == 16

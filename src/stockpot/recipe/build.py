@@ -137,7 +137,7 @@ def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
     if loss is None and section.target != "class" and not loaded.keywords:
         loss = functools.partial(target_loss, section.target)
     language = loaded.purpose != "" and section.label is None and section.python is None
-    metric = section.metric or ("loss" if language else "accuracy")
+    metric = section.metric or ("nats_per_token" if language else "accuracy")
     return {
         "loss": loss,
         "metric": metric if isinstance(metric, str) else _code(recipe, metric),

@@ -30,7 +30,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 # The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
 MetricName = Literal[
     "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
-    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
+    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc", "nats_per_token", "bits_per_byte",
+    "token_accuracy", "token_f1", "entity_f1", "multiple_choice", "multiple_choice_normalised", "exact_match",
 ]  # fmt: skip
 
 
@@ -210,7 +211,7 @@ class Data(_OfOneKind):
     metric: MetricName | PythonCode | None = None
     """What is reported and compared: one of these words, or `{python: module:name}` of a function that gives one score
     per sample, or of a `Metric`. Higher is better; `loss` and `perplexity` are negated. Default: `r2` for target
-    `number`, `micro_f1` for `multi`, `loss` (nats per token) for language models, otherwise `accuracy`."""
+    `number`, `micro_f1` for `multi`, `nats_per_token` for language models, otherwise `accuracy`."""
     loss: PythonCode | None = None
     """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
     cross-entropy, the squared error or binary cross-entropy."""
