@@ -80,7 +80,7 @@ def test_numbers_that_the_model_cannot_hold_are_refused(tmp_path: Path, number: 
     ("cell", "words"),
     [
         (None, "expected a path or an encoded image, found nothing"),
-        (5, "expected a path or an encoded image, found int"),
+        ({"path": 5}, "expected a path or an encoded image, found int"),
         ({"bytes": [1]}, "expected a path or an encoded image, found list"),
         ("a.jsonl", "expected a readable image, found no image in a format that is read"),
     ],
@@ -108,7 +108,7 @@ def grown(kind: str, folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory as Linux does")
-@pytest.mark.parametrize(("kind", "limit"), [("one", 500e6), ("many", 400e6)])
+@pytest.mark.parametrize(("kind", "limit"), [("one", 800e6), ("many", 400e6)])
 def test_large_pictures_take_little_more_memory_than_one_of_them(tmp_path: Path, kind: str, limit: float) -> None:
     """One of 16 bits, as large as is allowed (it took 1.3 GB); eight on eight cores (each of them 0.1 GB)."""
     (tmp_path / "c").mkdir()
