@@ -97,7 +97,7 @@ def _peak() -> int:
 
 def grown(kind: str, folder: str) -> None:
     """Says by how many bytes the memory grew; called in a process of its own."""
-    os.cpu_count = lambda: 8  # type: ignore[assignment]
+    os.cpu_count = lambda: 8
     Image.init()
     before = _peak()
     if kind == "one":
