@@ -52,11 +52,12 @@ def load(
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
     place = tokenizer or folder
-    read = partial(_tokenizer, transformers, place)
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        tokenizer=None if place is None else partial(_try, f"tokenizer in {place}", read),
+        tokenizer=None
+        if place is None
+        else partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
         max_length=getattr(config, "max_position_embeddings", None),
         keywords=True,
         language=(auto_class or type(model).__name__).endswith("CausalLM"),
