@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from stockpot import Pool, cook
 from stockpot.errors import DataError
+from stockpot.soups.result import Result
 from stockpot.task import METRICS, Data, Metric, Scores, Task
 from stockpot.task.data import fingerprint
 
@@ -69,3 +72,21 @@ def test_a_task_hands_groups_to_its_scores() -> None:
     assert scores.independent == 10
     assert scores.rows(torch.tensor([0, 59])).units.tolist() == [0, 9]  # type: ignore[union-attr]
     assert task.score(indices=torch.tensor([59, 0])).units.tolist() == [9, 0]  # type: ignore[union-attr]
+
+
+def test_a_run_that_goes_on_still_counts_groups(tmp_path: Path) -> None:
+    for k in range(3):
+        torch.save(linear(seed=k).state_dict(), tmp_path / f"{k}.pt")
+    x, y = blobs(60)
+    groups = torch.arange(60) // 6
+
+    def cooked() -> Result:
+        task = Task(linear(), (x, y), blobs(60, seed=1), groups=groups, report_groups=groups)
+        return cook(Pool.open(tmp_path / "*.pt"), task, "crossfit", run=tmp_path / "run", steps=2, folds=3)
+
+    first, again = cooked(), cooked()
+    for one, two in ((first.held_out, again.held_out), (first.report, again.report)):
+        assert one is not None
+        assert two is not None
+        assert one.independent == 10
+        assert two.interval() == one.interval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from sklearn import metrics as reference
 from torch import Tensor
 
+from stockpot import Pool, cook
 from stockpot.errors import DataError, TaskError
 from stockpot.task import METRICS, Scores, Task
 from stockpot.task.language import entity_f1, exact_match
@@ -76,6 +78,28 @@ def test_pieces_of_unequal_token_counts_have_the_gradient_of_the_whole(kind: str
         whole = gradient(1)
         assert whole.dtype == dtype
         assert float((gradient(pieces) - whole).abs().max()) <= tolerance * float(whole.abs().max()) + tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coefficients_do_not_depend_on_the_pieces_of_a_batch(kind: str, tmp_path: Path) -> None:
+    build, labels = KINDS[kind]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        for k in range(3):
+            model = build().to(dtype)
+            generator = torch.Generator().manual_seed(k)
+            for parameter in model.parameters():
+                parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+            torch.save(model.state_dict(), folder / f"{k}.pt")
+        task = Task(model, texts(labels=labels), metric="nats_per_token")
+        options: dict[str, Any] = {"batch_size": 10, "steps": 5, "folds": 1}
+        found = [cook(Pool.open(folder), task, "mehl", accumulate=a, **options).soup for a in (1, 2, 5)]
+        for soup in found[1:]:
+            assert soup is not None
+            assert found[0] is not None
+            assert float((soup.W - found[0].W).abs().max()) <= tolerance
+            assert float((soup.W - 1 / 3).abs().max()) > 1e-4  # something was learned
 
 
 def test_the_loss_is_that_of_the_model_itself() -> None:
