@@ -153,7 +153,12 @@ def _inputs(
         return {"input_ids": _ids(table, columns.tokens), **{name: _ids(table, name) for name in mask}}
     found = [table.numbers(name, "data.features") for name in columns.features or ()]
     wide = found[0] if len(found) == 1 else np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
-    return torch.from_numpy(wide.astype(np.float32))
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if (lost := np.isfinite(wide) & ~np.isfinite(narrow)).any():
+        names, largest = ", ".join(columns.features or ()), wide[lost].flat[0]
+        raise bad_data(f"data.features: {names}", "numbers that float32 can hold", f"{largest:g}", "scale them")
+    return torch.from_numpy(narrow)
 
 
 def _ids(table: Table, name: str) -> Tensor:

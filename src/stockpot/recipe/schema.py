@@ -30,7 +30,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 # The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
 MetricName = Literal[
     "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
-    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
+    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc", "nats_per_token", "bits_per_byte",
+    "token_accuracy", "token_f1", "entity_f1", "multiple_choice", "multiple_choice_normalised", "exact_match",
 ]  # fmt: skip
 
 

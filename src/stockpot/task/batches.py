@@ -17,6 +17,10 @@ from torch import Tensor, nn
 from stockpot.errors import StockpotError, TaskError
 
 LABEL_KEYS = ("labels", "label", "y", "target")
+# Columns that metrics read; a model gets one only if its forward names it.
+JUDGED = (
+    "bytes", "options", "option_labels", "option_lengths", "answer", "prompt_ids", "prompt_mask", "answer_ids",
+)  # fmt: skip
 
 # Trees --------------------------------------------------------------------------------------------
 
@@ -98,10 +102,11 @@ def users_code(what: str, function: Any) -> Iterator[None]:
 def call(model: nn.Module, batch: Any) -> Any:
     """The model's own output for `(inputs, labels)`, a mapping of keyword arguments, or bare inputs."""
     if isinstance(batch, Mapping):
-        # Labels are left out when the model's forward has no parameter for them.
-        parameters = inspect.signature(model.forward).parameters
+        # What forward has no parameter for is there for loss and metric. A compiled model takes anything; the one
+        # inside it says what that must be.
+        parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
         takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        return model(**{k: v for k, v in batch.items() if takes_all or k in parameters or k not in LABEL_KEYS})
+        return model(**{k: v for k, v in batch.items() if k in parameters or (takes_all and k not in JUDGED)})
     if isinstance(batch, (tuple, list)):
         if len(batch) > 2:
             raise TaskError.of(
