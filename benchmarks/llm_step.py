@@ -185,6 +185,7 @@ def soup(
                 times.append(1000 * seconds / len(state.steps))
         result |= {
             "ms": round(statistics.median(times), 2),
+            "peak_while_learning_gib": round(torch.cuda.max_memory_allocated() / GIB, 2),
             "path": [event.data["path"] for event in told if event.kind == "engine"],
             "plan": str(engine.plan),
             "forecast_gib": round(engine.plan.total / GIB, 2),
