@@ -77,11 +77,11 @@ def _judged(names: dict[str, Any], task: Task) -> dict[str, Any]:
 def test_noise_is_fixed_by_the_sample_whatever_the_batches(run: Any) -> None:
     names = run("diffusion")
     data = names["with_draws"](names["x_report"])
-    scores = [
+    few, many = (
         Task(names["model"], data, loss=names["loss"], metric="loss", batch_size=size).score().table
         for size in (7, 400)
-    ]
-    assert torch.allclose(*scores, atol=1e-6)
+    )
+    assert torch.allclose(few, many, atol=1e-6)
 
 
 def test_recall_looks_for_the_partner_in_the_whole_set(run: Any) -> None:

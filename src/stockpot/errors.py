@@ -25,6 +25,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound="StockpotError")
+_LONGEST = 8_000  # letters of one part of a message: lists of some hundred ingredients are still whole
 
 
 class StockpotError(Exception):
@@ -102,4 +103,10 @@ class WriteError(StockpotError):
 
 def describe(subject: str, *, expected: str, found: str, fix: str) -> str:
     """The one shape of our messages: object, expectation, finding, fix."""
+    subject, expected, found, fix = (_bearable(part) for part in (subject, expected, found, fix))
     return f"{subject}: expected {expected}, found {found}.\n  Fix: {fix}."
+
+
+def _bearable(part: str) -> str:
+    """A file may have a million columns, and each of them a name."""
+    return part if len(part) <= _LONGEST else f"{part[:_LONGEST]} ... ({len(part):,} characters)"

@@ -383,6 +383,50 @@ def test_fp16_autocast_learns_with_a_factor_on_the_loss(tmp_path: Path) -> None:
     assert (found - wanted).norm() < 0.2 * (wanted - 0.25).norm()
 
 
+def test_bf16_theta_fix_is_rounded_without_bias() -> None:
+    """Steps far below the last digit move the soup as far as they should, in the mean; no step moves nothing."""
+    plan = plan_of([1 << 20], 1)
+    d = torch.full((1, plan.size), 1.0, dtype=torch.bfloat16, device="cuda")
+    directions = Directions(d, plan, tiles=Tiles.of(plan, "cuda"))
+    fixed = vector(plan, 5).mul_(0.1).add_(1.4).clamp_(1.01, 1.99).bfloat16()  # the last digit is 1/128
+    out = torch.full_like(fixed, float("nan"))
+    directions.mix(fixed, torch.zeros(1, 1, device="cuda"), out)
+    assert torch.equal(out, fixed)
+    for c in (1e-4, -7e-4, 3e-3):
+        directions.mix(fixed, torch.full((1, 1), c, device="cuda"), out)
+        moved = float((out.double() - fixed.double()).mean())
+        assert abs(moved - c) < 0.05 * abs(c)
+
+
+def bf16_zoo(folder: Path) -> tuple[Pool, Task]:
+    states = [{n: t.bfloat16() for n, t in state.items()} for state in fine_tunes(mlp, 6)]
+    return write(folder, states), Task(mlp().cuda().bfloat16(), samples(dtype=torch.bfloat16))
+
+
+def test_a_bf16_pool_learns_with_nothing_in_fp32(tmp_path: Path) -> None:
+    pool, task = bf16_zoo(tmp_path)
+    with Live(task, pool, layout_of(pool)) as live:
+        engine = Engine(live, Options(batch_size=16), task.fit, block_size=3)
+        assert engine.fixed.dtype == engine.theta_bar.dtype == torch.bfloat16
+        engine.close()
+    narrow, told = cooked(pool, task)
+    assert paths(told) == ["CUDA graph"]
+    exact, _ = cooked(pool, Task(mlp().cuda(), samples()))
+    assert (exact - narrow).norm() < 0.3 * (exact - 1 / len(pool)).norm()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_gradients_one_by_one_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
+    from stockpot.engine import plan
+
+    pool, task = pool_and_task(tmp_path)
+    usual, _ = cooked(pool, task, directions="bf16", graphs=graphs)
+    monkeypatch.setattr(plan, "LARGE", 0)
+    single, _ = cooked(pool, task, directions="bf16", graphs=graphs)
+    assert not torch.equal(usual, torch.full_like(usual, 1 / len(pool)))
+    assert (usual - single).abs().max() < 2e-3 * usual.abs().max()
+
+
 @pytest.mark.parametrize("preset", ["authors"])
 def test_the_authors_preset_is_the_same_on_gpu_and_cpu(tmp_path: Path, preset: str) -> None:
     pool, task = pool_and_task(tmp_path)

@@ -107,7 +107,10 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ),
         ({"data": {"arrays": "x", "report": 0.5}}, "data.fit: required when train or report is given"),
         ({"data": {"python": "a:b", "fit": 0.5}}, "data.fit: the python function makes the splits itself"),
-        ({"data": {"table": "x", "text": "a", "image": "b"}}, "at most one of text, image, features, tokens"),
+        (
+            {"data": {"table": "x", "text": "a", "image": "b"}},
+            "at most one of text, messages, prompt, image, features, tokens",
+        ),
         (
             {"data": {"images": "x", "preprocessing": {"sise": 2}}},
             "data.preprocessing.sise: unknown key; did you mean size?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,9 @@ def _arrays(file: Path, limits: Limits) -> dict[str, Any]:
     if file.suffix == ".npz":
         with zipfile.ZipFile(file) as archive:
             limits.check_unfolded(file, sum(record.file_size for record in archive.infolist()))
+            names = Counter(name.removesuffix(".npy") for name in archive.namelist())
+        if twice := [name for name, times in names.items() if times > 1]:
+            raise bad_data(file, "every array once", f"{', '.join(twice)} twice", "leave one of them out")
         with np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
     opened, halves = open_checkpoint(file), (torch.bfloat16, torch.float16)

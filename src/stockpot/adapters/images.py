@@ -10,6 +10,7 @@ import io
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput
-from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, not_there
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, first_line, not_there
 from stockpot.errors import DataError
 from stockpot.events import Listener, ignore, progress
 from stockpot.files import check_inside, read_bytes, sync_directory
@@ -124,14 +125,45 @@ def _fill(images: Array, image: Callable[[int], Array], name: str, listen: Liste
         workers.shutdown(cancel_futures=True)  # after a bad image the rest need not be looked at
 
 
+class _Room:
+    """How many pixels are being decoded at once by all threads: together not more than one image may have."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, pixels: int, limits: Limits) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._used == 0 or self._used + pixels <= limits.pixels)
+            self._used += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= pixels
+                self._changed.notify_all()
+
+
+_ROOM = _Room()
+
+
 def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS) -> Array:
     """One image as uint8 (C, H, W)."""
+    with ExitStack() as room:
+        return _prepared(item, wanted, folder, limits, room)
+
+
+def _prepared(item: Any, wanted: ImageInput, folder: Path, limits: Limits, room: ExitStack) -> Array:
     pil, source = need("PIL.Image"), _source(item)
-    what = "an encoded image" if isinstance(source, (bytes, np.ndarray)) else f"image {source}"
+    what = "an encoded image" if isinstance(source, (bytes, np.ndarray)) else f"image {str(source)[:200]}"
+    if not isinstance(source, (bytes, str, Path, np.ndarray)):
+        found = "nothing" if source is None else type(source).__name__
+        raise bad_data(what, "a path or an encoded image", found, "remove the row, or name another column")
     if isinstance(source, np.ndarray):  # (C, H, W)
         picture = pil.fromarray(source[0] if len(source) == 1 else np.ascontiguousarray(source.transpose(1, 2, 0)))
     else:
-        picture = _opened(source, what, folder, limits, pil)
+        picture = _opened(source, what, folder, limits, pil, room)
     if wanted.channels is not None or picture.mode not in _MODES.values():
         picture = picture.convert(_MODES[wanted.channels or 3])
     if wanted.size is not None:
@@ -145,13 +177,14 @@ def _source(item: Any) -> Any:
     return (item.get("bytes") or item.get("path")) if isinstance(item, dict) else item
 
 
-def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> Any:
+def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any, room: ExitStack) -> Any:
     if limits.pixels > Limits.pixels and pil.MAX_IMAGE_PIXELS is not None:  # the library has a limit of its own
         pil.MAX_IMAGE_PIXELS = max(pil.MAX_IMAGE_PIXELS, limits.pixels)
     try:
         encoded = source if isinstance(source, bytes) else read_bytes(folder / source, _ENCODED, follow=True)
         with pil.open(io.BytesIO(encoded), formats=_FORMATS) as picture:
             _check_pixels(picture.size, what, limits)
+            room.enter_context(_ROOM.taken(picture.size[0] * picture.size[1], limits))
             picture.load()
     except DataError:
         raise
@@ -159,10 +192,13 @@ def _opened(source: Any, what: str, folder: Path, limits: Limits, pil: Any) -> A
         fix = "paths of images are relative to the table they are in"
         raise bad_data(what, "a file", "nothing there", fix) from error
     except Exception as error:  # damaged images raise almost anything
-        raise bad_data(what, "a readable image", str(error), "remove or replace it") from error
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        found = "no image in a format that is read" if unknown else first_line(error)
+        raise bad_data(what, "a readable image", found, "remove or replace it") from error
     # Pixels of 16 bits keep their upper byte; the library would cut them off at 255, and floats at 0 and 255.
     if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
-        return pil.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 256).astype(np.uint8))
+        pixels = np.asarray(picture)  # no wider type: there may be as many of them as the limit allows
+        return pil.fromarray((pixels.clip(0, 65535) >> 8).astype(np.uint8))
     if picture.mode in ("I", "F"):
         found = "32-bit whole numbers" if picture.mode == "I" else "floating-point pixels"
         fix = "save it with 8 or 16 bits, or give the images as floating-point arrays in data.arrays"

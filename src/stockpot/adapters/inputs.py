@@ -45,7 +45,8 @@ class LoadedModel:
     tokenizer: Callable[[], Any] | None = None  # loads it when the first text is seen
     max_length: int | None = None  # in tokens
     keywords: bool = False  # batches are dicts of keyword arguments with `labels`, as transformers wants
-    language: bool = False  # learns the next token; needs no label column
+    purpose: str = ""  # causal (learns the next token, needs no label column), seq2seq, or any other
+    vocabulary: int | None = None  # tokens that it has embeddings of
     classes: int | None = None  # the size of its head, where that is known
     class_names: tuple[str, ...] | None = None
 

@@ -18,6 +18,7 @@ from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, read_table
+from stockpot.adapters.texts import Form, TextReader
 from stockpot.errors import StockpotError
 from stockpot.events import Listener, ignore
 
@@ -29,14 +30,21 @@ class Columns:
     """Which columns are what; at most one kind of input is named, or the only candidate is taken."""
 
     text: tuple[str, ...] | None = None
+    messages: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
     image: str | None = None
     features: tuple[str, ...] | None = None
     tokens: str | None = None
     label: str | None = None
 
+    @property
+    def is_text(self) -> bool:
+        return bool(self.text or self.messages or self.prompt)
+
     def with_input_of(self, table: Table) -> Columns:
         """Find the input where the recipe names none."""
-        if self.text or self.image or self.features or self.tokens:
+        if self.is_text or self.image or self.features or self.tokens:
             return self
         skipped = {self.label} if self.label is not None else set(DEFAULTS)
         others = [name for name in table.columns if name not in skipped]
@@ -64,6 +72,7 @@ class DataSource:
     seed: int = 0
     classes: tuple[str, ...] | None = None
     max_length: int | None = None
+    long_texts: str = "refuse"  # refuse, truncate or split
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images
     target: str = "class"
@@ -101,12 +110,17 @@ def read_splits(
         classes = targets.get(part) if source.target == "class" else None
         rows = cut(len(table), classes, shares, source.seed, table.where, listed)
         for name in (name for name in rows if name in wanted):
-            inputs = _inputs(replace(table, rows=rows[name]), columns, name, source, model, image, listen)
-            y = torch.from_numpy(targets[part][rows[name]]) if part in targets else None
+            share, y = replace(table, rows=rows[name]), None
+            if part in targets:
+                y = torch.from_numpy(targets[part][rows[name]])
+            if columns.is_text:
+                texts, origin = _texts(share, columns, name, source, model, listen)
+                y = None if y is None else y[torch.from_numpy(origin)]
+            inputs = texts if columns.is_text else _inputs(share, columns, name, source, model, image, listen)
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
                 continue
-            if y is None and "input_ids" in inputs:  # language models learn their own input; padding is not judged
+            if y is None and "input_ids" in inputs and "labels" not in inputs:  # ids of the user's own
                 ids = inputs["input_ids"]
                 y = ids.masked_fill(inputs.get("attention_mask", torch.ones_like(ids)) == 0, -100)
             made[name] = inputs if y is None else {**inputs, "labels": y}
@@ -117,7 +131,7 @@ def _targets(
     source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
 ) -> dict[str | None, Array]:
     """Of every part; none for a language model, which learns its own input."""
-    if model.language and source.columns.label is None:
+    if source.columns.label is None and (model.purpose == "causal" or source.columns.messages or source.columns.prompt):
         return {}
     called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
     encoded = encode(
@@ -141,8 +155,6 @@ def _inputs(
     listen: Listener,
 ) -> Tensor | dict[str, Tensor]:
     """What the model is called with for the rows of one split."""
-    if columns.text is not None:
-        return _tokens([table.texts(name, "data.text") for name in columns.text], columns.text, source, model)
     if columns.image is not None:
         images = _images(table.column(columns.image, "data.image"), split, source, image, listen)
         return {"pixel_values": images} if model.keywords else images
@@ -153,7 +165,12 @@ def _inputs(
         return {"input_ids": _ids(table, columns.tokens), **{name: _ids(table, name) for name in mask}}
     found = [table.numbers(name, "data.features") for name in columns.features or ()]
     wide = found[0] if len(found) == 1 else np.concatenate([a.reshape(len(a), -1) for a in found], axis=1)
-    return torch.from_numpy(wide.astype(np.float32))
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if (lost := np.isfinite(wide) & ~np.isfinite(narrow)).any():
+        names, largest = ", ".join(columns.features or ()), wide[lost].flat[0]
+        raise bad_data(f"data.features: {names}", "numbers that float32 can hold", f"{largest:g}", "scale them")
+    return torch.from_numpy(narrow)
 
 
 def _ids(table: Table, name: str) -> Tensor:
@@ -163,18 +180,12 @@ def _ids(table: Table, name: str) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _tokens(
-    texts: list[list[str]], names: tuple[str, ...], source: DataSource, model: LoadedModel
-) -> dict[str, Tensor]:
-    if model.tokenizer is None:
-        fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
-        raise bad_data(f"data.text: {', '.join(names)}", "a transformers model with a tokenizer", "none", fix)
-    tokenizer = model.tokenizer()
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    limits = (source.max_length, model.max_length, tokenizer.model_max_length)
-    longest = min(n for n in limits if n is not None)
-    return dict(tokenizer(*texts, padding="longest", truncation=True, max_length=longest, return_tensors="pt"))
+def _texts(
+    table: Table, columns: Columns, split: str, source: DataSource, model: LoadedModel, listen: Listener
+) -> tuple[dict[str, Tensor], Array]:
+    names = (columns.text, columns.messages, columns.prompt, columns.completion)
+    form = Form(*names, source.max_length, source.long_texts)
+    return TextReader(form, model, table, split, listen).read()
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:

@@ -6,8 +6,9 @@ CSV, TSV and JSONL are read here; Parquet in `arrow`, which builds on this file.
 from __future__ import annotations
 
 import csv
-import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from stockpot.errors import DataError
+from stockpot.files import parse_json
 
 # An array of numbers with samples first, or a list: texts, image paths, encoded images.
 Array = np.ndarray[Any, Any]
@@ -61,7 +63,9 @@ def not_there(what: object, expected: str) -> DataError:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What a library said, without its surprise: that something else was expected we say ourselves."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return re.sub(r"unexpected(ly)? ", "", line, flags=re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,17 @@ class Table:
         return column[self.rows] if isinstance(column, np.ndarray) else [column[row] for row in self.rows.tolist()]
 
     def texts(self, name: str, key: str) -> list[str]:
-        return [as_text(cell, self._cell(name, key, row)) for row, cell in enumerate(self.column(name, key))]
+        return [as_text(cell, self.cell(name, key, row)) for row, cell in enumerate(self.column(name, key))]
 
     def numbers(self, name: str, key: str) -> Array:
-        return as_numbers(self.column(name, key), f"{key}: {name}", lambda row: self._cell(name, key, row))
+        return as_numbers(self.column(name, key), f"{key}: {name}", lambda row: self.cell(name, key, row))
 
-    def _cell(self, name: str, key: str, row: int) -> str:
-        return f"{key}: {name}, row {row if self.rows is None else self.rows[row]} (from 0) of {self.where}"
+    def number(self, row: int) -> int:
+        """Where a row of this share is in the file."""
+        return row if self.rows is None else int(self.rows[row])
+
+    def cell(self, name: str, key: str, row: int) -> str:
+        return f"{key}: {name}, row {self.number(row)} (from 0) of {self.where}"
 
 
 def is_missing(value: Any) -> bool:
@@ -178,23 +186,28 @@ def _file(path: Path, part: str | None) -> Path:
 
 
 def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:
-    content: list[list[str]] = []
+    columns: list[list[str]] = []
+    count = 0
     with file.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.reader(stream, delimiter=delimiter)
         try:
             names = next(rows, [])
+            if twice := [name for name, times in Counter(names).items() if times > 1]:
+                found = f"{', '.join(sorted(twice))} twice"
+                raise bad_data(f"{file}, first line", "column names, each once", found, "rename them")
+            columns = [[] for _ in names]
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    where, expected = f"{file}, row {len(content) + 2}", f"{len(names)} values, as many as column names"
+                    where, expected = f"{file}, row {count + 2}", f"{len(names)} values, as many as column names"
                     fix = "correct the row; put quotes around text with delimiters"
                     raise bad_data(where, expected, str(len(row)), fix)
-                content.append(row)
-                limits.check_rows(file, len(content))
+                for column, cell in zip(columns, row, strict=True):
+                    column.append(cell)
+                count += 1
+                limits.check_rows(file, count)
         except csv.Error as error:
             raise bad_data(f"{file}, line {rows.line_num}", "CSV", str(error), "correct the line") from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise bad_data(f"{file}, first line", "column names, each once", f"{', '.join(twice)} twice", "rename them")
-    return {name: [row[index] for row in content] for index, name in enumerate(names)}
+    return dict(zip(names, columns, strict=True))
 
 
 def _jsonl(file: Path, limits: Limits) -> dict[str, Column]:
@@ -205,9 +218,9 @@ def _jsonl(file: Path, limits: Limits) -> dict[str, Column]:
                 continue
             where = f"{file}, line {number}"
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise bad_data(where, "JSON", str(error), "correct the line") from error
+                record = parse_json(line)
+            except ValueError as error:
+                raise bad_data(where, "JSON", first_line(error), "correct the line") from error
             if not isinstance(record, dict) or (records and set(record) != set(records[0])):
                 wanted = f"an object with {', '.join(records[0])}" if records else "an object"
                 found = ", ".join(record) if isinstance(record, dict) else type(record).__name__

@@ -52,17 +52,44 @@ def load(
         make = getattr(builder, "from_config", None) or builder._from_config
         model = _try(f"model type {kind!r}", lambda: make(config))
     place = tokenizer or folder
-    read = partial(transformers.AutoTokenizer.from_pretrained, place, **_LOCAL)
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        tokenizer=None if place is None else partial(_try, f"tokenizer in {place}", read),
+        tokenizer=None
+        if place is None
+        else partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
         max_length=getattr(config, "max_position_embeddings", None),
         keywords=True,
-        language=(auto_class or type(model).__name__).endswith("CausalLM"),
+        purpose=_purpose(type(model).__name__),
+        vocabulary=_vocabulary(model),
         classes=getattr(config, "num_labels", None),
         class_names=class_names(getattr(config, "id2label", None)),
     )
+
+
+def _purpose(name: str) -> str:
+    auto = need("transformers.models.auto.modeling_auto")
+    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM"}
+    found = (
+        what for what, title in lists.items() if name in getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES").values()
+    )
+    return next(found, "")
+
+
+def _vocabulary(model: Any) -> int | None:
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (NotImplementedError, AttributeError):  # of models that take no tokens
+        return None
+
+
+def _tokenizer(transformers: Any, folder: Path) -> Any:
+    """The library makes an empty tokenizer, which knows no word, of a folder that holds none."""
+    files = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else [folder.name]
+    if not any(name.startswith(("token", "vocab", "merges", "tekken")) or name.endswith(".model") for name in files):
+        fix = "save the tokenizer there (tokenizer.save_pretrained), or set model.tokenizer to its folder"
+        raise bad_model(str(folder), "the files of a tokenizer", "none", fix)
+    return transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
 
 
 def class_names(id2label: Any) -> tuple[str, ...] | None:

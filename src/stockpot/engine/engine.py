@@ -83,7 +83,7 @@ class Engine:
             listen(Event("plan", {"text": str(self.plan), "forecast": self.plan.total, "parts": parts}))
             with self._compiling():
                 self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
-            self.fixed = torch.empty(live.plan.size, dtype=live.dtype, device=live.device)  # (P,) theta_fix
+            self.fixed = torch.empty(live.plan.size, dtype=live.soup_dtype, device=live.device)  # (P,) theta_fix
         except BaseException:  # such as memory that ran out: the model must not keep what was put around it
             self.close()
             raise
@@ -110,6 +110,7 @@ class Engine:
             sample=sample,
             data=self._resident_bytes(data),
             kept=kept,
+            soup_width=live.soup_dtype.itemsize if self._cuda else 4,
         )
         limit = o.memory
         if limit is None and (free := resources.free_memory(live.device)) is not None:
@@ -176,7 +177,7 @@ class Engine:
             return
         from stockpot.engine import kernels
 
-        thread = kernels.compile_ahead(self.live.device, self.plan.dtype, self.live.flat.dtype)
+        thread = kernels.compile_ahead(self.live.device, self.plan.dtype, self.live.flat.dtype, self.live.soup_dtype)
         try:
             yield
         finally:
@@ -195,7 +196,7 @@ class Engine:
             if self._captured is not None and self._captured_for[:2] != _place(self._directions):
                 self._drop_block()
                 self._block = tuple(block)
-            if self.plan.low_memory and self._projector is None:
+            if (self.plan.low_memory or self.plan.one_by_one) and self._projector is None:
                 self._projector = Projector(self.live, self._directions)
         return self._directions
 
@@ -244,7 +245,7 @@ class Engine:
                 (loss.total * (scale / batch.size)).backward()  # type: ignore[no-untyped-call]
                 sums += torch.stack([loss.total.detach(), loss.weight]).to(dtype)
             with torch.no_grad():
-                # In low-memory mode backward has projected already.
+                # Where gradients are taken one by one, backward has projected already.
                 projector = self._projector
                 slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
@@ -348,7 +349,7 @@ class Engine:
         return self._device_batches[key]
 
     def _drop_block(self) -> None:
-        """Forget the graph and take low-memory mode's hooks off the model."""
+        """Forget the graph and take the hooks that project off the model."""
         self._captured = None
         if self._projector is not None:
             self._projector.close()

@@ -69,7 +69,7 @@ def _add_tiles(PART, OUT, FIRST, b, groups, BK: tl.constexpr, BT: tl.constexpr):
 @triton.jit(do_not_specialize=["b", "groups"])
 def _mix_tiles(
     D, FIXED, C, SCALE, OUT, START, LENGTH, GROUP, P, b, groups,
-    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr,
+    BK: tl.constexpr, TILE: tl.constexpr, SCALED: tl.constexpr, DITHER: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(START + tile), 128)
@@ -77,7 +77,18 @@ def _mix_tiles(
     j = tl.load(GROUP + tile)
     columns = tl.arange(0, TILE)
     inside = columns < length
-    total = tl.load(FIXED + start + columns, mask=inside, other=0.0)  # (TILE,) fp32
+    total = tl.load(FIXED + start + columns, mask=inside, other=0.0).to(tl.float32)  # (TILE,)
+    if DITHER:
+        # A bf16 number plus less than half its last digit would round back to itself, and small steps of the
+        # coefficients would do nothing at all. So every element stands somewhere else between its two roundings, at a
+        # place drawn once from its index: small steps move their share of the elements, and none moves none.
+        bits = total.to(tl.int32, bitcast=True)
+        digit = (bits & 0x7F800000).to(tl.float32, bitcast=True) * 0.0078125
+        digit = tl.where((bits & 0x007FFFFF) == 0, 0.5 * digit, digit)  # below a power of two digits are half as wide
+        draw = (start + columns).to(tl.uint32) * 2654435761
+        draw = (draw ^ (draw >> 16)) * 2246822507
+        draw = draw ^ (draw >> 13)
+        total += (draw.to(tl.float32) * 2.3283064365386963e-10 - 0.5) * 0.9999 * digit
     for k0 in range(0, b, BK):
         k = k0 + tl.arange(0, BK)
         known = k < b
@@ -100,7 +111,7 @@ def _encode_tiles(
     length = tl.multiple_of(tl.load(LENGTH + tile), 128)
     columns = tl.arange(0, TILE)
     inside = columns < length
-    x = tl.load(X + start + columns, mask=inside, other=0.0)
+    x = tl.load(X + start + columns, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x -= tl.load(CENTRE + start + columns, mask=inside, other=0.0)
     if SCALED:
@@ -165,12 +176,16 @@ def mix(
     scale: Tensor | None,
     shape: Shape | None = None,
 ) -> None:
-    """out = fixed + sum_k c_k d_k. fixed: (P,) fp32; coefficients: (b, G) fp32; out: (P,) any dtype"""
+    """out = fixed + sum_k c_k d_k. fixed: (P,) fp32 or bf16; coefficients: (b, G) fp32; out: (P,) any dtype
+
+    Where both fixed and out are bf16, rounding is without bias in the mean over elements.
+    """
     b, size = rows.shape
     block, warps = shape or _MIX[rows.dtype]
     _mix_tiles[(tiles.count,)](
         rows, fixed, coefficients, scale, out, tiles.start, tiles.length, tiles.group, size, b,
-        coefficients.shape[1], BK=block, TILE=TILE, SCALED=scale is not None, num_warps=warps,
+        coefficients.shape[1], BK=block, TILE=TILE, SCALED=scale is not None,
+        DITHER=fixed.dtype == out.dtype == torch.bfloat16, num_warps=warps,
     )  # fmt: skip
 
 
@@ -198,8 +213,8 @@ def encode(
     )  # fmt: skip
 
 
-def compile_ahead(device: torch.device, dtype: torch.dtype, narrow: torch.dtype) -> threading.Thread:
-    """Compile what directions of this dtype and a model of `narrow` weights need, on vectors of one tile.
+def compile_ahead(device: torch.device, dtype: torch.dtype, narrow: torch.dtype, held: torch.dtype) -> threading.Thread:
+    """Compile what directions of this dtype, a model of `narrow` weights and a soup held in `held` need, on one tile.
 
     The first run on a machine spends seconds on it; a thread can do it while the files are averaged. What goes wrong
     here goes wrong again where it is needed, and is told there. Wait for the thread before a graph is captured.
@@ -214,9 +229,9 @@ def compile_ahead(device: torch.device, dtype: torch.dtype, narrow: torch.dtype)
             rows = torch.zeros(2, ALIGN, dtype=dtype, device=device)
             scale = torch.zeros(1, 2, device=device) if dtype == torch.int8 else None
             flat, alpha = torch.zeros(ALIGN, device=device), torch.zeros(2, 1, device=device)
-            encode(flat, flat.clone(), rows[0], scale, tiles, first=0, count=1, offset=0, models=2, k=0)
+            encode(flat.to(held), flat.clone(), rows[0], scale, tiles, first=0, count=1, offset=0, models=2, k=0)
             for kind in {torch.float32, narrow}:
-                mix(rows, flat, alpha, torch.zeros(ALIGN, dtype=kind, device=device), tiles, scale)
+                mix(rows, flat.to(held), alpha, torch.zeros(ALIGN, dtype=kind, device=device), tiles, scale)
             project(rows, torch.zeros(ALIGN, dtype=narrow, device=device), tiles, scale)
             torch.cuda.current_stream(device).synchronize()
 

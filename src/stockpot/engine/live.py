@@ -41,6 +41,10 @@ class Live:
         narrow = len(kinds) == 1 and cuda
         self.flat = self._zeros(next(iter(kinds)) if narrow else self.dtype)  # (P,) what the model is a view of
         self._theta: Tensor | None = self.flat if self.flat.dtype == self.dtype else None
+        # What theta_bar and theta_fix are held in: bf16 where checkpoints and model are, as it is all that they have.
+        stored = {pool.specs[name].dtype for name in layout.group_of}
+        whole_bf16 = self.flat.dtype == torch.bfloat16 and stored == {torch.bfloat16}
+        self.soup_dtype = torch.bfloat16 if whole_bf16 else self.dtype
         self._grad: Tensor | None = None
         self.bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
         self.copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
@@ -148,8 +152,11 @@ class Live:
 
     def load_ingredient(self, k: int) -> None:
         """Make the model ingredient k, with its own statistics and integers."""
-        self.read(k, out=self.theta)
-        self.push()
+        if self._theta is None and not self.copied:
+            self.read(k, out=self.flat)  # rounds on the way; theta would be twice the model
+        else:
+            self.read(k, out=self.theta)
+            self.push()
         for name, reason in self.layout.kept.items():
             if reason not in (FROZEN, EXCLUDED):
                 self.put(name, self.pool.tensor(k, name))

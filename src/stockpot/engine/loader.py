@@ -19,6 +19,9 @@ from stockpot.engine.live import Live
 from stockpot.events import Listener, ignore, progress
 
 PIECE = 1 << 21  # parameters moved at once: 8 MiB as fp32
+PREFETCHED = (
+    8 << 30
+)  # bytes of a block at most that is prepared in host memory; a larger one is read when its turn comes
 
 
 class LastBlock:
@@ -101,8 +104,9 @@ class StreamingLoader(Loader):
         self._pieces = _pieces(self._tiles)
         widest = max(hi - lo for lo, hi, _, _ in self._pieces)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pinned = [torch.empty(widest, pin_memory=True) for _ in range(2)]
-        self._arrived = [torch.empty(widest, device=device) for _ in range(2)]
+        held = live.soup_dtype
+        self._pinned = [torch.empty(widest, dtype=held, pin_memory=True) for _ in range(2)]
+        self._arrived = [torch.empty(widest, dtype=held, device=device) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._turn = 0
         self._centre_piece = torch.empty(widest, device=device)
@@ -117,7 +121,8 @@ class StreamingLoader(Loader):
 
     def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
         models = list(range(len(self.live.pool))) if over is None else over
-        out = torch.empty(self.live.plan.size, pin_memory=True)  # on the host: pieces of it go along with the models
+        # On the host: pieces of it go along with the models.
+        out = torch.empty(self.live.plan.size, dtype=self.live.soup_dtype, pin_memory=True)
         total = self._centre_piece
         with torch.cuda.stream(self._stream):
             for lo, hi, _, _ in self._pieces:
@@ -127,8 +132,8 @@ class StreamingLoader(Loader):
                     if i == 0:
                         here.copy_(piece)
                     else:
-                        here.lerp_(piece, 1.0 / (i + 1))  # a running mean: identical models stay identical
-                out[lo:hi].copy_(here, non_blocking=True)
+                        here.lerp_(piece.float(), 1.0 / (i + 1))  # a running mean: identical models stay identical
+                out[lo:hi].copy_(here.to(out.dtype), non_blocking=True)
                 self._stream.synchronize()
                 progress(listen, "averaging the ingredients", hi, self.live.plan.size, "parameters")
         return out
@@ -167,15 +172,18 @@ class StreamingLoader(Loader):
             for lo, hi, first, count in self._pieces if models else []:
                 tiles = slice(first, first + count)
                 group = self._tiles.group[tiles].repeat_interleave(self._tiles.length[tiles])  # (hi - lo,)
-                middle = self._centre_piece[: hi - lo]
-                middle.copy_(theta_bar[lo:hi], non_blocking=True)
+                middle = self._centre(theta_bar, lo, hi)
+                total = theta[lo:hi].float()  # only a piece at a time, where theta is bf16
                 for k in models:
-                    theta[lo:hi].addcmul_(self._upload(k, lo, hi) - middle, shares[k][group])
+                    total.addcmul_(self._upload(k, lo, hi) - middle, shares[k][group])
+                theta[lo:hi].copy_(total)
             self._stream.synchronize()
         return theta
 
     def prefetch(self, block: list[int], theta_bar: Tensor) -> None:
         self.close()
+        if self._rows.nbytes > PREFETCHED:
+            return
         if self._host_rows is None:
             self._host_rows = torch.empty(self._rows.shape, dtype=self.dtype, pin_memory=True)
             if self._scale is not None:
@@ -208,8 +216,7 @@ class StreamingLoader(Loader):
         fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
         with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces:
-                middle = self._centre_piece[: hi - lo]
-                middle.copy_(theta_bar[lo:hi], non_blocking=True)
+                middle = self._centre(theta_bar, lo, hi)
                 for i, k in enumerate(block):
                     target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
                     kernels.encode(
@@ -221,6 +228,11 @@ class StreamingLoader(Loader):
             if scale is not None and fresh is not None and not near:
                 scale.copy_(fresh, non_blocking=True)
             self._stream.synchronize()
+
+    def _centre(self, theta_bar: Tensor, lo: int, hi: int) -> Tensor:
+        """A piece of theta_bar on the device, in fp32; call on the loader's stream."""
+        middle = self._centre_piece[: hi - lo]
+        return middle.copy_(theta_bar[lo:hi].to(middle.device, non_blocking=True))
 
     def _upload(self, k: int, lo: int, hi: int) -> Tensor:
         """A piece of ingredient k on the device; call on the loader's stream."""

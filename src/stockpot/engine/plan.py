@@ -1,10 +1,11 @@
 """The memory plan: how learning fits a device, decided before it starts and said in one line.
 
 What learning holds, in bytes, with P parameters in the model's dtype (w bytes each) and b models loaded:
-directions b P (4, 2 or 1), the soup's fixed part 4 P, the model w P, gradients 2 w P (the parameters' own, and all of
-them flat for the projection), and what a forward and backward pass needs besides: activations, logits and their
-gradient in fp32. A trial run measures that on parts of a batch, with gradients freed as they come: they would hide how
-fast the rest grows with the batch, because they are at their most when the activations are gone.
+directions b P (4, 2 or 1), the soup's fixed part 4 P (2 P where checkpoints and model are bf16), the model w P,
+gradients 2 w P (the parameters' own, and all of them flat for the projection; nothing where each is projected and
+freed as backward makes it), and what a forward and backward pass needs besides: activations, logits and their gradient
+in fp32. A trial run measures that on parts of a batch, with gradients freed as they come: they would hide how fast the
+rest grows with the batch, because they are at their most when the activations are gone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stockpot.engine.flat import TILE
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 MARGIN = 1.08  # what a forecast may be off without breaking the budget
+LARGE = 2**28  # parameters; above, a launch for each tensor costs less than a flat copy of its gradient
 _PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
 
 
@@ -34,6 +36,7 @@ class Plan:
     parts: Mapping[str, int]
     budget: int | None
     reason: str
+    one_by_one: bool = False  # each tensor's gradient is projected and freed as backward makes it
 
     @property
     def total(self) -> int:
@@ -61,17 +64,20 @@ class Need:
     sample: float  # bytes it takes for each sample
     data: int = 0  # bytes of data kept on the device
     kept: int = 0  # bytes of weights and buffers that are not mixed
+    soup_width: int = 4  # bytes of a number in each of the held_models
 
 
-def parts(need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool) -> dict[str, int]:
+def parts(
+    need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool, one_by_one: bool = False
+) -> dict[str, int]:
     P = need.parameters
     width = torch.tensor([], dtype=dtype).element_size()
     activations = int(need.sample * -(-need.batch // accumulate))
     out = {
         "directions": block_size * P * width,
-        "soup": need.held_models * P * 4,
+        "soup": need.held_models * P * need.soup_width,
         "model": P * need.model_width + need.kept,
-        "gradients": 0 if low_memory else 2 * P * need.model_width,
+        "gradients": 0 if low_memory or one_by_one else 2 * P * need.model_width,
         "step": need.step + (activations // 3 if low_memory else activations),
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
@@ -100,8 +106,12 @@ def choose(
     """
 
     def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
-        whole = parts(need, b, dtype, pieces, low)
-        return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason)
+        # In several pieces, gradients that add up are projected once and single ones for every piece.
+        single = need.parameters >= LARGE and not low and pieces == 1
+        whole = parts(need, b, dtype, pieces, low, single)
+        if need.parameters >= LARGE and not low and asked is not None and sum(whole.values()) > int(asked / MARGIN):
+            single, whole = True, parts(need, b, dtype, pieces, low, True)
+        return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason, single)
 
     asked = budget
 

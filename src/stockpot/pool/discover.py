@@ -16,6 +16,7 @@ from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, re
 # look, so that we mix the weights the user evaluates.
 _KNOWN = "model.safetensors diffusion_pytorch_model.safetensors pytorch_model.bin diffusion_pytorch_model.bin"
 _NAMES = tuple(f"{name}{ending}" for name in _KNOWN.split() for ending in ("", ".index.json"))
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # What trainers write beside the weights, by its exact name: `optimizer_adam.pt` may well be an ingredient.
 _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
@@ -102,6 +103,8 @@ def is_leftover(path: Path) -> bool:
 def weights_of(directory: Path) -> Path | None:
     """The file that holds or indexes the weights, or `None` if this directory is no checkpoint itself."""
     present = {entry.name for entry in directory.iterdir()}
+    if "adapter_config.json" in present:  # a PEFT folder; opening it says what is missing
+        return directory / next((name for name in ADAPTER_WEIGHTS if name in present), ADAPTER_WEIGHTS[0])
     known = [name for name in _NAMES if name in present]
     weights = [name for name in sorted(present) if name.endswith(SUFFIXES) and not name.startswith(".")]
     others = [name for name in weights if name not in _NAMES and not is_leftover(Path(name))]

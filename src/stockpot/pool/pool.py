@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +16,9 @@ from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.lora import Adapters, adapter_folder, open_adapters
 from stockpot.pool.scan import Scan, scan
-from stockpot.pool.source import Checkpoint, TensorSpec, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
 Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
 _SHOWN = 8
@@ -36,7 +38,9 @@ class Pool:
         checkpoints: Sequence[Checkpoint],
         specs: Mapping[str, TensorSpec],
         opened_with: Mapping[str, Any],
+        adapters: Adapters | None = None,
     ) -> None:
+        self.adapters = adapters  # where the ingredients are LoRA adapters: their factors and their base
         self.names = tuple(names)
         self.checkpoints = tuple(checkpoints)
         self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
@@ -57,6 +61,7 @@ class Pool:
         key: str | None = None,
         rename: Rename | None = None,
         mixed_dtypes: bool = False,
+        base: str | Path | None = None,
         listen: Listener = ignore,
     ) -> Pool:
         """Open every checkpoint and compare all of them, or raise one error that lists everything wrong.
@@ -66,8 +71,16 @@ class Pool:
         any form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper
         prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
         pool then has the dtype that holds them all.
+
+        Folders of LoRA adapters, as PEFT saves them, make a pool of the models they make of their `base`: its folder,
+        or its name in the Hugging Face cache; by default what the adapters name. `rename` is for the base's names.
         """
         paths, problems = find_checkpoints(sources)
+        if any(adapter_folder(path) for path in paths) and not problems:
+            return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
+        if base is not None:
+            found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"
+            raise PoolError.of("Pool.open", expected="LoRA adapters for the base", found=found, fix=fix)
         opened: list[Checkpoint] = []
         unreadable: list[str] = []
         for done, path in enumerate(paths):
@@ -89,6 +102,33 @@ class Pool:
         opened_with = {"key": key, "rename": renamed, "mixed_dtypes": mixed_dtypes}
         return cls(ingredient_names(paths), opened, specs, opened_with)
 
+    @classmethod
+    def _of_adapters(
+        cls,
+        paths: list[Path],
+        base: str | Path | None,
+        key: str | None,
+        rename: Rename | None,
+        mixed_dtypes: bool,
+        listen: Listener,
+    ) -> Pool:
+        folders = [adapter_folder(path) for path in paths]
+        full = [shown(path) for path, folder in zip(paths, folders, strict=True) if folder is None]
+        if full or len(paths) < 2 or key is not None:
+            found = f"full checkpoints among adapters: {listed(full)}" if full else f"only one, {shown(paths[0])}"
+            fix = "mix adapters with adapters, or merge them into full checkpoints first"
+            if not full and len(paths) > 1:
+                found, fix = f"the key {key!r}, for nested files", "leave key out: adapters are not nested"
+            raise PoolError.of("the pool", expected="at least two adapters, and nothing else", found=found, fix=fix)
+        progress(listen, "open", 0, len(paths), unit="files")
+        opened, specs, adapters = open_adapters([folder for folder in folders if folder], base, rename)
+        progress(listen, "open", len(paths), len(paths), unit="files")
+        renamed = dict(rename) if isinstance(rename, Mapping) else rename and "custom"
+        opened_with = {"key": None, "rename": renamed, "mixed_dtypes": mixed_dtypes}
+        opened_with["base"] = str(adapters.base.path.absolute())
+        names = ingredient_names([checkpoint.path for checkpoint in opened])
+        return cls(names, opened, specs, opened_with, adapters)
+
     def __len__(self) -> int:
         return len(self.checkpoints)
 
@@ -105,7 +145,8 @@ class Pool:
         if not chosen:
             raise PoolError.of("Pool.subset", expected="at least one ingredient", found="none", fix="give some indices")
         names, checkpoints = [self.names[k] for k in chosen], [self.checkpoints[k] for k in chosen]
-        smaller = Pool(names, checkpoints, self.specs, self.opened_with)
+        adapters = self.adapters and self.adapters.part(chosen)
+        smaller = Pool(names, checkpoints, self.specs, self.opened_with, adapters)
         smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
         smaller.dropped = self.dropped
@@ -148,7 +189,7 @@ class Pool:
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
         if self._scan is None:
-            self._scan = scan(self.checkpoints, self.specs, listen, hashes_only=True)
+            self._scan = self._named(scan(self.checkpoints, self.specs, listen, hashes_only=True))
         return self._scan.digests
 
     def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
@@ -165,8 +206,16 @@ class Pool:
 
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:
-            self._scan = scan(self.checkpoints, self.specs, listen, no_weights=self.statistics)
+            self._scan = self._named(scan(self.checkpoints, self.specs, listen, no_weights=self.statistics))
         return self._scan
+
+    def _named(self, found: Scan) -> Scan:
+        """The pass with digests that do not depend on the machine: of adapters not those of the products."""
+        if self.adapters is None:
+            return found
+        base = self.adapters.base
+        (digest,) = scan([base], base.specs, ignore, hashes_only=True).digests
+        return replace(found, digests=self.adapters.digests(digest))
 
 
 def _stamp(file: Path) -> Stamp | None:

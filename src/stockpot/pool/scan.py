@@ -162,7 +162,9 @@ class _Tensor:
     def follow(self, workers: ThreadPoolExecutor | None, hashes_only: bool) -> None:
         """Hash and sum all of it; the work on its last block is not waited for."""
         numel = self._parts[0].numel()
-        step = max(BLOCK * numel // max(self.nbytes, 1), 1)
+        # Sums need the ingredients side by side; for hashes alone nobody waits for the others, unless it takes copies.
+        as_stored = all(part.is_contiguous() and part.dtype == self._dtype for part in self._parts)
+        step = max(numel, 1) if hashes_only and as_stored else max(BLOCK * numel // max(self.nbytes, 1), 1)
         for start in range(0, numel, step):
             self.wait()  # SHA-256 takes the blocks in their order
             blocks = [_stretch(part, start, min(start + step, numel)) for part in self._parts]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, RunError, TaskError
@@ -94,6 +94,14 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         seed=recipe.output.seed,
         **section.model_dump(include={"classes", "options", "auto_class"}),
     )
+    if recipe.data.messages is not None and loaded.purpose != "causal":
+        what, expected = "data.messages", "a causal language model"
+        fix = "set model.auto_class: AutoModelForCausalLM, or name other columns"
+        raise TaskError.of(what, expected=expected, found=type(loaded.model).__name__, fix=fix)
+    if recipe.data.prompt is not None and loaded.purpose == "":
+        what, expected = "data.prompt", "a language model: causal or sequence-to-sequence"
+        fix = "set model.auto_class, such as AutoModelForCausalLM, or name other columns"
+        raise TaskError.of(what, expected=expected, found=type(loaded.model).__name__, fix=fix)
     own = section.kind == "python" and recipe.data.kind == "python"
     if not own or any(value is not None for value in recipe.data.preprocessing.model_dump().values()):
         _image(recipe, loaded).attach(loaded.model)  # touches nothing but uint8 images
@@ -128,9 +136,11 @@ def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
     loss = None if section.loss is None else _code(recipe, section.loss)
     if loss is None and section.target != "class" and not loaded.keywords:
         loss = functools.partial(target_loss, section.target)
+    language = loaded.purpose != "" and section.label is None and section.python is None
+    metric = section.metric or ("nats_per_token" if language else "accuracy")
     return {
         "loss": loss,
-        "metric": section.metric if isinstance(section.metric, str) else _code(recipe, section.metric),
+        "metric": metric if isinstance(metric, str) else _code(recipe, metric),
         "device": device,
         "autocast": None if recipe.model.autocast == "none" else getattr(torch, recipe.model.autocast),
         "batch_size": section.batch_size,
@@ -184,13 +194,12 @@ def build_data(
     source = DataSource(
         section.kind,
         recipe.path(getattr(section, section.kind)),
-        Columns(section.text, section.image, section.features, section.tokens, section.label),
+        Columns(**section.model_dump(include={field.name for field in fields(Columns)})),
         shares,
         section.split_seed,
-        max_length=section.preprocessing.max_length,
         cache=None if section.cache is None else recipe.path(section.cache),
         limits=Limits(**section.limits.model_dump()),
-        **section.model_dump(include={"classes", "memory_limit", "target"}),
+        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts"}),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 

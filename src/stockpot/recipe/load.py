@@ -139,7 +139,7 @@ def parse(text: str, where: str) -> tuple[Any, Lines]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        said = " ".join(part for part in (error.context, error.problem) if part)
+        said = " ".join(part for part in (error.context, error.problem) if part).replace("unexpected ", "")
         raise RecipeError(f"{where}: not valid YAML\n  {place}{said}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: not valid YAML\n  {error}") from error

@@ -30,7 +30,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "ham
 # The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
 MetricName = Literal[
     "accuracy", "loss", "perplexity", "macro_f1", "micro_f1", "balanced_accuracy",
-    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc",
+    "r2", "negative_mse", "negative_mae", "pearson", "spearman", "roc_auc", "nats_per_token", "bits_per_byte",
+    "token_accuracy", "token_f1", "entity_f1", "multiple_choice", "multiple_choice_normalised", "exact_match",
 ]  # fmt: skip
 
 
@@ -126,8 +127,6 @@ class Preprocessing(Section):
     """How images are resized."""
     channels: Literal[1, 3] | None = None
     """1 for grey, 3 for colour."""
-    max_length: int | None = Field(default=None, ge=1)
-    """Tokens a text is cut to."""
 
 
 class Limits(Section):
@@ -162,7 +161,19 @@ class Data(_OfOneKind):
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments for the python function."""
     text: Names | None = None
-    """Column with text; two columns for pairs of texts."""
+    """Column with text; two columns for pairs of texts. A causal language model learns all of it."""
+    messages: str | None = None
+    """For causal language models: column with chats, lists of messages with role and content. They go through the
+    tokenizer's chat template, and the assistant's tokens are learned."""
+    prompt: str | None = None
+    """For language models: column with what comes before `completion`; not learned."""
+    completion: str | None = None
+    """Column with what the model is to answer; its tokens are learned. Causal models learn the end of text after it."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Most tokens of a sequence. Default: as many as model and tokenizer take; for `long_texts: split` at most 1024."""
+    long_texts: Literal["refuse", "truncate", "split"] = "refuse"
+    """What happens to longer ones: `refuse`; `truncate`, and the number of them is said; or `split` into several
+    sequences (a causal language model's `text` only)."""
     image: str | None = None
     """Column with images or paths of images."""
     features: Names | None = None
@@ -197,10 +208,10 @@ class Data(_OfOneKind):
     cache: str | None = None
     """Folder for decoded images: they are kept there in files, mapped instead of held in memory (so that `memory_limit`
     does not count them), and found again by later commands. Default: none."""
-    metric: MetricName | PythonCode = "accuracy"
+    metric: MetricName | PythonCode | None = None
     """What is reported and compared: one of these words, or `{python: module:name}` of a function that gives one score
-    per sample, or of a `Metric`. Higher is better; `loss` and `perplexity` are negated. Default for other targets than
-    `class`: `r2` for `number`, `micro_f1` for `multi`."""
+    per sample, or of a `Metric`. Higher is better; `loss` and `perplexity` are negated. Default: `r2` for target
+    `number`, `micro_f1` for `multi`, `nats_per_token` for language models, otherwise `accuracy`."""
     loss: PythonCode | None = None
     """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
     cross-entropy, the squared error or binary cross-entropy."""
@@ -211,8 +222,10 @@ class Data(_OfOneKind):
         # Defaults that depend on other keys are written out, so that the resolved recipe states them.
         if not isinstance(given, dict):
             return given
-        if (usual := {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")))) is not None:
-            given = {"metric": usual, **given}
+        usual: str | None = {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")), "accuracy")
+        if given.get("label") is None and any(given.get(name) for name in ("text", "tokens", "messages", "prompt")):
+            usual = None  # the model says it
+        given = {"metric": usual, **given}
         splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
         return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}
 
@@ -225,9 +238,14 @@ class Data(_OfOneKind):
             return self
         if self.fit is None:
             raise ValueError("fit: required when train or report is given")
-        inputs = [name for name in ("text", "image", "features", "tokens") if getattr(self, name) is not None]
+        kinds = ("text", "messages", "prompt", "image", "features", "tokens")
+        inputs = [name for name in kinds if getattr(self, name) is not None]
         if len(inputs) > 1:
-            raise ValueError(f"expected at most one of text, image, features, tokens, found {' and '.join(inputs)}")
+            raise ValueError(f"expected at most one of {', '.join(kinds)}, found {' and '.join(inputs)}")
+        if (self.prompt is None) != (self.completion is None):
+            raise ValueError("completion: expected prompt and completion together")
+        if self.long_texts == "split" and inputs != ["text"]:
+            raise ValueError("long_texts: expected refuse or truncate: only text can be split, and data.text names it")
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
         if self.target != "class" and self.images is not None:

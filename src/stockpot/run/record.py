@@ -37,6 +37,7 @@ RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "re
 METHODS, GROWTH, TENSORBOARD, SOUP = "methods", "growth", "tensorboard", "soup"
 RESULT, WEIGHTS, SCORES = "result.json", "weights.safetensors", "ingredients.safetensors"
 KINDS = ("report", "held_out", "fit")  # of data, most honest first
+PARTS = ("table", "units")  # of scores, sample by sample
 VALUES = "values.json"  # the tensor that holds JSON: a safetensors header is for names and is kept small
 COSTS = ("seconds", "peak_host", "peak_device", "models_used")
 POINTS = 200  # of one curve, per fold and block
@@ -56,7 +57,7 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
 
     files.make_directory(folder, root)
     scored = {kind: scores for kind in KINDS if (scores := getattr(result, kind)) is not None}
-    arrays = {f"{kind}_table": scores.table.numpy() for kind, scores in scored.items()}
+    arrays = {name: array for kind, scores in scored.items() for name, array in _tables(kind, scores).items()}
     if result.soup is not None:
         arrays["W"] = result.soup.W.numpy()
         soup_record.write(folder, result.soup, max_shard, root=root)
@@ -77,8 +78,13 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
 def write_report_scores(root: Path, folder: Path, scores: Scores) -> None:
     """Add the score on the report data to a method's files."""
     value = read_json(folder / RESULT, root, shapes.RESULT_SHAPE)
-    arrays = _read_arrays(folder / WEIGHTS, root, {"W": 2, "fit_table": 2, "held_out_table": 2})
-    _write(root, folder, {**value, "report": encode(scores)}, {**arrays, "report_table": scores.table.numpy()})
+    arrays = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_{part}": 2 for kind in KINDS for part in PARTS}})
+    _write(root, folder, {**value, "report": encode(scores)}, {**arrays, **_tables("report", scores)})
+
+
+def _tables(kind: str, scores: Scores) -> dict[str, Any]:
+    units = {} if scores.units is None else {f"{kind}_units": scores.units[:, None].numpy()}
+    return {f"{kind}_table": scores.table.numpy(), **units}
 
 
 def _write(root: Path, folder: Path, value: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -98,6 +104,7 @@ class MethodRecord:
     result: Mapping[str, Any]  # result.json
     W: NDArray[np.float64] | None  # (K, G); None for the ensemble
     tables: Mapping[str, NDArray[np.float64]]  # sample by sample, by kind of data, where they were asked for
+    units: Mapping[str, NDArray[np.float64]]  # (N, 1) the unit of each sample, where samples have groups
 
 
 def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) -> MethodRecord | None:
@@ -111,16 +118,17 @@ def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) ->
             raise ValueError("a curve has more places than losses, or fewer")
     # A table without a score is that of a process that was killed between the two files; it is made again.
     known = [kind for kind in KINDS if tables and result[kind] is not None]
-    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_table": 2 for kind in known}})
+    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_{part}": 2 for kind in known for part in PARTS}})
     W = found.pop("W", None)
     with readable(folder / WEIGHTS):
         if (W is None) != (name == "ensemble") or (W is not None and W.shape[1] != len(result["groups"])):
             raise ValueError(f"no W with a column for each of the {len(result['groups'])} groups")
         if W is not None and not np.isfinite(W).all():
             raise ValueError("mixing weights that are not finite")
-        if any(len(found[f"{kind}_table"]) != result[kind]["n"] for kind in known):
+        if any(len(array) != result[name.rpartition("_")[0]]["n"] for name, array in found.items()):
             raise ValueError(f"more samples than in {RESULT}, or fewer")
-    return MethodRecord(name, folder, result, W, {kind: found[f"{kind}_table"] for kind in known})
+    tables_, units = ({kind: found[key] for kind in known if (key := f"{kind}_{part}") in found} for part in PARTS)
+    return MethodRecord(name, folder, result, W, tables_, units)
 
 
 def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, metric: Metric) -> Result | None:
@@ -144,18 +152,22 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
             if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
                 raise ValueError("another method or other settings in soup.json")
     scores: dict[str, Any] = dict.fromkeys(KINDS)
-    scores |= {kind: _scores(table, metric, value[kind]["loss"]) for kind, table in record.tables.items()}
+    for kind, table in record.tables.items():
+        scores[kind] = _scores(table, metric, value[kind]["loss"], record.units.get(kind))
     guard = [] if value["guard"] is None else [{"kind": "guard", **value["guard"]}]
     history, costs = (*(value["greedy"] or ()), *guard), {key: value[key] for key in COSTS}
     return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
 
 
-def _scores(table: NDArray[np.float64], metric: Metric, loss: float | None) -> Scores:
+def _scores(
+    table: NDArray[np.float64], metric: Metric, loss: float | None, units: NDArray[np.float64] | None
+) -> Scores:
     import torch
 
     from stockpot.task import Scores
 
-    return Scores(torch.from_numpy(table), metric, math.nan if loss is None else loss)
+    own = None if units is None else torch.from_numpy(units)[:, 0].long()
+    return Scores(torch.from_numpy(table), metric, math.nan if loss is None else loss, units=own)
 
 
 def encode(scores: Scores | None) -> dict[str, Any] | None:
@@ -254,21 +266,24 @@ def write_ingredient_scores(root: Path, known: Sequence[Scores], seconds: float)
     files.write_json(root / POOL, pool, root)
     values = as_array({"seconds": seconds, "losses": [plain(scores.loss) for scores in known]})
     tables = np.stack([scores.table.numpy() for scores in known])  # (K, N, m)
+    units = {} if known[0].units is None else {"units": known[0].units[:, None].double().numpy()}
     # Last: once it is there, nobody looks at the other file again.
-    files.write_bytes(root / SCORES, save({"tables": tables, VALUES: values}), root)
+    files.write_bytes(root / SCORES, save({"tables": tables, VALUES: values, **units}), root)
 
 
 def read_ingredient_scores(root: Path, metric: Metric, models: int) -> tuple[list[Scores], float] | None:
     """The scores of the ingredients on the fitting data, and the seconds that they took."""
     if not os.path.lexists(root / SCORES):
         return None
-    found = _read_arrays(root / SCORES, root, {"tables": 3, VALUES: 1})
+    found = _read_arrays(root / SCORES, root, {"tables": 3, "units": 2, VALUES: 1})
     with readable(root / SCORES):
         values = as_values(found[VALUES])
         shapes.check(values, {"seconds": shapes.NUMBER, "losses": [shapes.MAYBE]})
         if not len(found["tables"]) == len(values["losses"]) == models:
             raise ValueError(f"scores of {len(found['tables'])} ingredients, of {models}")
-        known = [_scores(table, metric, loss) for table, loss in zip(found["tables"], values["losses"], strict=True)]
+        units = found.get("units")
+        pairs = zip(found["tables"], values["losses"], strict=True)
+        known = [_scores(table, metric, loss, units) for table, loss in pairs]
         return known, values["seconds"]
 
 

@@ -101,7 +101,7 @@ def _damaged(subject: str, expected: str, found: str) -> SoupError:
 
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     options = dict(value["opened_with"])
-    if options.keys() != {"key", "rename", "mixed_dtypes"}:
+    if options.keys() - {"base"} != {"key", "rename", "mixed_dtypes"}:
         raise ValueError("opened_with has other options than a pool is opened with")
     if options["rename"] == "custom":
         expected = "renaming by a prefix map"

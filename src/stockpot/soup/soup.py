@@ -103,7 +103,8 @@ class Soup:
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
             yield folder
-            source = self.pool.checkpoints[self.layout.donor].path
+            adapters = self.pool.adapters
+            source = self.pool.checkpoints[self.layout.donor].path if adapters is None else adapters.base.path
             if source.is_dir():
                 build.copy_companions(source, folder)
             self.pool.verify_unchanged()

@@ -161,7 +161,13 @@ def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
     table = torch.empty(sum(one.n for one in parts), parts[0].table.shape[1], dtype=torch.float64)
     for one, place in zip(parts, places, strict=True):
         table[place] = one.table
-    return replace(parts[0], table=table)
+    units = parts[0].units
+    if units is not None:
+        units = torch.empty(len(table), dtype=torch.long)
+        for one, place in zip(parts, places, strict=True):
+            assert one.units is not None
+            units[place] = one.units
+    return replace(parts[0], table=table, units=units)
 
 
 # The guard -----------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ class Learner:
         """The mean loss, the one that is learned with, of these coefficients (b, G) on the samples left out."""
         assert fold.held_out is not None
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
-        engine.mix(engine.fixed, c.to(engine.fixed))
+        engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
         loss = engine.loss_on(fold.held_out, beta)
         s = fold.state
         self._enter("held_out", fold, s.j, loss)
@@ -215,7 +215,7 @@ class Learner:
         c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(dim=0)  # (K, G)
         block = self.blocks[-1][: engine.plan.block_size]  # any will do: theta_fix has the share of all others
         engine.load(block)
-        engine.mix(engine.theta_fix(c, block), c[block].to(engine.fixed))
+        engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
 
     # What happened ------------------------------------------------------------------------------------
 

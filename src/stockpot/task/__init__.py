@@ -2,7 +2,8 @@
 
 from stockpot.task.data import Data
 from stockpot.task.loss import Loss
-from stockpot.task.metrics import METRICS, Metric
+from stockpot.task.metric import Metric
+from stockpot.task.metrics import METRICS
 from stockpot.task.scores import Scores
 from stockpot.task.task import Task
 

@@ -17,6 +17,10 @@ from torch import Tensor, nn
 from stockpot.errors import StockpotError, TaskError
 
 LABEL_KEYS = ("labels", "label", "y", "target")
+# Columns that metrics read; a model gets one only if its forward names it.
+JUDGED = (
+    "bytes", "options", "option_labels", "option_lengths", "answer", "prompt_ids", "prompt_mask", "answer_ids",
+)  # fmt: skip
 
 # Trees --------------------------------------------------------------------------------------------
 
@@ -95,22 +99,12 @@ def users_code(what: str, function: Any) -> Iterator[None]:
 # Models -------------------------------------------------------------------------------------------
 
 
-def call(model: nn.Module, batch: Any, *, columns_of_others: bool = False) -> Any:
-    """The model's own output for `(inputs, labels)`, a mapping of keyword arguments, or bare inputs.
-
-    Of a mapping, labels that forward has no parameter for are left out; with `columns_of_others`, which a loss or
-    metric of the user's reads, everything that it has no parameter for.
-    """
+def call(model: nn.Module, batch: Any) -> Any:
+    """The model's own output for `(inputs, labels)`, a mapping of keyword arguments, or bare inputs."""
     if isinstance(batch, Mapping):
-        # A compiled model takes anything; the one inside it says what that must be.
-        parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
-        takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-        kept = {
-            key: value
-            for key, value in batch.items()
-            if takes_all or key in parameters or not (columns_of_others or key in LABEL_KEYS)
-        }
-        return model(**kept)
+        # What forward has no parameter for is there for loss and metric.
+        left_out = not_taken(model, batch)
+        return model(**{key: value for key, value in batch.items() if key not in left_out})
     if isinstance(batch, (tuple, list)):
         if len(batch) > 2:
             raise TaskError.of(
@@ -126,6 +120,14 @@ def call(model: nn.Module, batch: Any, *, columns_of_others: bool = False) -> An
         if isinstance(batch, (tuple, list)):
             return model(*batch)
     return model(batch)
+
+
+def not_taken(model: nn.Module, batch: Mapping[str, Any]) -> list[str]:
+    """The columns that forward has no parameter for."""
+    # A compiled model takes anything; the one inside it says what that must be.
+    parameters = inspect.signature(getattr(model, "_orig_mod", model).forward).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [key for key in batch if key not in parameters and (key in JUDGED or not takes_all)]
 
 
 def find_labels(batch: Any) -> Any:

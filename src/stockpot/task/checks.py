@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
-from stockpot.task.metrics import METRICS, Metric
+from stockpot.task.metric import Metric
+from stockpot.task.metrics import METRICS
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
@@ -117,7 +118,7 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
     targets = data.targets
     if targets is None or logits is None:
         return
-    judged = metric in CLASSES
+    judged = metric in CLASSES or metric.tokens
     if targets.is_floating_point():
         rows = (judged or (loss and not own)) and targets.ndim == 2 and targets.shape[1:] == logits.shape[1:]
         # Every row must be a distribution over classes; multi-hot labels and measurements are none.
@@ -185,6 +186,79 @@ def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None
         f" ({int(bad.sum())} of {labels.numel()} are out of range)",
         fix=fix,
     )
+
+
+# Tokens ------------------------------------------------------------------------------------------------
+
+IDS = ("input_ids", "decoder_input_ids", "prompt_ids", "options")
+
+
+def check_tokens(data: Data, model: nn.Module, metric: Metric) -> None:
+    """Ids that the model has no embedding for, sequences beyond its context, labels that are all masked, no options."""
+    columns = data.columns
+    if not isinstance(columns, Mapping) or not isinstance(columns.get("input_ids"), Tensor):
+        return
+    batch = {key: value for key, value in columns.items() if isinstance(value, Tensor)}
+    if len(data) != len(batch["input_ids"]):
+        batch = {key: value[data.rows(torch.arange(len(data)))] for key, value in batch.items()}
+    find: Any = getattr(model, "get_input_embeddings", None)
+    size = getattr(find() if callable(find) else None, "num_embeddings", None)
+    for name in IDS:
+        ids = batch.get(name)
+        if size is None or ids is None or ids.is_floating_point() or not ids.numel():
+            continue
+        if int(ids.max()) >= size or int(ids.min()) < 0:
+            raise DataError.of(
+                f"{data.name}, column {name!r}",
+                expected=f"token ids 0 to {size - 1} (the model's vocabulary)",
+                found=f"{int(ids.max()) if int(ids.max()) >= size else int(ids.min())}",
+                fix="use the tokenizer that the model was trained with",
+            )
+    _check_context(data, model, batch)
+    labels = find_labels(batch)
+    if isinstance(labels, Tensor) and not labels.is_floating_point() and bool((labels == IGNORED).all()):
+        raise DataError.of(
+            f"labels of {data.name}",
+            expected="tokens to learn and to judge",
+            found=f"{IGNORED} (masked) everywhere",
+            fix="check what marks the tokens to learn: a chat template, the prompt's length, truncation",
+        )
+    if metric.name.startswith("multiple_choice") and {"option_labels", "answer"} <= batch.keys():
+        _check_options(data.name, batch["option_labels"], batch["answer"])
+
+
+def _check_context(data: Data, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    masks = {"input_ids": "attention_mask", "prompt_ids": "prompt_mask", "options": ""}
+    for name, mask in masks.items():
+        if name not in batch or not isinstance(longest, int) or batch[name].shape[-1] <= longest:
+            continue
+        read = batch[mask] != 0 if mask in batch else torch.ones_like(batch[name], dtype=torch.bool)
+        lengths = read.sum(-1)
+        if int(lengths.max()) > longest:
+            raise DataError.of(
+                f"{data.name}, column {name!r}",
+                expected=f"sequences of at most {longest} tokens (the model's context)",
+                found=f"{int(lengths.max())} tokens ({int((lengths > longest).sum())} of {len(data)} are too long)",
+                fix="cut or pack the texts to the context when they are tokenised",
+            )
+
+
+def _check_options(name: str, labels: Tensor, answer: Tensor) -> None:
+    there = (labels != IGNORED).any(2)  # (N, O)
+    wrong = (answer < 0) | (answer >= labels.shape[1])
+    if not bool(wrong.any()):
+        wrong = ~there.gather(1, answer[:, None].long())[:, 0]
+    problems = (
+        ("an option with at least one token for each sample", ~there.any(1), "no options"),
+        ("an answer among the sample's options", wrong, "another answer, or one without tokens"),
+        ("a prompt before each option", (labels[:, :, 0] != IGNORED).any(1), "an option from the first token on"),
+    )
+    for expected, bad, found in problems:
+        if bool(bad.any()):
+            which = f"{found} in sample {int(bad.nonzero()[0])} ({int(bad.sum())} of {len(bad)} samples)"
+            fix = "correct the options, or begin the prompt with the tokenizer's first token"
+            raise DataError.of(f"{name}, multiple choice", expected=expected, found=which, fix=fix)
 
 
 # The loss --------------------------------------------------------------------------------------------

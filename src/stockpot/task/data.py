@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,28 +29,37 @@ class Data:
 
     Made from tensors (a tuple, list or dict of them), a map-style `Dataset`, a `DataLoader` (whose order is
     ignored), or a finite iterable of batches. Uniform samples are kept as columns; samples of uneven shapes
-    are kept one by one and collated per batch with the loader's `collate_fn`.
+    are kept one by one and collated per batch with the loader's `collate_fn`. Samples that belong together (of one
+    patient, document or speaker) have the same number in `groups`: folds never divide a group, and scores count
+    groups as their independent units.
     """
 
-    def __init__(self, store: Columns | Samples, rows: Tensor | None = None, name: str = "data") -> None:
+    def __init__(
+        self, store: Columns | Samples, rows: Tensor | None = None, name: str = "data", groups: Tensor | None = None
+    ) -> None:
         self._store = store
         self._rows = rows  # (n,) of the store's rows, or None for all
         self.name = name
+        self.groups = groups  # (n,) int64 from 0, or None where every sample stands for itself
 
     @classmethod
     def of(
         cls,
         source: Any,
         *,
+        groups: Any = None,
         name: str = "data",
         memory_limit: int = MEMORY_LIMIT,
         memory_used: int = 0,
         workers: int = 0,
         listen: Listener = ignore,
     ) -> Data:
+        """`groups`: one number or name per sample, in the order of the samples."""
         if isinstance(source, Data):
-            return source
-        return cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
+            data: Data = source
+        else:
+            data = cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
+        return data if groups is None else cls(data._store, data._rows, data.name, _numbered(groups, len(data), name))
 
     def __len__(self) -> int:
         return self._store.size if self._rows is None else self._rows.numel()
@@ -97,7 +107,7 @@ class Data:
         if indices.numel() == 0:
             fix = "choose one or more indices"
             raise DataError.of(f"subset of {self.name}", expected="at least one sample", found="none", fix=fix)
-        return Data(self._store, self.rows(indices), self.name)
+        return Data(self._store, self.rows(indices), self.name, None if self.groups is None else self.groups[indices])
 
     # Order and folds depend on the seed and the step alone, so that a run can restart anywhere.
 
@@ -113,22 +123,69 @@ class Data:
         return torch.cat([_permutation(n, seed, k)[max(start - k * n, 0) : stop - k * n] for k in epochs])
 
     def folds(self, n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-        """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly."""
+        """`n` pairs (fit, held out) of sorted indices; every sample is held out once, classes spread evenly.
+
+        Groups stay whole.
+        """
         size, subject = len(self), f"folds of {self.name}"
         if n < 2:
             fix = "ask for 2 or more folds, or use a method that does not cross-fit"
             raise DataError.of(subject, expected="at least 2 folds", found=str(n), fix=fix)
-        if size < 2 * n:
+        units = size if self.groups is None else len(torch.unique(self.groups))
+        needed, kind = (2 * n, "samples") if self.groups is None else (n, "groups")
+        if units < needed:
             fix = "give more fitting data, use fewer folds (method.folds in a recipe), or a method without: greedy"
-            raise DataError.of(subject, expected=f"at least {2 * n} samples for {n} folds", found=str(size), fix=fix)
-        shuffled = torch.randperm(size, generator=generator("folds", seed))
-        if self.labels is not None:
-            # Stable: shuffled within each class. Dealing this out card by card then keeps both
-            # the fold sizes and each class's share of every fold within one sample of even.
-            shuffled = shuffled[torch.argsort(self.labels[shuffled], stable=True)]
-        fold = torch.empty(size, dtype=torch.long)
-        fold[shuffled] = torch.arange(size) % n
+            raise DataError.of(subject, expected=f"at least {needed} {kind} for {n} folds", found=str(units), fix=fix)
+        if self.groups is None:
+            shuffled = torch.randperm(size, generator=generator("folds", seed))
+            if self.labels is not None:
+                # Stable: shuffled within each class. Dealing this out card by card then keeps both
+                # the fold sizes and each class's share of every fold within one sample of even.
+                shuffled = shuffled[torch.argsort(self.labels[shuffled], stable=True)]
+            fold = torch.empty(size, dtype=torch.long)
+            fold[shuffled] = torch.arange(size) % n
+        else:
+            fold = _folds_of_groups(self.groups, self.labels, n, seed)
         return [((fold != k).nonzero().flatten(), (fold == k).nonzero().flatten()) for k in range(n)]
+
+
+def _numbered(groups: Any, size: int, name: str) -> Tensor:
+    """Numbers or names of groups, one per sample, as numbers from 0; (n,)."""
+    names = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
+    if names.shape != (size,) or names.dtype.kind not in "iuUSb":
+        raise DataError.of(
+            f"groups of {name}",
+            expected=f"one whole number or name for each of {size} samples",
+            found=f"{names.dtype} of shape {names.shape}",
+            fix="give the group of every sample, in the order of the samples",
+        )
+    found = torch.from_numpy(np.unique(names, return_inverse=True)[1].reshape(-1)).long()
+    if int(found.max()) == 0:
+        raise DataError.of(
+            f"groups of {name}",
+            expected="at least two groups: they are the independent units of folds and intervals",
+            found=f"one group of {size} samples",
+            fix="name the column that tells groups apart, or leave the groups out if samples are independent",
+        )
+    return found
+
+
+def _folds_of_groups(groups: Tensor, labels: Tensor | None, n: int, seed: int) -> Tensor:
+    """The fold of every sample, (N,): large groups first, each to the fold with the least of the classes it brings."""
+    numbers = torch.unique(groups, return_inverse=True)[1]
+    classes = torch.zeros_like(numbers) if labels is None else torch.unique(labels, return_inverse=True)[1]
+    U, C = int(numbers.max()) + 1, int(classes.max()) + 1
+    counts = torch.bincount(numbers * C + classes, minlength=U * C).view(U, C).double()
+    shares = counts / counts.sum(0)  # (U, C) of each class
+    held = torch.zeros(n, C, dtype=torch.float64)  # shares of each class in each fold
+    shuffled = torch.randperm(U, generator=generator("folds", seed))
+    fold = torch.empty(U, dtype=torch.long)
+    for group in shuffled[torch.argsort(counts.sum(1)[shuffled], descending=True, stable=True)].tolist():
+        # The least sum of squared shares afterwards; an empty fold comes before others that lack these classes.
+        cost = held @ shares[group] + 1e-9 * held.sum(1)
+        fold[group] = cost.argmin()
+        held[fold[group]] += shares[group]
+    return fold[numbers]
 
 
 def fingerprint(data: Data) -> str:
@@ -141,6 +198,8 @@ def fingerprint(data: Data) -> str:
                 total.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
             else:
                 total.update(f"{path}{leaf!r}".encode())
+    if data.groups is not None:
+        total.update(data.groups.numpy().tobytes())
     return total.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from stockpot.errors import TaskError
 from stockpot.task import batches
 from stockpot.task import loss as losses
 from stockpot.task.batches import batch_rows, find_labels, find_logits, find_loss, need_logits
-from stockpot.task.checks import check_targets, has_several_labels
+from stockpot.task.checks import check_targets, check_tokens, has_several_labels
 from stockpot.task.data import Data
-from stockpot.task.loss import Loss, next_tokens, same_tokens, sample_losses
-from stockpot.task.metrics import LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS, Metric, loss_table
+from stockpot.task.language import ENTITIES, column, entity_f1
+from stockpot.task.loss import Loss, next_tokens, same_tokens, sample_losses, shifted
+from stockpot.task.metric import Metric
+from stockpot.task.metrics import BITS, LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS, loss_table
 
 
 @dataclass
@@ -32,6 +35,7 @@ class Judge:
     has_own_loss: bool = False  # whether the model computes one
     form: losses.Form | None = None  # what that loss is for each sample, where it is known
     can_scale_logits: bool = False  # whether `loss` takes beta
+    leaves_labels_out: bool = False  # whether a causal model is called without its labels
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -49,10 +53,16 @@ class Judge:
             ) from error
 
     def call(self, batch: Any) -> Any:
-        # Where nothing of the user's own reads the batch, a column that the model does not take is a mistake.
-        others = self.users_loss is not None or self.metric.name not in METRICS
+        if self.leaves_labels_out and isinstance(batch, Mapping):
+            # Its loss is computed from its logits here: in their precision, and once.
+            batch = {key: value for key, value in batch.items() if key not in batches.LABEL_KEYS}
         with self._running():
-            return batches.call(self.model, batch, columns_of_others=others)
+            return batches.call(self.model, batch)
+
+    @property
+    def _shifts(self) -> bool:
+        """Whether position t predicts the label at t + 1."""
+        return self.form is next_tokens or (self.form is None and losses.is_causal(self.model))
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
@@ -82,14 +92,15 @@ class Judge:
     def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         labels = find_labels(batch)
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
-        if own is not None and not label_smoothing and beta is None:
-            shift = self.form is next_tokens or (self.form is None and losses.is_causal(self.model))
-            return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), shift)
+        tokens = self.form in (next_tokens, same_tokens) and not label_smoothing
+        if own is not None and not label_smoothing and beta is None and not tokens:
+            return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), self._shifts)
         logits = need_logits(outputs, "the default loss")
         if beta is not None:
             logits = logits * beta
-        if self.form is not None and self.form in (next_tokens, same_tokens) and not label_smoothing:
-            return self.form(logits, labels).sum()
+        if tokens:
+            assert self.form is not None
+            return self.form(logits, labels.to(logits.device)).sum()
         return losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------
@@ -101,9 +112,13 @@ class Judge:
                 each = self._users_sample_losses(self.call_users_loss(batch), n)
             else:
                 each = self._sample_losses(self.call(batch), batch)
-            return loss_table(each, not self.metric.is_mean), each.sum()
+            return self._loss_table(each, batch), each.sum()
+        if self.metric.calls_model:
+            with self._running():
+                table = self.metric.of_batch(self.model, batch, n)
+            return table, self.loss(batch) if with_loss else None
         outputs = self.call(batch)
-        table = self.metric.of_batch(outputs, batch, n)
+        table = self.metric.of_batch(*self._judged(outputs, batch), n)
         if not with_loss:
             return table, None
         if self.users_loss is not None:
@@ -113,17 +128,30 @@ class Judge:
         except TaskError:  # of a model that another metric judges no loss need be known; that is nan, not an error
             return table, None
 
+    def _loss_table(self, each: Loss, batch: Any) -> Tensor:
+        count = column(batch, "bytes", "bits_per_byte") if self.metric == BITS else None
+        return loss_table(each, not self.metric.is_mean, count)
+
+    def _judged(self, outputs: Any, batch: Any) -> tuple[Any, Any]:
+        """What the metric is given; for one of tokens, logits and labels of the same positions."""
+        labels = find_labels(batch)
+        if not self.metric.tokens or not isinstance(labels, Tensor) or labels.ndim != 2 or not self._shifts:
+            return outputs, batch
+        return need_logits(outputs, f'metric="{self.metric.name}"'), {"labels": shifted(labels)}
+
     def statistics_of_logits(self, logits: Tensor, batch: Any) -> Tensor:
         """The metric's statistics (n, m) for logits from anywhere."""
-        if self.metric not in LOSSES:
+        if self.metric.calls_model:
+            reason = f"{self.metric.name} calls the model itself"
+        elif self.metric not in LOSSES:
             try:
-                return self.metric.of_batch(logits, batch, logits.shape[0])
+                return self.metric.of_batch(*self._judged(logits, batch), logits.shape[0])
             except TaskError as error:
                 if error.__cause__ is None:
                     raise
                 reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
         elif self.users_loss is None:
-            return loss_table(self._sample_losses(logits, batch), not self.metric.is_mean)
+            return self._loss_table(self._sample_losses(logits, batch), batch)
         else:
             reason = "a loss of your own calls the model itself"
         raise TaskError.of(
@@ -137,6 +165,10 @@ class Judge:
         logits = need_logits(outputs, f'metric="{self.metric.name}"')
         if self.form is not None:
             return self.form(logits, find_labels(batch).to(logits.device))
+        labels = find_labels(batch)
+        tokens = isinstance(labels, Tensor) and logits.ndim == 3 and labels.shape == logits.shape[:2]
+        if tokens and self.metric not in (METRICS["loss"], WEIGHTED_LOSS):  # whatever else the model's own loss has
+            return (next_tokens if self._shifts else same_tokens)(logits, labels.to(logits.device))
         if self.has_own_loss:
             raise self._whole_batch("a loss that the model computes for a whole batch")
         return sample_losses(logits, find_labels(batch))
@@ -166,6 +198,18 @@ class Judge:
         The first data also decides which form of the loss and the metric is meant.
         """
         default = self.users_loss is None
+        check_tokens(data, self.model, self.metric)
+        if self.metric == ENTITIES and (names := getattr(getattr(self.model, "config", None), "id2label", None)):
+            self.metric = entity_f1([str(names[number]) for number in sorted(names)])
+        if default and self.metric.name in METRICS and isinstance(batch, Mapping):
+            known = (*batches.JUDGED, *batches.LABEL_KEYS)
+            if unread := [key for key in batches.not_taken(self.model, batch) if key not in known]:
+                raise TaskError.of(
+                    f"columns of the {data.name}",
+                    expected=f"parameters of {type(self.model).__name__}.forward, and labels",
+                    found=f"{', '.join(unread)}, which nothing reads",
+                    fix="correct the name, leave the column out, or give a loss or metric of your own that reads it",
+                )
         try:
             outputs = self.call(_with_blank_labels(batch))
         except Exception as error:
@@ -192,7 +236,15 @@ class Judge:
         if first:
             self._learn_form(batch, logits)
         if default or not accuracy:
-            self.statistics(batch, batch_rows(batch), with_loss=False)
+            table, _ = self.statistics(batch, batch_rows(batch), with_loss=False)
+            scores = self.metric.is_mean or self.metric.ratio is not None
+            if scores and logits is not None and bool(table.isnan().any()) and bool(logits.isfinite().all()):
+                raise TaskError.of(
+                    f"metric {self.metric.name}",
+                    expected="a number for each sample",
+                    found=f"NaN for {int(table.isnan().any(1).sum())} of {len(table)}, from finite outputs",
+                    fix="give what has no score the score 0, or leave such samples out of the data",
+                )
 
     def _learn_form(self, batch: Any, logits: Tensor | None) -> None:
         """See which loss the model computes itself, and whether samples have weights of their own."""
@@ -208,6 +260,10 @@ class Judge:
                 self.has_own_loss = True
                 self.form = losses.own_form(self.model, find_logits(outputs), find_labels(batch), own)
                 weighted = self.form in (next_tokens, same_tokens)
+                if self.form is next_tokens:
+                    forward: Any = getattr(self.model, "_orig_mod", self.model).forward
+                    given = inspect.signature(forward).parameters.get("labels")
+                    self.leaves_labels_out = given is not None and given.default is None
             elif logits is not None:
                 weighted = logits.ndim > 2  # several positions in each sample
             fits = logits is not None and losses.fit_together(logits, find_labels(batch))

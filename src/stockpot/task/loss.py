@@ -84,7 +84,9 @@ def check_pair(logits: Tensor, labels: Any, purpose: str) -> Tensor:
     if not fit_together(logits, labels):
         found = f"logits {tuple(logits.shape)} with labels {tuple(labels.shape)} {labels.dtype}".replace("torch.", "")
         expected = "logits (n, classes) with n integer labels"
-        raise TaskError.of(f"model and labels for {purpose}", expected=expected, found=found, fix=OWN)
+        tokens = logits.ndim == 3 and labels.ndim == 2
+        fix = 'for models of tokens use metric="nats_per_token", "token_accuracy" or "entity_f1"' if tokens else OWN
+        raise TaskError.of(f"model and labels for {purpose}", expected=expected, found=found, fix=fix)
     target: Tensor = labels.to(logits.device)
     return target.to(logits.dtype) if target.is_floating_point() else target.long()
 
@@ -104,12 +106,19 @@ Form = Callable[[Tensor, Tensor], Loss]  # (logits, labels) -> (n,)
 
 def same_tokens(logits: Tensor, labels: Tensor) -> Loss:
     """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
-    return sample_losses(logits.transpose(1, 2).unsqueeze(3), labels.unsqueeze(2))
+    n, T, C = logits.shape
+    losses = functional.cross_entropy(logits.reshape(n * T, C), labels.reshape(n * T).long(), reduction="none")
+    return Loss(losses.view(n, T).sum(1), (labels != IGNORED).sum(1).to(losses.dtype))
 
 
 def next_tokens(logits: Tensor, labels: Tensor) -> Loss:
     """Position t predicts the label at t + 1, as causal language models are trained."""
-    return same_tokens(logits[:, :-1], labels[:, 1:])
+    return same_tokens(logits, shifted(labels))  # the last has no next; cutting the logits would copy them
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """The label of the next position at each, (n, T)."""
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def squared_errors(logits: Tensor, labels: Tensor) -> Loss:

@@ -6,88 +6,20 @@ The built-in ones are as scikit-learn and scipy define them; losses and errors a
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import find_labels, need_logits, users_code
+from stockpot.task import language
+from stockpot.task.batches import find_labels, need_logits
 from stockpot.task.loss import IGNORED, Loss, check_pair, sample_losses
+from stockpot.task.metric import Counted, Metric, Reduction
 
 MetricFunction = Callable[[Any, Any], Any]
 Statistics = Callable[[Tensor, Any, str], Tensor]  # logits, labels, purpose (for messages) -> (n, m)
-Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
-Reduction = Callable[[Tensor], Counted]  # of a table (N, m)
-
-HOW_TO = (
-    "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
-    ' Metric("name", statistics=lambda outputs, batch: ..., reduce=lambda table: ...), statistics (n, m) for each'
-    " sample and one number from the table (N, m) of all samples"
-)
-
-
-def mean(table: Tensor) -> float:
-    return float(table[:, 0].mean())
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
-
-    Higher is better. A mean has one statistic, the sample's score; its `ceiling`, the largest score of one sample,
-    lets greedy stop an evaluation early. `counted(table)` gives a function of counts (B, N), how often each sample was
-    drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
-    """
-
-    name: str
-    statistics: Callable[[Any, Any], Tensor]  # -> (n, m)
-    reduce: Callable[[Tensor], float] = mean  # (N, m) float64 on the host
-    is_mean: bool = False
-    ceiling: float | None = None
-    percent: bool = False
-    counted: Reduction | None = None
-
-    def __post_init__(self) -> None:
-        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
-            raise TaskError.of(
-                f"Metric {self.name!r}",
-                expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
-                found="a reduction of its own" if self.reduce is not mean else "a ceiling without is_mean",
-                fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
-            )
-
-    def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
-        """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
-        with users_code(f"metric {self.name}", self.statistics):
-            found = torch.as_tensor(self.statistics(outputs, batch)).detach()
-        if found.shape == (n,) or (n == 1 and found.ndim == 0):
-            found = found.reshape(n, 1)
-        if found.ndim != 2 or len(found) != n or found.shape[1] == 0 or (self.is_mean and found.shape[1] > 1):
-            shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
-            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
-        return found
-
-    def of_draws(self, table: Tensor) -> Counted:
-        """The value of each draw of samples; NaN where a draw lacks what the metric needs, such as a class."""
-        if self.counted is not None:
-            return self.counted(table)
-
-        def value(count: Tensor) -> float:
-            try:
-                return float(self.reduce(table.repeat_interleave(count, dim=0)))
-            except Exception:
-                return math.nan
-
-        def values(counts: Tensor) -> Tensor:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
-
-        return values
 
 
 def as_metric(metric: str | Metric | MetricFunction) -> Metric:
@@ -160,9 +92,17 @@ def _losses(weighted: bool) -> Statistics:
     return lambda logits, labels, _: loss_table(sample_losses(logits, labels), weighted)
 
 
-def loss_table(losses: Loss, weighted: bool) -> Tensor:
-    """What `loss` and `perplexity` keep of each sample: its loss, negated, or its summed loss and weight."""
-    return torch.stack([*losses], dim=1) if weighted else -losses.total[:, None]
+def loss_table(losses: Loss, weighted: bool, count: Tensor | None = None) -> Tensor:
+    """What a metric of the loss keeps of each sample: its loss, negated, or its summed loss and weight (or `count`)."""
+    if not weighted:
+        return -losses.total[:, None]
+    return torch.stack([losses.total, losses.weight if count is None else count.to(losses.total)], dim=1)
+
+
+def _total_and_bytes(outputs: Any, batch: Any) -> Tensor:
+    purpose = 'metric="bits_per_byte"'
+    losses = sample_losses(need_logits(outputs, purpose), find_labels(batch))
+    return loss_table(losses, True, language.column(batch, "bytes", "bits_per_byte"))
 
 
 def _unfit(purpose: str, expected: str, outputs: Tensor, labels: Any) -> TaskError:
@@ -328,11 +268,15 @@ _BUILT_IN: dict[str, tuple[Statistics, Reduction | None]] = {
     "roc_auc": (_binary, _auc),
 }
 METRICS = {name: _metric(name, *parts) for name, parts in _BUILT_IN.items()}
+NATS = Metric("nats_per_token", METRICS["perplexity"].statistics, ratio=-1.0)
+BITS = Metric("bits_per_byte", _total_and_bytes, ratio=-1 / math.log(2))
+METRICS |= {metric.name: metric for metric in (NATS, BITS, *language.METRICS)}
 # What a task takes by itself: "loss" where samples have weights of their own, such as their tokens, and F1 where they
 # have several labels.
-WEIGHTED_LOSS = _metric("loss", _losses(weighted=True), _of_sums(lambda total, weight: -total / weight))
+WEIGHTED_LOSS = Metric("loss", METRICS["perplexity"].statistics, ratio=-1.0)
 MULTI_LABEL = {
     "macro_f1": _metric("macro_f1", _hits, _of_sums(_f1, 3)),
     "micro_f1": _metric("micro_f1", _hits, _of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
 }
-LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"])  # what a task computes by its own loss
+# What a task computes by its own loss.
+LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"], NATS, BITS)

@@ -1,6 +1,7 @@
 """Scores are what a metric found on samples, and how sure that is.
 
-Means have closed forms for their intervals; every other metric is computed on samples drawn again.
+Means and ratios have closed forms for their intervals; every other metric is computed on samples drawn again. Samples
+of one group are one independent unit: they are added up, or drawn, together.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from stockpot.errors import TaskError
 from stockpot.task.batches import users_code
-from stockpot.task.metrics import Metric
+from stockpot.task.metric import Metric
 
 RESAMPLES = 1000
 UNITS = 4096  # how many things are drawn from at most: single samples, or groups of them where there are more
@@ -30,10 +31,16 @@ class Scores:
     metric: Metric
     loss: float = math.nan
     complete: bool = True
+    units: Tensor | None = None  # (N,) the independent unit of each sample; None: each is its own
 
     @property
     def n(self) -> int:
         return self.table.shape[0]
+
+    @property
+    def independent(self) -> int:
+        """How many units there are."""
+        return self.n if self.units is None else len(torch.unique(self.units))
 
     @property
     def value(self) -> float:
@@ -43,32 +50,22 @@ class Scores:
 
     def rows(self, indices: Tensor) -> Scores:
         """Of some samples only, in this order; the loss is that of all samples and is left out."""
-        return replace(self, table=self.table[indices], loss=math.nan)
-
-    @property
-    def standard_error(self) -> float:
-        """Of a mean; infinite when there is one sample only."""
-        if not self.metric.is_mean:
-            raise TaskError.of(
-                f"standard error of {self.metric.name}",
-                expected="a mean over samples",
-                found="a metric that is none",
-                fix="use interval() or difference(), which resample",
-            )
-        return float(self.table[:, 0].std()) / math.sqrt(self.n) if self.n > 1 else math.inf
+        units = None if self.units is None else self.units[indices]
+        return replace(self, table=self.table[indices], loss=math.nan, units=units)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Wilson's for scores of 0 and 1, Student's for other means, else from resampled samples."""
-        if not self.metric.is_mean:
+        """Wilson's for scores of 0 and 1, Student's for other means and ratios, else from resampled units."""
+        if not self._closed:
             return resampled([self], confidence)
         if self._right_or_wrong:
-            return wilson(self.value, self.n, confidence)
-        return of_mean(self.table[:, 0], confidence)
+            judged = self.n if self.metric.is_mean else int(self.table[:, 1].sum())
+            return wilson(self.value, judged, confidence) if judged else (-math.inf, math.inf)
+        return around(self.value, self._without_each(), confidence)
 
     def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
-        """Value of self minus other with its interval, paired sample by sample.
+        """Value of self minus other with its interval, paired unit by unit.
 
-        Bonett and Price's for scores of 0 and 1, Student's for other means, else from resampled samples.
+        Bonett and Price's for scores of 0 and 1, Student's for other means and ratios, else from resampled units.
         """
         if self.n != other.n or self.metric.name != other.metric.name:
             raise TaskError.of(
@@ -77,31 +74,50 @@ class Scores:
                 found=f"{other.metric.name} of {other.n} in the other",
                 fix="compare complete evaluations on the same data in the same order",
             )
-        if not self.metric.is_mean:
+        gap = self.value - other.value
+        if not self._closed:
             low, high = resampled([self, other], confidence)
-            # However they fall, so few samples that differ may all be on one side by chance.
+            # However they fall, so few units that differ may all be on one side by chance.
             same = self.table.shape == other.table.shape
-            differ = int((self.table != other.table).any(dim=1).sum()) if same else self.n
-            if 2.0 ** (1 - differ) > 1 - confidence:
+            differ = (self.table != other.table).any(dim=1) if same else torch.ones(self.n, dtype=torch.bool)
+            count = int(differ.sum()) if self.units is None else len(torch.unique(self.units[differ]))
+            if 2.0 ** (1 - count) > 1 - confidence:
                 low, high = min(low, 0.0), max(high, 0.0)
-            return self.value - other.value, low, high
-        delta = self.table[:, 0] - other.table[:, 0]  # (n,)
-        if self._right_or_wrong and other._right_or_wrong:
+            return gap, low, high
+        if self.metric.is_mean and self._right_or_wrong and other._right_or_wrong:
+            delta = self.table[:, 0] - other.table[:, 0]  # (n,)
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
             return float(delta.mean()), *bonett_price(better, worse, self.n, confidence)
-        return float(delta.mean()), *of_mean(delta, confidence)
+        return gap, *around(gap, self._without_each() - other._without_each(), confidence)
+
+    @property
+    def _closed(self) -> bool:
+        return self.metric.is_mean or self.metric.ratio is not None
 
     @property
     def _right_or_wrong(self) -> bool:
-        return bool(((self.table == 0) | (self.table == 1)).all())
+        whole = self.metric.is_mean or self.metric.ratio == 1.0
+        return whole and self.units is None and bool(((self.table == 0) | (self.table == 1)).all())
+
+    def _without_each(self) -> Tensor:
+        """The mean or ratio without each of the units, (U,)."""
+        total, weight = self.table[:, 0], torch.ones(self.n, dtype=self.table.dtype)
+        if self.metric.ratio is not None:
+            total, weight = self.metric.ratio * total, self.table[:, 1]
+        if self.units is not None:
+            place = torch.unique(self.units, return_inverse=True)[1]
+            empty = torch.zeros(int(place.max()) + 1, dtype=total.dtype)
+            total, weight = empty.index_add(0, place, total), empty.index_add(0, place, weight)
+        return (total.sum() - total) / (weight.sum() - weight)
 
 
 def worded(scores: Scores) -> str:
     """A score with its uncertainty, as notes and sentences show it."""
     value, (low, high) = scores.value, scores.interval()
+    n = f"n = {scores.n}" if scores.units is None else f"n = {scores.n} in {scores.independent} groups"
     if scores.metric.percent:
-        return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, n = {scores.n})"
-    return f"{value:.4g} (95 % interval {low:.4g} to {high:.4g}, n = {scores.n})"
+        return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, {n})"
+    return f"{value:.4g} (95 % interval {low:.4g} to {high:.4g}, {n})"
 
 
 # Closed forms -----------------------------------------------------------------------------------------
@@ -161,45 +177,54 @@ def student(confidence: float, freedom: int) -> float:
     return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, start=1))
 
 
-def of_mean(values: Tensor, confidence: float) -> tuple[float, float]:
-    """Student's interval of the mean of (N,); all numbers for one value."""
-    n, mean = values.numel(), float(values.mean())
-    half = student(confidence, n - 1) * float(values.std()) / math.sqrt(n) if n > 1 else math.inf
-    return mean - half, mean + half
+def around(value: float, without_each: Tensor, confidence: float) -> tuple[float, float]:
+    """Student's interval from the values (U,) without each of the units (the jackknife); all numbers for one unit.
+
+    For a mean over samples this is the usual interval.
+    """
+    n = without_each.numel()
+    if n < 2 or not bool(without_each.isfinite().all()):
+        return (-math.inf, math.inf) if math.isfinite(value) else (math.nan, math.nan)
+    half = student(confidence, n - 1) * (n - 1) / math.sqrt(n) * float(without_each.std())
+    return value - half, value + half
 
 
 # Resampling -------------------------------------------------------------------------------------------
 
 
 def resampled(scores: Sequence[Scores], confidence: float) -> tuple[float, float]:
-    """Percentiles of a value, or of a first minus a second, over samples drawn again with replacement.
+    """Percentiles of a value, or of a first minus a second, over units drawn again with replacement.
 
-    Both of a pair see the same draws, which depend on the number of samples only. More than `UNITS` samples are put
+    Both of a pair see the same draws, which depend on the number of units only. More than `UNITS` of them are put
     into that many groups by chance and drawn by groups: every sample is still drawn once on average with the same
     variance, and drawing costs no more for many samples. The percentiles are taken further out by Hesterberg's (2015)
     correction for few samples, which makes the interval of a mean as wide as Student's. Draws on which a metric has no
     value, such as AUC with one class, are left out; without half of them there is no interval.
     """
-    n = scores[0].n
-    if n < 2:
+    first = scores[0]
+    n, independent = first.n, first.independent
+    if independent < 2:
         return -math.inf, math.inf
-    generator = torch.Generator().manual_seed(n)
-    units = min(n, UNITS)
-    shuffled = torch.randperm(n, generator=generator) if n > units else torch.arange(n)
-    functions = [each.metric.of_draws(each.table[shuffled]) for each in scores]
+    generator = torch.Generator().manual_seed(independent)
+    units = min(independent, UNITS)
+    own = torch.arange(n) if first.units is None else torch.unique(first.units, return_inverse=True)[1]  # (N,)
+    if independent > units:
+        own = (torch.randperm(independent, generator=generator) % units)[own]
+    functions = [each.metric.of_draws(each.table) for each in scores]
     size = max(1, _PIECE // n)
     found = []
     for start in range(0, RESAMPLES, size):
         drawn = torch.randint(units, (min(size, RESAMPLES - start), units), generator=generator)
         drawn += torch.arange(len(drawn))[:, None] * units
         counts = torch.bincount(drawn.view(-1), minlength=drawn.numel()).view(drawn.shape).double()
-        counts = counts.repeat(1, -(-n // units))[:, :n]  # (B, N), the count of each sample's group
+        counts = counts[:, own]  # (B, N), how often each sample was drawn
         values = [function(counts) for function in functions]
         found.append(values[0] if len(values) == 1 else values[0] - values[1])
     every = torch.cat(found)  # (RESAMPLES,)
     every = every[every.isfinite()]
     if len(every) < RESAMPLES / 2:
         return -math.inf, math.inf
-    tail = NormalDist().cdf(-student(confidence, n - 1) * math.sqrt(n / (n - 1)))
+    wider = math.sqrt(independent / (independent - 1))
+    tail = NormalDist().cdf(-student(confidence, independent - 1) * wider)
     low, high = torch.quantile(every, torch.tensor([tail, 1 - tail], dtype=every.dtype)).tolist()
     return low, high

@@ -19,7 +19,8 @@ from stockpot.task.batches import map_tensors
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
-from stockpot.task.metrics import Metric, MetricFunction, as_metric
+from stockpot.task.metric import Metric
+from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 
@@ -35,6 +36,7 @@ class Task:
     `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`: one loss per
     sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
     `metric(outputs, batch)` with one score per sample, or a `Metric`.
+    `groups` and `report_groups` number or name what samples belong to (a patient, document or speaker): one per sample.
     The report data is checked here and then sealed: methods open it after their last decision (`Sealed`).
     """
 
@@ -44,6 +46,8 @@ class Task:
         fit: Any,
         report: Any = None,
         *,
+        groups: Any = None,
+        report_groups: Any = None,
         loss: LossFunction | None = None,
         metric: str | Metric | MetricFunction = "accuracy",
         device: str | torch.device | None = None,
@@ -62,11 +66,11 @@ class Task:
         self.statistics: Statistics = statistics
         self._judge = Judge(model, loss, as_metric(metric), self.device, autocast)
         read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
-        self.fit = read(fit, name="fit data")
+        self.fit = read(fit, name="fit data", groups=groups)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
         if report is not None:
-            data = read(report, name="report data", memory_used=self.fit.nbytes)
+            data = read(report, name="report data", groups=report_groups, memory_used=self.fit.nbytes)
             self._check_data(data)
             self._sealed = Sealed(data)
 
@@ -208,7 +212,9 @@ class Task:
                         break
         loss_sum, weight = _on_host(torch.stack(losses)).sum(0).tolist() if losses else (math.nan, 1.0)
         mean = loss_sum / weight if weight else math.nan
-        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric, mean, done == rows.numel())
+        units = None if data.groups is None else data.groups[rows[:done]]
+        table = torch.cat([_on_host(table) for table in tables])
+        return Scores(table, self.metric, mean, done == rows.numel(), units)
 
     def _batches(self, data: Data, rows: Tensor, reseed: Callable[[int], None]) -> Iterator[tuple[Tensor, Any]]:
         """These samples batch by batch, on the device.
@@ -251,7 +257,7 @@ class Task:
                 self._judge.statistics_of_logits((total / count).to(dtype).to(self.device), batch)
                 for total, (_, batch) in zip(sums, self._batches(data, rows, reseed), strict=True)
             ]
-        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric)
+        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric, units=data.groups)
 
     # Statistics of normalisation layers ---------------------------------------------------------------
 

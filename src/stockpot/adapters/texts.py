@@ -1,0 +1,233 @@
+"""From texts to token ids, and which of the tokens a model learns.
+
+Texts become ids once, some at a time, into plain arrays: a list of Python numbers would take nine times the memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stockpot.adapters.chats import chat_parts
+from stockpot.adapters.extras import said, silent
+from stockpot.adapters.inputs import LoadedModel
+from stockpot.adapters.tables import Array, Table, bad_data
+from stockpot.events import Event, Listener, progress
+from stockpot.task.loss import IGNORED
+
+_AT_ONCE = 512  # texts that become ids before it is told
+_PIECE = 1024  # tokens of a piece, where neither the recipe nor the model says less
+
+Part = tuple[Sequence[int], Sequence[int]]  # ids, and labels of the same length: the id, or IGNORED
+
+
+class Ids:
+    """Sequences of different lengths, one after another."""
+
+    def __init__(self, rows: Iterable[Sequence[int]] = ()) -> None:
+        self._flat, self._lengths = array("i"), array("q")
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Sequence[int]) -> None:
+        self._flat.extend(row)
+        self._lengths.append(len(row))
+
+    @property
+    def lengths(self) -> Array:
+        return np.frombuffer(self._lengths, np.int64) if self._lengths else np.zeros(0, np.int64)
+
+    def padded(self, fill: int) -> tuple[Tensor, Tensor]:
+        """The sequences as (n, T) with `fill` behind them, and a mask of 1 where they are; int64 both."""
+        lengths, width = self.lengths, int(self.lengths.max(initial=1))
+        mask = np.arange(width) < lengths[:, None]
+        table = np.full(mask.shape, fill, np.int64)
+        table[mask] = np.frombuffer(self._flat, np.int32) if self._flat else ()
+        return torch.from_numpy(table), torch.from_numpy(mask.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which columns of a table are read as what, and how long a sequence may be."""
+
+    text: tuple[str, ...] | None = None
+    messages: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    max_length: int | None = None
+    long_texts: str = "refuse"  # refuse, truncate or split
+
+
+class TextReader:
+    """Reads the texts of one split with a model's tokenizer."""
+
+    def __init__(self, form: Form, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
+        key = next((k for k in ("text", "messages", "prompt") if getattr(form, k)), "text")
+        self.form, self.model, self.table, self.split, self.listen, self.key = form, model, table, split, listen, key
+        if model.tokenizer is None:
+            fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
+            raise bad_data(f"data.{key}", "a transformers model with a tokenizer", "none", fix)
+        self.tokenizer = tokenizer = model.tokenizer()
+        size = getattr(tokenizer, "vocab_size", 0)
+        if model.vocabulary is not None and size > model.vocabulary:
+            self._vocabulary(f"a tokenizer of {size:,} tokens")
+        known = [n for n in (model.max_length, getattr(tokenizer, "model_max_length", None)) if n]
+        context, given = min(known, default=2**30), form.max_length
+        if given is not None and model.max_length is not None and given > model.max_length:
+            expected = f"at most {model.max_length:,}, the model's context"
+            raise bad_data("data.max_length", expected, f"{given:,}", "ask for fewer tokens")
+        pieces = min(context, _PIECE) if form.long_texts == "split" else context
+        self.longest: int = given or pieces
+        named = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
+        fits = (n for n in named if n is not None and n < (model.vocabulary or 2**31))
+        self.fill: int = next(fits, 0)
+
+    # Forms of text ------------------------------------------------------------------------------------
+
+    def read(self) -> tuple[dict[str, Tensor], Array]:
+        """Columns of a batch, and the row of the table (as it is, or its share) that each sample is from."""
+        if self.model.purpose == "seq2seq" and self.key == "prompt":
+            return self._seq2seq()
+        if self.model.purpose != "causal":
+            return self._inputs()
+        if self.key == "text":
+            return self._causal((ids, ids) for ids in self._encoded(self._texts()[0]))
+        if self.key == "messages":
+            name = str(self.form.messages)
+            chats = list(self.table.column(name, "data.messages"))
+            tell = self._told("chats", len(chats))
+            return self._causal(
+                chat_parts(self.tokenizer, chats, lambda row: self.table.cell(name, "data.messages", row), tell)
+            )
+        return self._causal(self._completions(*self._pair()))
+
+    def _inputs(self) -> tuple[dict[str, Tensor], Array]:
+        """What a classifier is called with."""
+        texts = self._texts()
+        with silent():
+            whole = self.tokenizer(*texts)
+            long = [row for row, ids in enumerate(whole["input_ids"]) if len(ids) > self.longest]
+            self._check_long(long, lambda row: len(whole["input_ids"][row]))
+            if long:
+                whole = self.tokenizer(*texts, truncation=True, max_length=self.longest)
+        made = {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
+        self._check_ids(made["input_ids"])
+        return made, np.arange(len(texts[0]))
+
+    def _seq2seq(self) -> tuple[dict[str, Tensor], Array]:
+        prompts, answers = self._pair()
+        sources, targets = Ids(), Ids()
+        both = [*zip(self._encoded(prompts), self._encoded(answers, target=True), strict=True)]
+        long = [row for row, pair in enumerate(both) if max(map(len, pair)) > self.longest]
+        self._check_long(long, lambda row: max(map(len, both[row])))
+        for source, target in both:
+            sources.add(source[: self.longest])
+            targets.add(target[: self.longest])
+        ids, mask = sources.padded(self.fill)
+        labels, _ = targets.padded(IGNORED)
+        self._check_ids(ids, labels)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}, np.arange(len(both))
+
+    def _completions(self, prompts: Sequence[str], completions: Sequence[str]) -> Iterator[Part]:
+        """Prompt and completion as one text; learned is what comes after the tokens it shares with the prompt alone.
+
+        A token that joins the end of the prompt to the completion is learned. Then comes the end of text, if any.
+        """
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        whole = [p + c for p, c in zip(prompts, completions, strict=True)]
+        for before, ids in zip(self._encoded(prompts), self._encoded(whole), strict=True):
+            ids = [*ids] if end is None or (ids and ids[-1] == end) else [*ids, end]
+            shared = 0
+            while shared < min(len(before), len(ids)) and before[shared] == ids[shared]:
+                shared += 1
+            yield ids, [IGNORED] * shared + ids[shared:]
+
+    # From sequences to columns ------------------------------------------------------------------------
+
+    def _causal(self, parts: Iterable[Part]) -> tuple[dict[str, Tensor], Array]:
+        """Ids and labels of one length; sequences without a label to predict are left out and counted."""
+        ids, labels, rows = Ids(), Ids(), array("q")
+        long, longest, empty = [], {}, 0
+        for row, (tokens, target) in enumerate(parts):
+            if len(tokens) > self.longest:
+                long.append(row)
+                longest[row] = len(tokens)
+            stop = len(tokens) if self.form.long_texts == "split" else self.longest
+            learns = False
+            for start in range(0, min(stop, len(tokens)), self.longest):
+                piece = slice(start, start + self.longest)
+                if all(label == IGNORED for label in target[piece][1:]):
+                    continue
+                learns = True
+                ids.add(tokens[piece])
+                labels.add(target[piece])
+                rows.append(row)
+            empty += not learns
+        self._check_long(long, longest.__getitem__)
+        if not len(rows):
+            expected, fix = "tokens to learn", "check the columns; chats need messages of the role assistant"
+            raise bad_data(f"{self.split} data, data.{self.key}", expected, "none in any sample", fix)
+        if empty:
+            self._tell(f"{empty:,} without a token to learn, left out")
+        table, mask = ids.padded(self.fill)
+        target_table, _ = labels.padded(IGNORED)
+        self._check_ids(table)
+        columns = {"input_ids": table, "attention_mask": mask, "labels": target_table}
+        return columns, np.frombuffer(rows, np.int64)
+
+    def _check_long(self, long: list[int], size: Callable[[int], int]) -> None:
+        if not long or (self.form.long_texts == "split" and self.model.purpose == "causal"):
+            return
+        if self.form.long_texts == "truncate":
+            self._tell(f"{len(long):,} sequences longer than {self.longest:,} tokens, truncated")
+            return
+        row = max(long, key=size)
+        found = f"{len(long):,} longer ones, the longest with {size(row):,} in row {self.table.number(row)} (from 0)"
+        told = "write data.long_texts: truncate to cut them off"
+        if self.model.purpose == "causal" and self.key == "text":
+            told += ", or split to make several sequences of each"
+        expected = f"sequences of at most {self.longest:,} tokens"
+        raise bad_data(f"{self.split} data, data.{self.key}", expected, found, told)
+
+    def _check_ids(self, *tables: Tensor) -> None:
+        largest = max(int(table.max()) for table in tables)
+        if self.model.vocabulary is not None and largest >= self.model.vocabulary:
+            self._vocabulary(f"token {largest:,}")
+
+    def _vocabulary(self, found: str) -> None:
+        expected = f"tokens below {self.model.vocabulary:,}, as many as the model has embeddings of"
+        fix = "set model.tokenizer to the folder of the tokenizer that the model was trained with"
+        raise bad_data("tokenizer and model", expected, found, fix)
+
+    # Texts --------------------------------------------------------------------------------------------
+
+    def _texts(self) -> list[list[str]]:
+        return [self.table.texts(name, "data.text") for name in self.form.text or ()]
+
+    def _pair(self) -> tuple[list[str], list[str]]:
+        names = str(self.form.prompt), str(self.form.completion)
+        return self.table.texts(names[0], "data.prompt"), self.table.texts(names[1], "data.completion")
+
+    def _encoded(self, texts: Sequence[str], *, target: bool = False) -> Iterator[list[int]]:
+        tell = self._told("texts", len(texts))
+        for start in range(0, len(texts), _AT_ONCE):
+            some = list(texts[start : start + _AT_ONCE])
+            try:
+                with silent():  # it warns of long texts, which are counted here
+                    found = self.tokenizer(text_target=some) if target else self.tokenizer(some)
+            except Exception as error:  # tokenizers raise almost anything on texts they were not made for
+                where = f"{self.split} data, rows from {start}"
+                raise bad_data(where, "texts that the tokenizer takes", said(error), "check the texts") from error
+            yield from found["input_ids"]
+            tell(start + len(some))
+
+    def _told(self, what: str, total: int) -> Callable[[int], None]:
+        return lambda done: progress(self.listen, f"reading {self.split} {what}", done, total, unit=what)
+
+    def _tell(self, text: str) -> None:
+        self.listen(Event("phase", {"text": f"{self.split} data: {text}"}))

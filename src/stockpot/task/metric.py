@@ -1,0 +1,100 @@
+"""A metric is statistics of each sample and a reduction of all of them to one number."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.errors import TaskError
+from stockpot.task.batches import users_code
+
+Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
+Reduction = Callable[[Tensor], Counted]  # of a table (N, m)
+
+HOW_TO = (
+    "return one number per sample from metric(outputs, batch). What is no mean over samples (F1, AUC) is a Metric:"
+    ' Metric("name", statistics=lambda outputs, batch: ..., reduce=lambda table: ...), statistics (n, m) for each'
+    " sample and one number from the table (N, m) of all samples"
+)
+
+
+def mean(table: Tensor) -> float:
+    return float(table[:, 0].mean())
+
+
+def _ratio(scale: float, table: Tensor) -> float:
+    total, weight = table.sum(0).tolist()
+    return scale * total / weight if weight else math.nan
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
+
+    Higher is better. A mean has one statistic, the sample's score; its `ceiling`, the largest score of one sample,
+    lets greedy stop an evaluation early. A `ratio` has two, and is that number times the sum of the first over the sum
+    of the second, such as right tokens over tokens. With `tokens`, statistics are given logits (n, T, C) and a batch
+    with labels (n, T) of the same positions, after the shift by one of causal models. With `calls_model` they are given
+    the live model in place of its outputs. `counted(table)` gives a function of counts (B, N), how often each sample
+    was drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
+    """
+
+    name: str
+    statistics: Callable[[Any, Any], Tensor]  # -> (n, m)
+    reduce: Callable[[Tensor], float] = mean  # (N, m) float64 on the host
+    is_mean: bool = False
+    ceiling: float | None = None
+    percent: bool = False
+    counted: Reduction | None = None
+    ratio: float | None = None
+    tokens: bool = False
+    calls_model: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None:
+            # A frozen dataclass is filled in by its class's setter.
+            object.__setattr__(self, "reduce", partial(_ratio, self.ratio))
+        if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
+            raise TaskError.of(
+                f"Metric {self.name!r}",
+                expected="is_mean=True, and a ceiling, for the mean of one score per sample only",
+                found="a reduction of its own" if self.reduce is not mean else "a ceiling without is_mean",
+                fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
+            )
+
+    def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
+        """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
+        with users_code(f"metric {self.name}", self.statistics):
+            found = torch.as_tensor(self.statistics(outputs, batch)).detach()
+        if found.shape == (n,) or (n == 1 and found.ndim == 0):
+            found = found.reshape(n, 1)
+        columns = 1 if self.is_mean else 2 if self.ratio is not None else max(1, found.shape[-1] if found.ndim else 0)
+        if found.ndim != 2 or found.shape != (n, columns):
+            shown = "one number for the whole batch" if found.numel() == 1 else f"shape {tuple(found.shape)}"
+            raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
+        return found
+
+    def of_draws(self, table: Tensor) -> Counted:
+        """The value of each draw of samples; NaN where a draw lacks what the metric needs, such as a class."""
+        if self.counted is not None:
+            return self.counted(table)
+
+        def value(count: Tensor) -> float:
+            try:
+                return float(self.reduce(table.repeat_interleave(count, dim=0)))
+            except Exception:
+                return math.nan
+
+        def values(counts: Tensor) -> Tensor:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
+
+        return values

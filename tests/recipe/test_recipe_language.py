@@ -1,0 +1,269 @@
+"""Language models from a recipe without code: text, prompts with completions, and chats become token ids and labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stockpot.cooking import cook
+from stockpot.errors import RecipeError, StockpotError
+from stockpot.events import Event
+from stockpot.recipe import load_recipe, make_recipe
+from stockpot.recipe.build import build_pool, build_task, cook_arguments
+
+pytest.importorskip("transformers")
+
+TEXTS = [
+    f"the {a} {b} is {c}" for a in ("old", "new", "red") for b in ("cat", "house") for c in ("here", "gone", "big")
+]
+CHATS = [
+    [
+        {"role": "user", "content": f"what is {word}?"},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "and then?"},
+        {"role": "assistant", "content": word},
+    ]
+    for word, text in zip(("old", "new", "red") * 6, TEXTS, strict=True)
+]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}%s{{ m.content }}<e>%s"
+    "{% else %}{{ m.content }}<e>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PLAIN, MARKED = (
+    TEMPLATE.replace("%s", ""),
+    TEMPLATE.replace("%s", "{% generation %}", 1).replace("%s", "{% endgeneration %}"),
+)
+
+
+def tokenizer(folder: Path, template: str | None = PLAIN, size: int = 300) -> Any:
+    """A real byte-level tokenizer, trained on the spot."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    special = ["<e>", "<user>", "<assistant>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
+    )
+    build: Any = PreTrainedTokenizerFast
+    fast = build(tokenizer_object=made, eos_token="<e>", chat_template=template)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    fast.save_pretrained(folder)
+    return fast
+
+
+def checkpoints(home: Path, count: int = 3, **config: Any) -> None:
+    """What a Trainer leaves: folders `run/checkpoint-N` with weights, configuration, tokenizer and files of its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    given = {
+        "vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 64, **config,
+    }  # fmt: skip
+    for number in range(1, count + 1):
+        torch.manual_seed(number)
+        folder = home / "run" / f"checkpoint-{100 * number}"
+        build: Any = LlamaForCausalLM
+        build(LlamaConfig(**given)).save_pretrained(folder)
+        tokenizer(folder)
+        (folder / "trainer_state.json").write_text('{"global_step": 100}')
+        torch.save({"lr": 1e-3}, folder / "training_args.bin")
+        torch.save({"state": {}}, folder / "optimizer.pt")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    checkpoints(tmp_path)
+    write(tmp_path / "chats.jsonl", [{"messages": chat} for chat in CHATS])
+    write(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
+    write(tmp_path / "pairs.jsonl", [{"q": text[:9], "a": text[9:]} for text in TEXTS])
+    return tmp_path
+
+
+def write(file: Path, records: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def task(home: Path, listen: Any = lambda event: None, model: str = "run/checkpoint-100", **data: Any) -> Any:
+    content = {"pool": {"path": "run"}, "model": {"transformers": model}, "data": data}
+    return build_task(make_recipe(content, home), listen)
+
+
+def refusal(home: Path, **data: Any) -> str:
+    with pytest.raises(StockpotError) as caught:
+        task(home, **data)
+    assert "Fix: " in str(caught.value)
+    return str(caught.value)
+
+
+def learned(home: Path, made: Any, row: int = 0, folder: str = "run/checkpoint-100") -> tuple[str, str]:
+    """The text of a sample, and of its labels alone."""
+    from transformers import AutoTokenizer
+
+    read: Any = AutoTokenizer
+    batch, words = made.fit.batch(torch.tensor([row])), read.from_pretrained(home / folder)
+    ids, labels, mask = (batch[name][0] for name in ("input_ids", "labels", "attention_mask"))
+    assert bool((labels[mask == 0] == -100).all())
+    return words.decode(ids[mask == 1]), words.decode(labels[labels != -100])
+
+
+RECIPE = """\
+pool:
+  path: run
+model:
+  transformers: run/checkpoint-100
+  device: cpu
+data:
+  table: chats.jsonl
+  messages: messages
+method:
+  steps: 2
+output:
+  dir: soup
+"""
+
+
+def test_a_folder_of_trainer_checkpoints_and_a_file_of_chats_become_a_soup_with_12_lines(home: Path) -> None:
+    assert len(RECIPE.splitlines()) == 12
+    (home / "soup.yaml").write_text(RECIPE)
+    recipe = load_recipe(home / "soup.yaml")
+    made = build_task(recipe)
+    result = cook(build_pool(recipe), made, **cook_arguments(recipe))
+    assert made.metric.name == "nats_per_token"
+    assert result.report is not None
+    assert result.report.value < 0
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    load_model, load_tokenizer = (getattr(one, "from_pretrained") for one in (AutoModelForCausalLM, AutoTokenizer))  # noqa: B009
+    folder = next(path for path in (home / "soup").rglob("config.json")).parent
+    soup, words = load_model(folder), load_tokenizer(folder)
+    assert soup(input_ids=torch.tensor([words("the old cat")["input_ids"]])).logits.shape[2] == 320
+
+
+def test_of_a_chat_the_assistants_tokens_are_learned(home: Path) -> None:
+    whole, answer = learned(home, task(home, table="chats.jsonl", messages="messages", fit=len(CHATS)))
+    assert whole == f"<user>what is old?<e><assistant>{TEXTS[0]}<e><user>and then?<e><assistant>old<e>"
+    assert answer == f"{TEXTS[0]}<e>old<e>"
+
+
+def test_a_template_that_marks_the_assistant_says_the_same_as_prefixes_do(home: Path) -> None:
+    data: dict[str, Any] = {"table": "chats.jsonl", "messages": "messages", "fit": len(CHATS)}
+    plain = task(home, **data)
+    tokenizer(home / "run" / "checkpoint-100", MARKED)
+    assert torch.equal(task(home, **data).fit.columns["labels"], plain.fit.columns["labels"])
+
+
+def test_a_template_that_rewrites_the_past_is_refused(home: Path) -> None:
+    """Such as one that drops what the assistant thought as soon as there is a next message."""
+    forgetful = PLAIN.replace("{{ m.content }}", "{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}")
+    tokenizer(home / "run" / "checkpoint-100", forgetful)
+    said = refusal(home, table="chats.jsonl", messages="messages")
+    assert "message 1 (from 0) changes what comes before it" in said
+    assert "{% generation %}" in said
+
+
+def test_chats_need_a_template_messages_and_an_assistant(home: Path) -> None:
+    user = [{"role": "user", "content": "hello there"}]
+    write(home / "alone.jsonl", [{"messages": user}] * 4)
+    assert "expected tokens to learn, found none in any sample" in refusal(
+        home, table="alone.jsonl", messages="messages"
+    )
+    write(home / "odd.jsonl", [{"messages": [{"text": "a"}]}] * 4)
+    said = refusal(home, table="odd.jsonl", messages="messages", fit=4)
+    assert "row 0 (from 0)" in said
+    assert "expected a list of messages, each with role and content" in said
+    tokenizer(home / "run" / "checkpoint-100", None)
+    assert "expected a tokenizer with a chat template" in refusal(home, table="chats.jsonl", messages="messages")
+
+
+def test_chats_without_an_answer_are_left_out_and_counted(home: Path) -> None:
+    user = [{"role": "user", "content": "hello there"}]
+    write(home / "some.jsonl", [{"messages": chat} for chat in [*CHATS, user, user]])
+    heard: list[Event] = []
+    made = task(home, heard.append, table="some.jsonl", messages="messages", fit=len(CHATS) + 2)
+    assert len(made.fit) == len(CHATS)
+    assert [event.data["text"] for event in heard if event.kind == "phase"] == [
+        "fit data: 2 without a token to learn, left out"
+    ]
+
+
+def test_of_a_prompt_and_a_completion_the_completion_and_the_end_are_learned(home: Path) -> None:
+    made = task(home, table="pairs.jsonl", prompt="q", completion="a", fit=len(TEXTS))
+    whole, answer = learned(home, made)
+    assert whole == f"{TEXTS[0]}<e>"
+    assert answer.endswith(f"{TEXTS[0][9:]}<e>")
+    assert len(answer) < len(whole)  # at most the token that joins the two is learned with it
+
+
+def test_texts_are_learned_whole_and_split_where_the_recipe_says_so(home: Path) -> None:
+    made = task(home, table="texts.jsonl", text="text", fit=len(TEXTS))
+    assert learned(home, made) == (TEXTS[0], TEXTS[0])
+    assert made.metric.name == "nats_per_token"
+    write(home / "long.jsonl", [{"text": " ".join(TEXTS)}] * 4)
+    made = task(home, table="long.jsonl", text="text", long_texts="split", max_length=16, fit=4)
+    assert made.fit.columns["input_ids"].shape[1] == 16
+    assert "".join(learned(home, made, row)[0] for row in range(len(made.fit) // 4)) == " ".join(TEXTS)
+
+
+def test_long_sequences_are_refused_or_truncated_and_counted(home: Path) -> None:
+    write(home / "long.jsonl", [{"text": text} for text in [*TEXTS, " ".join(TEXTS)]])
+    data: dict[str, Any] = {"table": "long.jsonl", "text": "text", "fit": len(TEXTS) + 1}
+    said = refusal(home, **data)
+    assert "expected sequences of at most 64 tokens, found 1 longer ones" in said
+    assert f"in row {len(TEXTS)} (from 0)" in said
+    heard: list[Event] = []
+    made = task(home, heard.append, long_texts="truncate", **data)
+    assert made.fit.columns["input_ids"].shape == (len(TEXTS) + 1, 64)
+    assert "fit data: 1 sequences longer than 64 tokens, truncated" in [event.data.get("text") for event in heard]
+    assert "expected at most 64, the model's context, found 65" in refusal(home, max_length=65, **data)
+
+
+def test_a_tokenizer_of_another_model_is_refused(home: Path) -> None:
+    checkpoints(home, 1, vocab_size=280)
+    said = refusal(home, table="texts.jsonl", text="text")
+    assert "expected tokens below 280, as many as the model has embeddings of" in said
+
+
+def test_sequence_to_sequence_models_learn_the_completion(home: Path) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    given: Any = {"vocab_size": 320, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
+    given["decoder_start_token_id"] = 0
+    build: Any = T5ForConditionalGeneration
+    build(T5Config(**given)).save_pretrained(home / "t5")
+    tokenizer(home / "t5")
+    made = task(home, model="t5", table="pairs.jsonl", prompt="q", completion="a", fit=len(TEXTS))
+    assert learned(home, made, folder="t5") == (TEXTS[0][:9], TEXTS[0][9:])
+    assert made.score().value < 0
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"prompt": "q"}, "data.completion: expected prompt and completion together"),
+        ({"messages": "m", "long_texts": "split"}, "data.long_texts: expected refuse or truncate"),
+        ({"messages": "m", "text": "t"}, "expected at most one of text, messages, prompt"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_is_read(home: Path, data: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said.replace(".", r"\.")):
+        task(home, table="chats.jsonl", **data)
+
+
+def test_chats_are_for_causal_models(home: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    given: Any = {"vocab_size": 320, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    build: Any = BertForSequenceClassification
+    build(BertConfig(**given, intermediate_size=16)).save_pretrained(home / "bert")
+    tokenizer(home / "bert")
+    for columns in ({"messages": "messages"}, {"prompt": "q", "completion": "a"}):
+        with pytest.raises(StockpotError, match="language model"):
+            task(home, model="bert", table="chats.jsonl", **columns)
