@@ -31,7 +31,7 @@ BERT: dict[str, Any] = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 32,
-    "max_position_embeddings": 16,
+    "max_position_embeddings": 128,
     "initializer_range": 0.02,
 }
 
