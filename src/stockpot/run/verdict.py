@@ -46,13 +46,16 @@ def compared_on(results: Mapping[str, Result]) -> str | None:
     return every[0] if every and results else None
 
 
-def differences(results: Mapping[str, Result], kind: str | None) -> dict[str, list[float | None]]:
-    """Each method against the best single model, sample by sample: difference, low, high."""
+def differences(results: Mapping[str, Result], kind: str | None) -> dict[str, dict[str, list[float | None]]]:
+    """Each method against the best single model, sample by sample: difference, low, high by set of data."""
     if kind is None or BASELINE not in results:
         return {}
-    base = getattr(results[BASELINE], kind)
-    others = {name: getattr(one, kind) for name, one in results.items() if name != BASELINE}
-    return {name: plain(scores.difference(base)) for name, scores in others.items()}
+    every = {name: one.reports if kind == "report" else {kind: getattr(one, kind)} for name, one in results.items()}
+    base = every.pop(BASELINE)
+    return {
+        name: {part: plain(scores.difference(base[part])) for part, scores in sets.items()}
+        for name, sets in every.items()
+    }
 
 
 def verdict(results: Mapping[str, Result], name: str | None, models: int) -> str:
@@ -77,10 +80,17 @@ def verdict(results: Mapping[str, Result], name: str | None, models: int) -> str
     base = getattr(results[BASELINE], kind) if BASELINE in results and name != BASELINE else None
     if base is None:
         return f"{what}."
-    return f"{what}; the best single model scores {worded(base)}. {_difference(scores, base)}"
+    said = f"{what}; the best single model scores {worded(base)}. {_difference(scores, base)}"
+    # What it gained on one set it may have lost on another: said as plainly.
+    for part, other in chosen.reports.items():
+        if kind == "report" and part != kind:
+            mine, best = worded(other), worded(results[BASELINE].reports[part])
+            said += f" On {part} it scores {mine}, the best single model {best}."
+            said += f" {_difference(other, results[BASELINE].reports[part], advice=False)}"
+    return said
 
 
-def _difference(scores: Scores, other: Scores) -> str:
+def _difference(scores: Scores, other: Scores, *, advice: bool = True) -> str:
     value, low, high = scores.difference(other)
     percent = scores.metric.percent
 
@@ -92,7 +102,8 @@ def _difference(scores: Scores, other: Scores) -> str:
     if low > 0:
         return f"The gain of {amount} is beyond chance ({interval})."
     if high < 0:
-        return f"The loss of {amount} is beyond chance ({interval}): take the best single model."
+        take = ": take the best single model" if advice else ""
+        return f"The loss of {amount} is beyond chance ({interval}){take}."
     if value == 0:
         return f"There is no difference on this data ({interval})."
     return f"The difference of {amount} is within chance on this much data ({interval})."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from stockpot.task.metrics import METRICS, Metric
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
 _PIECE = 1024  # samples looked at together
+REPORT = "report"  # the name of the first set of report data
+_TAKEN = (REPORT, "fit", "held_out", "held-out")  # what scores are called that are on other data
 
 
 def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any) -> None:
@@ -42,6 +45,27 @@ def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_siz
     if statistics not in ("recalibrate", "average", "copy"):
         fix = "use 'recalibrate' unless the fitting data is unlike the training data"
         raise wrong("statistics", "'recalibrate', 'average' or 'copy'", repr(statistics), fix)
+
+
+def report_sets(report: Any, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All sets of report data by name, the first as "report"; names stand in tables, files and JSON."""
+    if not more:
+        return {} if report is None else {REPORT: report}
+    if not isinstance(more, Mapping):
+        fix = "write more_reports={'shifted': data}"
+        raise TaskError.of("more_reports", expected="data by name", found=type(more).__name__, fix=fix)
+    if report is None:
+        fix = "give the set that counts most as report=, and only the others as more_reports="
+        raise TaskError.of("more_reports", expected="further sets beside report data", found="no report data", fix=fix)
+    for name in more:
+        if not isinstance(name, str) or name in _TAKEN or not re.fullmatch(r"[\w.-][\w .-]{0,39}", name):
+            raise TaskError.of(
+                "name of a set in more_reports",
+                expected=f"up to 40 letters, digits, spaces, dots or hyphens, and none of {', '.join(_TAKEN)}",
+                found=repr(name),
+                fix="use a short name, such as 'shifted' or 'base domain'",
+            )
+    return {REPORT: report, **more}
 
 
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:

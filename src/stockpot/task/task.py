@@ -36,6 +36,7 @@ class Task:
     sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
     `metric(outputs, batch)` with one score per sample, or a `Metric`.
     The report data is checked here and then sealed: methods open it after their last decision (`Sealed`).
+    `more_reports={"shifted": data}` are further sets of it by name: scored with the first, which alone decides.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Task:
         fit: Any,
         report: Any = None,
         *,
+        more_reports: Mapping[str, Any] | None = None,
         loss: LossFunction | None = None,
         metric: str | Metric | MetricFunction = "accuracy",
         device: str | torch.device | None = None,
@@ -65,10 +67,14 @@ class Task:
         self.fit = read(fit, name="fit data")
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
-        if report is not None:
-            data = read(report, name="report data", memory_used=self.fit.nbytes)
-            self._check_data(data)
-            self._sealed = Sealed(data)
+        sets: dict[str, Data] = {}
+        for key, source in checks.report_sets(report, more_reports).items():
+            used = sum(one.nbytes for one in (self.fit, *sets.values()))
+            name = "report data" if not sets else f"report data {key!r}"
+            sets[key] = read(source, name=name, memory_used=used)
+            self._check_data(sets[key])
+        if sets:
+            self._sealed = Sealed(sets)
 
     @property
     def metric(self) -> Metric:
@@ -80,20 +86,25 @@ class Task:
     def has_report(self) -> bool:
         return self._sealed is not None
 
+    @property
+    def report_names(self) -> tuple[str, ...]:
+        """The sets of report data: "report", which decides, and the further ones."""
+        return () if self._sealed is None else self._sealed.names
+
     def check_may_decide(self, decision: str) -> None:
         """Refuse to learn or choose anything new once the report data has been looked at."""
         if self._sealed is not None:
             self._sealed.check_may_decide(decision)
 
     @cached_property
-    def reports_on_fit(self) -> bool:
-        """Whether the report data is the fitting data over again."""
-        as_many = self._sealed is not None and len(self._sealed) == len(self.fit)
-        return as_many and self.report_fingerprint() == fingerprint(self.fit)
+    def reports_on_fit(self) -> tuple[str, ...]:
+        """The sets of report data that are the fitting data over again."""
+        own = fingerprint(self.fit) if self.has_report else ""
+        return tuple(name for name, digest in self.report_fingerprints().items() if digest == own)
 
-    def report_fingerprint(self) -> str | None:
-        """Tells one set of report data from another, and nothing else about it."""
-        return None if self._sealed is None else self._sealed.fingerprint()
+    def report_fingerprints(self) -> dict[str, str]:
+        """Tells each set of report data from others, and nothing else about it."""
+        return {} if self._sealed is None else self._sealed.fingerprints()
 
     def to_device(self, batch: Any) -> Any:
         def move(leaf: Tensor) -> Tensor:
