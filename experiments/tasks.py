@@ -43,7 +43,7 @@ def zoo_of(name: str) -> ModuleType:
 
 
 def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
-    """All methods decide, then both report sets are scored; one file of scores and one of facts."""
+    """All methods decide, then the report sets are scored, and dev for later questions; one file of scores and one of facts."""
     from stockpot import compare
     from stockpot.task import Data
 
@@ -53,20 +53,21 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
     found = compare(pool, task, chosen.methods, seed=chosen.seed, each=json.loads(chosen.each), listen=_say)
     for name, why in found.failed.items():
         print(f"{name} failed: {why}", file=sys.stderr)
-    second = Data.of(zoo.batch(zoo.read(zoo.SECOND)), name=zoo.SECOND)
+    parts = {"second": zoo.SECOND, "dev": "dev"}
+    more = {which: Data.of(zoo.batch(zoo.read(part)), name=part) for which, part in parts.items()}
     arrays, methods = {}, {}
     for name, result in found.items():
         assert result.soup is not None
         assert result.report is not None
         result.soup.load_into(task.model)
         arrays[f"{name}/report"] = tasks.by_sample(result.report)
-        arrays[f"{name}/second"] = tasks.by_sample(task.score(second))
+        arrays |= {f"{name}/{which}": tasks.by_sample(task.score(data)) for which, data in more.items()}
         methods[name] = tasks.facts(result)
     start = load_file(zoo.DATA / "pretrained.safetensors")
     task.load(start)
-    arrays["base/second"] = tasks.by_sample(task.score(second))
-    arrays["base/report"] = tasks.by_sample(task.score(Data.of(zoo.batch(zoo.read(chosen.report)), name="report")))
-    parts = {"report": chosen.report, "second": zoo.SECOND}
+    more["report"] = Data.of(zoo.batch(zoo.read(chosen.report)), name="report")
+    arrays |= {f"base/{which}": tasks.by_sample(task.score(data)) for which, data in more.items()}
+    parts["report"] = chosen.report
     if zoo.UNIT is not None:
         arrays |= {f"units/{which}": zoo.units(part) for which, part in parts.items()}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from studies.tables import table
 
 METHODS = ("best", "uniform", "greedy", "learned+", "hl+", "mehl+", "crossfit")
 DEFAULT = "crossfit"
-SETS = ("report", "second")
+SETS = ("report", "second", "dev")
 SHOWN = 5  # digits
 
 
