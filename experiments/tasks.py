@@ -87,6 +87,10 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
         "torch": torch.__version__,
         "made": time.strftime("%Y-%m-%d"),
     }
+    if out.with_suffix(".json").is_file():  # other methods of the same seed, cooked before
+        arrays = {**np.load(out.with_suffix(".npz")), **arrays}
+        earlier = json.loads(out.with_suffix(".json").read_text("utf-8"))
+        facts |= {key: {**earlier[key], **facts[key]} for key in ("methods", "failed")}
     np.savez_compressed(out.with_suffix(".npz"), **{key: value.astype(np.float32) for key, value in arrays.items()})
     out.with_suffix(".json").write_text(json.dumps(facts, indent=1))
     for name in methods:

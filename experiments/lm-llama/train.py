@@ -37,7 +37,7 @@ def trial(number: int) -> dict[str, Any]:
     return {
         "lr": log(1e-4, 2e-3),
         "weight_decay": log(1e-3, 0.3),
-        "epochs": float(draw.uniform(1, 4)),
+        "epochs": float(draw.uniform(0.5, 2)),
         "share": float(draw.uniform(0.4, 1.0)),
         "seed": int(draw.integers(2**31)),
     }
@@ -93,7 +93,8 @@ class Trainer:
                 for _ in range(3):  # allocates what a capture must find ready
                     self._learn()
             torch.cuda.current_stream().wait_stream(stream)
-            torch._foreach_copy_(self.params, before)
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, before)
             for state in self.optimizer.state.values():
                 for value in state.values():
                     value.zero_()
@@ -155,7 +156,7 @@ def _say(line: str) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("pretrain", "finetune"))
-    parser.add_argument("--epochs", type=float, help="default: 2 of the reviews; 1 times each trial's own")
+    parser.add_argument("--epochs", type=float, help="default: 1 of the reviews; 1 times each trial's own")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--batch", type=int, help="sequences; default: 128, and 32 to fine-tune")
     parser.add_argument("--trials", type=int, default=TRIALS)
@@ -165,7 +166,7 @@ def main(given: Sequence[str] | None = None) -> None:
     start = DATA / "pretrained.safetensors"
     if chosen.what == "pretrain":
         pretrain(
-            start, epochs=chosen.epochs or 2, batch=chosen.batch or 128, steps=chosen.steps, small=chosen.small,
+            start, epochs=chosen.epochs or 1, batch=chosen.batch or 128, steps=chosen.steps, small=chosen.small,
             device=device,
         )  # fmt: skip
     else:

@@ -1,6 +1,6 @@
 """Pre-trains on the prices of diamonds of the best cut, then turns to the other cuts in 24 ways. A CPU will do.
 
-    python experiments/regression/train.py
+python experiments/regression/train.py
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stockpot.soups.result import Result
 from stockpot.soups.settings import as_json
 from stockpot.task import Scores
-from studies.paired import Numbers, interval_over_seeds
-from studies.tables import table
 
+Numbers = NDArray[np.float64]
 METHODS = ("best", "uniform", "greedy", "learned+", "hl+", "mehl+", "crossfit")
 DEFAULT = "crossfit"
 SETS = ("report", "second", "dev")
@@ -79,10 +79,7 @@ def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
     arrays = [dict(np.load(path.with_suffix(".npz"))) for path in paths]
     names = [name for name in seeds[0]["methods"] if all(name in one["methods"] for one in seeds)]
     methods = {
-        name: {
-            **{which: _of(name, which, arrays) for which in SETS},
-            "each": [one["methods"][name] for one in seeds],
-        }
+        name: {**{which: _of(name, which, arrays) for which in SETS}, "each": [one["methods"][name] for one in seeds]}
         for name in names
     }
     about = ("metric", "parts", "models", "parameters", "fitted", "commit", "machine", "torch", "made")
@@ -97,6 +94,8 @@ def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _of(name: str, which: str, arrays: Sequence[Mapping[str, Numbers]]) -> dict[str, Any]:
+    from studies.paired import interval_over_seeds  # needs what recipes need, which cooking does not
+
     units = arrays[0].get(f"units/{which}")
     values = np.stack([one[f"{name}/{which}"] for one in arrays]).astype(np.float64)  # (S, n)
     found: dict[str, Any] = {
