@@ -1,7 +1,7 @@
 """Metrics against torchmetrics and seqeval, through whole tasks and in batches, on random data.
 
-To 1e-9 where the other library computes in double precision. torchmetrics counts right and wrong in single precision and
-adds an epsilon to Spearman's denominator; those are compared with scikit-learn and SciPy to 1e-9, here or in
+To 1e-9 where the other library computes in double precision. torchmetrics counts right and wrong in single precision
+and adds an epsilon to Spearman's denominator; those are compared with scikit-learn and SciPy to 1e-9, here or in
 test_metrics.py.
 """
 
