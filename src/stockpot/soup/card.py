@@ -142,9 +142,10 @@ def loading(folder: Path, place: str) -> list[str]:
 
 
 def _transformers(folder: Path, where: str) -> list[str]:
-    architectures = _config(folder).get("architectures")
-    known = isinstance(architectures, list) and architectures and re.fullmatch(r"\w{1,80}", str(architectures[0]))
-    lines = [f"model = transformers.{architectures[0] if known else 'AutoModel'}.from_pretrained({where})"]
+    names = _config(folder).get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    known = re.fullmatch(r"\w{1,80}", name)  # it becomes code
+    lines = [f"model = transformers.{name if known else 'AutoModel'}.from_pretrained({where})"]
     if (folder / "preprocessor_config.json").is_file():
         lines.append(f"processor = transformers.AutoImageProcessor.from_pretrained({where})")
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
