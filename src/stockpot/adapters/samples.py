@@ -79,13 +79,20 @@ class DataSource:
     limits: Limits = LIMITS
 
 
-def _read(source: DataSource, part: str | None) -> Table:
+Part = tuple[Path, str | None]  # where samples are, and which of those
+
+
+def _part(source: DataSource, share: Share) -> Part:
+    return share.path or source.path, share.part
+
+
+def _read(source: DataSource, path: Path, part: str | None) -> Table:
     try:
-        return _READERS[source.kind](source.path, part, source.limits)
+        return _READERS[source.kind](path, part, source.limits)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        where = str(source.path if part is None else source.path / part)
+        where = str(path if part is None else path / part)
         raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
@@ -97,7 +104,7 @@ def read_splits(
     A split is `(x, y)`, or a dict of keyword arguments where the model wants that.
     """
     wanted = set(wanted)
-    parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
+    parts = {part: _read(source, *part) for part in dict.fromkeys(_part(source, s) for s in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
@@ -105,7 +112,7 @@ def read_splits(
     columns = source.columns.with_input_of(next(iter(parts.values())))
     made: dict[str, Any] = {}
     for part, table in parts.items():
-        shares = {name: share for name, share in source.shares.items() if share.part == part}
+        shares = {name: share for name, share in source.shares.items() if _part(source, share) == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
         rows = cut(len(table), classes, shares, source.seed, table.where, listed)
@@ -128,12 +135,13 @@ def read_splits(
 
 
 def _targets(
-    source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
-) -> dict[str | None, Array]:
+    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], listen: Listener
+) -> dict[Part, Array]:
     """Of every part; none for a language model, which learns its own input."""
     if source.columns.label is None and (model.purpose == "causal" or source.columns.messages or source.columns.prompt):
         return {}
-    called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
+    named = {name: _part(source, share) for name, share in source.shares.items()}
+    called = {part: " and ".join(name for name, its in named.items() if its == part) for part in parts}
     encoded = encode(
         {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
         target=source.target,
@@ -189,7 +197,8 @@ def _texts(
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
-    place = source.path / (source.shares[split].part or "")
+    path, part = _part(source, source.shares[split])
+    place = path / (part or "")
     images = decode(
         column,
         image,

@@ -31,6 +31,7 @@ class Share:
     fraction: float | None = None
     count: int | None = None
     rows: Path | None = None
+    path: Path | None = None  # of samples that are in another place than the source's
 
     def of(self, size: int) -> float:
         return self.count if self.count is not None else (self.fraction or 1.0) * size
@@ -57,7 +58,8 @@ def cut(
             raise bad_data(f"splits of {where}", f"different samples in data.{one} and data.{two}", found, fix)
     left = np.setdiff1d(np.arange(size), np.concatenate([np.empty(0, np.int64), *rows.values()]))
     size, order = len(left), left[stratified_order(len(left), None if labels is None else labels[left], seed)]
-    others = {name: shares[name] for name in ORDER if name in shares and name not in rows}
+    ordered = sorted(shares, key=lambda name: ORDER.index(name.split(".")[0]))  # sets of report data: report.NAME
+    others = {name: shares[name] for name in ordered if name not in rows}
     start, exact = 0, 0.0
     for name, share in others.items():
         exact += share.of(size)

@@ -114,10 +114,11 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 
     loaded = build_model(recipe)
     data = build_data(recipe, loaded, ("fit", "report"), listen)
+    sets = {name.removeprefix("report."): one for name, one in data.items() if name.startswith("report.")}
     return Task(
         loaded.model,
         data["fit"],
-        data.get("report"),
+        sets or data.get("report"),
         **_judge(recipe, loaded),
         statistics=recipe.model.statistics,
         memory_limit=_memory_limit(recipe),
@@ -169,7 +170,10 @@ def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
 def build_data(
     recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener = ignore
 ) -> dict[str, Any]:
-    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
+    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has.
+
+    Of several sets of report data each is a split, `report.NAME`.
+    """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
@@ -186,11 +190,13 @@ def build_data(
         return made
     with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
         loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)
-    splits = {name: s for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None}
     shares = {
-        name: Share(s.of, s.fraction, s.count, None if s.rows is None else recipe.path(s.rows))
-        for name, s in splits.items()
+        name: Share(
+            s.of, s.fraction, s.count, *(None if place is None else recipe.path(place) for place in (s.rows, s.path))
+        )
+        for name, s in section.splits.items()
     }
+    wanted = tuple(name for name in shares if name.split(".")[0] in wanted)
     source = DataSource(
         section.kind,
         recipe.path(getattr(section, section.kind)),
