@@ -325,7 +325,7 @@ def test_a_picture_classifier_from_a_configuration(home: Path) -> None:
     assert set(batch) == {"pixel_values", "labels"}
     assert batch["pixel_values"].shape == (4, 3, 8, 8)
     task.check_loss()
-    assert 0 <= report_weights(task).value <= 1
+    assert 0 <= report_weights(task)["report"].value <= 1
 
 
 def test_pictures_are_prepared_as_the_model_folder_says(home: Path) -> None:

@@ -136,8 +136,7 @@ def _sets(value: Any) -> Any:
 
 SetName = Annotated[str, Field(pattern=r"^[\w.-][\w .-]{0,39}$")]
 Report = Annotated[
-    Annotated[ShortSplit, Tag("one")]
-    | Annotated[dict[SetName, ShortSplit], Field(min_length=1), Tag("several")],
+    Annotated[ShortSplit, Tag("one")] | Annotated[dict[SetName, ShortSplit], Field(min_length=1), Tag("several")],
     Discriminator(_sets),
 ]
 

@@ -14,7 +14,7 @@ from typing import Any
 from stockpot.run.record import KINDS, encode
 from stockpot.run.shapes import plain
 from stockpot.soups.result import Result
-from stockpot.task import Metric
+from stockpot.task import Metric, Scores
 from stockpot.task.checks import REPORT
 from stockpot.task.scores import worded
 
@@ -68,8 +68,9 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
             " crossfit, or learn with folds of 2 or more."
         )
     chosen, base, K = results[name], results.get(BASELINE), len(ingredients)
-    sets = dict(chosen.reports) or {"fit": chosen.fit}
-    (first, scores), *others = ((part, one) for part, one in sets.items() if one is not None)
+    sets = _scored(chosen)
+    first, *others = sets
+    scores = sets[first]
     data = "the data it was fitted on (no report data was given)" if first == "fit" else _called(first)
     said = f"scores {worded(scores)} on {data}"
     soup = chosen.soup
@@ -81,16 +82,16 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
     if base is None or base.soup is None or name == BASELINE:
         return f"Not known whether to use it: it was compared with nothing.\n{what}."
     best = ingredients[int(base.soup.W[:, 0].argmax())]
-    known = {"fit": base.fit, **base.reports}
+    known = _scored(base)
     why = [f"{what}; the best single model, {best}, scores {worded(known[first])}."]
     found = {part: scores.difference(known[part]) for part, scores in sets.items() if part in known}
     metric = scores.metric
     why[0] += f" {_difference(metric, *found[first])}"
     forgot = [part for part, (_, _, high) in found.items() if part != first and high < 0]
-    for part, one in others:
+    for part in others:
         if part in known:
             verb = "It forgot: on" if part in forgot else "On"
-            why.append(f"{verb} {part} it scores {worded(one)}, {best} {worded(known[part])}.")
+            why.append(f"{verb} {part} it scores {worded(sets[part])}, {best} {worded(known[part])}.")
             why.append(_difference(metric, *found[part]))
     _, low, high = found[first]
     if first == "fit":
@@ -101,6 +102,12 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
     else:
         decision = f"A loss beyond chance: keep {best}." if high < 0 else f"No gain beyond chance: keep {best}."
     return f"{decision}\n{' '.join(why)}"
+
+
+def _scored(result: Result) -> dict[str, Scores]:
+    """On every set of report data, or on the fitting data where there is none."""
+    assert result.fit is not None
+    return dict(result.reports) or {"fit": result.fit}
 
 
 def _called(part: str) -> str:

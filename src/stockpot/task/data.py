@@ -250,12 +250,11 @@ _FIX = (
 class Sealed:
     """Sets of samples that no attribute and no method gives away, except `open`, which gives all of them at once."""
 
-    __slots__ = ("__decisions", "__sets", "names")
+    __slots__ = ("__decisions", "__sets")
 
     def __init__(self, sets: Mapping[str, Data]) -> None:
         self.__sets = dict(sets)
         self.__decisions: frozenset[str] | None = None  # None: nobody has looked
-        self.names = tuple(sets)
 
     @property
     def largest(self) -> int:
@@ -280,6 +279,11 @@ class Sealed:
         if self.__decisions is None:
             self.__decisions = named
         return dict(self.__sets)
+
+    def equal(self, data: Data) -> tuple[str, ...]:
+        """The sets that have the same samples; only those of the same size are looked at."""
+        sets = {name: one for name, one in self.__sets.items() if len(one) == len(data)}
+        return tuple(name for name, one in sets.items() if fingerprint(one) == fingerprint(data))
 
     def fingerprints(self) -> dict[str, str]:
         """Tells each set of samples from others, and nothing else about it."""

@@ -16,7 +16,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import map_tensors
-from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
+from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metric import Metric
@@ -90,11 +90,6 @@ class Task:
     def has_report(self) -> bool:
         return self._sealed is not None
 
-    @property
-    def report_names(self) -> tuple[str, ...]:
-        """The sets of report data, the one that counts first."""
-        return () if self._sealed is None else self._sealed.names
-
     def check_may_decide(self, decision: str) -> None:
         """Refuse to learn or choose anything new once the report data has been looked at."""
         if self._sealed is not None:
@@ -103,8 +98,7 @@ class Task:
     @cached_property
     def reports_on_fit(self) -> tuple[str, ...]:
         """The sets of report data that are the fitting data over again."""
-        own = fingerprint(self.fit) if self.has_report else ""
-        return tuple(name for name, digest in self.report_fingerprints().items() if digest == own)
+        return () if self._sealed is None else self._sealed.equal(self.fit)
 
     def report_fingerprints(self) -> dict[str, str]:
         """Tells each set of report data from others, and nothing else about it."""
