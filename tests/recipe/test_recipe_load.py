@@ -443,7 +443,7 @@ def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
 def test_several_sets_of_report_data_are_written_by_name() -> None:
     sets = {"in domain": 0.5, "shifted": {"path": "other.npz"}, "base": "general"}
     recipe = made(data={**GOOD["data"], "fit": 0.5, "report": sets})
-    assert [name for name in recipe.data.splits] == ["fit", "report.in domain", "report.shifted", "report.base"]
+    assert list(recipe.data.splits) == ["fit", "report.in domain", "report.shifted", "report.base"]
     assert recipe.data.splits["report.shifted"].path == "other.npz"
     again = make_recipe(recipe.resolved(), ".", ())
     assert again.digest() == recipe.digest()

@@ -205,16 +205,16 @@ def test_several_sets_are_opened_once_and_recorded_each(tmp_path: Path) -> None:
 
 def test_an_ensemble_without_a_meaning_is_left_out_with_the_reason(tmp_path: Path) -> None:
     pool, _ = toy(tmp_path)
-    task = again(
-        metric="loss",
-        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none"),
-    )
-    found = compare(pool, task, ["best", "ensemble"], run=tmp_path / "run")
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = compare(pool, again(metric="loss", loss=loss), ["best", "ensemble"], run=tmp_path / "run")
     reason = "a loss of your own as the metric, which calls the model itself"
     assert (list(found), found.failed, found.absent) == (["best"], {}, {"ensemble": reason})
     assert value_of(tmp_path / "run", "results.json")["absent"] == {"ensemble": reason}
     with pytest.raises(TaskError, match="outputs that can be averaged"):
-        cook(pool, task, "ensemble")
+        compare(pool, again(metric="loss", loss=loss), ["ensemble"])
 
 
 def test_a_run_whose_report_data_was_looked_at_takes_no_further_method(tmp_path: Path) -> None:

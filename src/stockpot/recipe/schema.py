@@ -274,10 +274,11 @@ def _check_disjoint(splits: dict[str, Split]) -> None:
         whole = [name for name, s in sharing.items() if s.fraction is None and s.count is None]
         where = "the data" if part is None else f"part {part!r}"
         where += "" if path is None else f" of {path}"
+        named = "".join(f"{key}: {value}, " for key, value in (("path", path), ("of", part)) if value is not None)
         if whole and len(sharing) > 1:
             raise ValueError(
                 f"{' and '.join(sharing)} would share samples: {whole[0]} takes all of {where}; "
-                f"give each a fraction, such as {{of: {part}, fraction: 0.5}}"
+                f"give each a fraction, such as {{{named}fraction: 0.5}}"
             )
         total = sum(s.fraction or 0.0 for s in sharing.values())
         if total > 1 + 1e-9:
