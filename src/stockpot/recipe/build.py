@@ -114,7 +114,8 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 
     loaded = build_model(recipe)
     data = build_data(recipe, loaded, ("fit", "report"), listen)
-    sets = {name.removeprefix("report."): one for name, one in data.items() if name.startswith("report.")}
+    named = (name for name in recipe.data.splits if name.startswith("report."))  # in their order: the first counts
+    sets = {name.removeprefix("report."): data[name] for name in named}
     return Task(
         loaded.model,
         data["fit"],
@@ -205,7 +206,7 @@ def build_data(
         section.split_seed,
         cache=None if section.cache is None else recipe.path(section.cache),
         limits=Limits(**section.limits.model_dump()),
-        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts"}),
+        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts", "separator"}),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 
