@@ -288,9 +288,10 @@ def test_every_set_has_its_column_and_panel_and_the_soup_its_place(tmp_path: Pat
     folder = write_record(tmp_path / "run", methods=["best", "uniform", "crossfit"], sets=("test", "shifted"))
     edit(folder / "results.json", absent={"ensemble": "exact_match calls the model itself"})
     (folder / "methods" / "crossfit" / "soup").mkdir()
+    (folder / "methods" / "crossfit" / "soup" / "model.safetensors").touch()
     write_report(folder)
     found = page(folder)
-    for part in ("on test", "on shifted", "the verdict goes by the first set", "methods/crossfit/soup"):
+    for part in ("on test", "on shifted", "the verdict goes by the first set", "methods/crossfit/soup", "load_file("):
         assert part in found.text, part
     assert "not in the table: exact_match calls the model itself" in found.text
     header = next(line for line in (folder / "report.md").read_text("utf-8").splitlines() if line.startswith("|"))
