@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from stockpot.adapters.tables import Array, Column, Table, as_numbers, as_text, bad_data, is_missing
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
+from stockpot.task.loss import IGNORED
 
 DEFAULTS = ("label", "labels", "y", "target")
 _MISSING = frozenset(["", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"])
@@ -153,6 +155,54 @@ def _several(split: str, column: Column) -> Array:
         fix = "make it so, or leave data.target out if a sample has one class"
         raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", array, fix)
     return array.astype(np.float32)
+
+
+def read_tags(
+    table: Table,
+    words: str,
+    tags: str,
+    names: Sequence[str] | None,
+    model_names: Sequence[str] | None,
+    head: int | None,
+) -> tuple[list[list[str]], list[list[int]]]:
+    """Words of each sample, and the class of each of them: a number, or one of the names; -100 is no label."""
+    number = {name: index for index, name in enumerate(names or model_names or ())}
+    found: tuple[list[list[str]], list[list[int]]] = ([], [])
+    columns = table.column(words, "data.words"), table.column(tags, "data.tags")
+    for row, (cells, given) in enumerate(zip(*columns, strict=True)):
+        sentence = [
+            as_text(cell, table.cell(words, "data.words", row)) for cell in _in_list(table, words, "words", row, cells)
+        ]
+        marks = _in_list(table, tags, "tags", row, given)
+        where = table.cell(tags, "data.tags", row)
+        if len(marks) != len(sentence):
+            raise bad_data(where, f"{len(sentence)} tags, one for each word", str(len(marks)), "correct the sample")
+        found[0].append(sentence)
+        found[1].append([_tag(mark, number, head, where) for mark in marks])
+    return found
+
+
+def _in_list(table: Table, name: str, key: str, row: int, cell: Any) -> list[Any]:
+    found = cell.tolist() if hasattr(cell, "tolist") else cell
+    if not isinstance(found, (list, tuple)):
+        fix = "write JSONL or Parquet, with a list of words and a list of tags per sample"
+        raise bad_data(table.cell(name, f"data.{key}", row), f"a list of {key}", repr(cell)[:80], fix)
+    return [*found]
+
+
+def _tag(mark: Any, number: dict[str, int], head: int | None, where: str) -> int:
+    if isinstance(mark, int) and not isinstance(mark, bool):
+        if mark == IGNORED or (mark >= 0 and (head is None or mark < head)):
+            return mark
+        expected = "tags from 0" if head is None else f"tags 0 to {head - 1}, the classes of the model"
+        raise bad_data(where, expected, str(mark), "correct the tag, or use the model that knows it")
+    if not number:
+        fix = "list them in data.classes in the order of the head, or set id2label in the model's config.json"
+        raise bad_data(where, "tags as numbers, or names whose order is known", repr(mark)[:80], fix)
+    if mark not in number:
+        expected = f"one of the tags {', '.join(number)[:200]}"
+        raise bad_data(where, expected, repr(mark)[:80], "correct the tag, or list all of them in data.classes")
+    return number[mark]
 
 
 def _number(label: str) -> float | None:

@@ -190,6 +190,8 @@ def exact_match(decode: Decode | None = None, max_new_tokens: int | None = None)
         config = getattr(model, "config", None)
         both = bool(getattr(config, "is_encoder_decoder", False))  # then the prompt is the input
         keys = ("input_ids", "attention_mask", "labels") if both else ("prompt_ids", "prompt_mask", "answer_ids")
+        if both and "answer_ids" in batch:  # of some samples only, where labels are of all
+            keys = (*keys[:2], "answer_ids")
         prompt, mask, answers = (column(batch, key, "exact_match") for key in keys)
         settings = getattr(model, "generation_config", None)
         ends = getattr(settings, "eos_token_id", None)
