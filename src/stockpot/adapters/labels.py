@@ -27,11 +27,12 @@ _OTHER = "correct the label, or list the labels in data.classes in the order of 
 _FILL = "fill it in or remove the row"
 
 
-def label_name(table: Table, given: str | None) -> str:
-    """The label column: the given one, or the first usual name that is there."""
+def label_column(table: Table, given: str | Sequence[str] | None) -> Column:
+    """The labels: the given column, several side by side, or the first usual name that is there."""
+    if given is not None and not isinstance(given, str):
+        return np.stack([table.numbers(name, "data.label") for name in given], axis=1)
     name = given or next((name for name in DEFAULTS if name in table.columns), DEFAULTS[0])
-    table.column(name, "data.label")
-    return name
+    return table.column(name, "data.label")
 
 
 def encode(
@@ -49,8 +50,15 @@ def encode(
     model has, where that is known.
     """
     if target != "class":
-        read = _numbers if target == "number" else _several
-        return {split: read(split, column) for split, column in columns.items()}
+        names = classes if classes is not None else model_names
+        read = {s: _numbers(s, c) if target == "number" else _several(s, c, names) for s, c in columns.items()}
+        for split, array in read.items():
+            width = 1 if array.ndim == 1 else array.shape[1]
+            if head is not None and width != head:
+                expected = f"{head} per sample, as many as the model has outputs"
+                fix = "name other columns in data.label, or the model that was trained for them; or check data.target"
+                raise bad_data(f"labels of the {split} data", expected, str(width), fix)
+        return read
     cells = {split: _cells(split, column) for split, column in columns.items()}
     first: dict[str, tuple[str, int]] = {}  # label: the split and row it is met in first
     for split, texts in cells.items():
@@ -148,13 +156,30 @@ def _numbers(split: str, column: Column) -> Array:
     return array.astype(np.float32)
 
 
-def _several(split: str, column: Column) -> Array:
-    """float32 (n, C) of 0 and 1."""
+def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:
+    """float32 (n, C) of 0 and 1; names of the classes that apply are looked up."""
+    lists = not isinstance(column, np.ndarray) and all(isinstance(cell, (list, tuple)) for cell in column)
+    if lists and any(isinstance(name, str) for cell in column for name in cell):
+        return _named(split, list(column), names)
     array = column if isinstance(column, np.ndarray) else np.array([type(cell).__name__ for cell in column])
     if array.ndim != 2 or array.dtype.kind not in "biuf" or not bool(np.isin(array, (0, 1)).all()):
-        fix = "make it so, or leave data.target out if a sample has one class"
+        fix = "make it so, or give lists of names; or leave data.target out if a sample has one class"
         raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", array, fix)
     return array.astype(np.float32)
+
+
+def _named(split: str, column: Sequence[Any], names: Sequence[str] | None) -> Array:
+    """From lists of names, such as [sport, politics], to float32 (n, C)."""
+    number = {name: index for index, name in enumerate(names or ())}
+    made = np.zeros((len(column), len(number)), np.float32)
+    for row, cells in enumerate(column):
+        for cell in cells:
+            if cell not in number:
+                known = f"one of the classes {', '.join(number)[:200]}" if number else "classes whose order is known"
+                fix = "list all classes in data.classes in the order of the head, or correct the label"
+                raise _odd(split, row, known, f"label {cell!r}", fix)
+            made[row, number[cell]] = 1
+    return made
 
 
 def read_tags(

@@ -15,7 +15,7 @@ from stockpot.adapters.arrays import read_arrays
 from stockpot.adapters.arrow import read_dataset
 from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.labels import DEFAULTS, encode, label_name
+from stockpot.adapters.labels import DEFAULTS, encode, label_column
 from stockpot.adapters.questions import QuestionReader
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
@@ -42,7 +42,7 @@ class Columns:
     image: str | None = None
     features: tuple[str, ...] | None = None
     tokens: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     group: str | None = None
 
     @property
@@ -53,7 +53,8 @@ class Columns:
         """Find the input where the recipe names none."""
         if self.is_text or self.image or self.features or self.tokens:
             return self
-        skipped = {self.group, *([self.label] if self.label is not None else DEFAULTS)}
+        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
+        skipped = {self.group, *labels}
         others = [name for name in table.columns if name not in skipped]
         usual = [name for name in ("x", "text", "image") if name in others][-1:]
         if len(others) != 1 and not usual:
@@ -176,7 +177,7 @@ def _targets(
         return {}
     called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
     encoded = encode(
-        {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
+        {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
         classes=source.classes,
         model_names=model.class_names,

@@ -100,18 +100,21 @@ def _once(counted: Callable[[Tensor], Counted], table: Tensor) -> float:
     return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
 
 
+def is_iob2(names: Sequence[str]) -> bool:
+    return "O" in names and all(name == "O" or name[:2] in ("B-", "I-") for name in names)
+
+
 def entity_f1(names: Sequence[str]) -> Metric:
     """F1 of whole entities, of classes with such names (O, B-X, I-X), as seqeval has it by default.
 
     An I-X that follows no X begins an entity. Positions without a label are passed over.
     """
-    bad = [name for name in names if name != "O" and name[:2] not in ("B-", "I-")]
-    if bad or "O" not in names:
+    if not is_iob2(names):
         raise TaskError.of(
             'metric="entity_f1"',
             expected="class names O, B-X and I-X (IOB2)",
             found=f"the names {', '.join(names)[:200]}",
-            fix="set id2label in the model's configuration, or give metric=entity_f1(names)",
+            fix="set id2label in the model's config.json, or give data.classes in a recipe, or metric=entity_f1(names)",
         )
     kinds = sorted({name[2:] for name in names} - {""})
     begins = torch.tensor([name.startswith("B-") for name in names])
