@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
 
+from stockpot.files import at_home
 from stockpot.recipe.method import Method
 from stockpot.recipe.values import (
     Bytes,
@@ -456,7 +457,7 @@ class Recipe(Section):
 
     def path(self, given: str) -> Path:
         """A path of the recipe as it is on this machine; works for glob patterns too."""
-        return self._folder / Path(given).expanduser()
+        return self._folder / at_home(given)
 
     def resolved(self) -> dict[str, Any]:
         """Every default filled in, in plain values; loads again from any folder as the same recipe."""
