@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stockpot.errors import CheckpointError
+from stockpot.files import at_home
 from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal
 from stockpot.pool.torch_files import in_memory
 
@@ -61,7 +62,7 @@ def _expand(source: object) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
         raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
-    path = Path(source).expanduser()
+    path = at_home(source)
     if is_directory(path):
         if weights_of(path) is not None:
             return [path]
