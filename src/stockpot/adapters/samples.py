@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from stockpot.adapters.arrays import read_arrays
 from stockpot.adapters.arrow import read_dataset
 from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.labels import DEFAULTS, encode, label_name
+from stockpot.adapters.labels import DEFAULTS, encode, label_column
+from stockpot.adapters.questions import QuestionReader
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
 from stockpot.adapters.texts import Form, TextReader
@@ -34,21 +35,26 @@ class Columns:
     messages: str | None = None
     prompt: str | None = None
     completion: str | None = None
+    choices: tuple[str, ...] | None = None
+    answer: str | None = None
+    words: str | None = None
+    tags: str | None = None
     image: str | None = None
     features: tuple[str, ...] | None = None
     tokens: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     group: str | None = None
 
     @property
     def is_text(self) -> bool:
-        return bool(self.text or self.messages or self.prompt)
+        return bool(self.text or self.messages or self.prompt or self.words)
 
     def with_input_of(self, table: Table) -> Columns:
         """Find the input where the recipe names none."""
         if self.is_text or self.image or self.features or self.tokens:
             return self
-        skipped = {self.group, *([self.label] if self.label is not None else DEFAULTS)}
+        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
+        skipped = {self.group, *labels}
         others = [name for name in table.columns if name not in skipped]
         usual = [name for name in ("x", "text", "image") if name in others][-1:]
         if len(others) != 1 and not usual:
@@ -79,6 +85,8 @@ class DataSource:
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images
     target: str = "class"
+    metric: str = ""  # which may need columns of its own
+    generate: int | None = None  # samples whose answers are generated for it; None: all
     limits: Limits = LIMITS
 
 
@@ -163,12 +171,13 @@ def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
 def _targets(
     source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
 ) -> dict[str | None, Array]:
-    """Of every part; none for a language model, which learns its own input."""
-    if source.columns.label is None and (model.purpose == "causal" or source.columns.messages or source.columns.prompt):
+    """Of every part; none for a language model, which learns its own input, and for words that have tags."""
+    columns = source.columns
+    if columns.label is None and (model.purpose == "causal" or columns.messages or columns.prompt or columns.words):
         return {}
     called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
     encoded = encode(
-        {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
+        {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
         classes=source.classes,
         model_names=model.class_names,
@@ -216,9 +225,11 @@ def _ids(table: Table, name: str) -> Tensor:
 def _texts(
     table: Table, columns: Columns, split: str, source: DataSource, model: LoadedModel, listen: Listener
 ) -> tuple[dict[str, Tensor], Array]:
-    names = (columns.text, columns.messages, columns.prompt, columns.completion)
-    form = Form(*names, source.max_length, source.long_texts)
-    return TextReader(form, model, table, split, listen).read()
+    same = {field.name for field in fields(Form)}
+    given = {name: value for part in (columns, source) for name, value in vars(part).items() if name in same}
+    form = Form(**given, names=source.classes)
+    asks = form.choices is not None or (form.metric == "exact_match" and form.prompt is not None)
+    return (QuestionReader if asks else TextReader)(form, model, table, split, listen).read()
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
