@@ -152,7 +152,9 @@ class _Job:
                 self.max_shard = recipe.max_shard or MAX_SHARD
             stack.enter_context(_threads(self.pool, self.task))
             if self.directory is not None:
-                self.pool.facts(self._tell)  # with distances, for the record
+                facts = self.pool.facts(self._tell)  # with distances, for the record
+                if strangers := facts.distances.strangers():
+                    self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
             problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
