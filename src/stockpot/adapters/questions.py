@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from stockpot.adapters.tables import Array, as_text, bad_data, is_missing
 from stockpot.adapters.texts import Ids, TextReader, learned_after
 from stockpot.task.loss import IGNORED
 
+_MOST = 1000  # options of a sample
 Options = list[str | None]  # of one sample; None where it has none of this number
 
 
@@ -67,6 +69,10 @@ class QuestionReader(TextReader):
                 if not isinstance(given, (list, tuple)):
                     fix = "name a column of lists, or one column for each option: choices: [a, b, c]"
                     raise bad_data(where, "a list of options", repr(given)[:80], fix)
+            if len(given) > _MOST:
+                raise bad_data(
+                    where, f"at most {_MOST:,} options", f"{len(given):,}", "correct the sample or remove it"
+                )
             texts: Options = [
                 None if is_missing(option) or option == "" else as_text(option, where) for option in given
             ]
@@ -143,7 +149,7 @@ def _length(options: Options, number: int) -> int:
 
 
 def _number(answer: str, options: Options) -> int | None:
-    number = int(answer) if answer.isascii() and answer.isdigit() else None
+    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else None
     return number if number is not None and number < len(options) and options[number] is not None else None
 
 
