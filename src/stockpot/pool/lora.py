@@ -6,8 +6,6 @@ to the base's dtype.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,7 @@ from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
 from stockpot.files import read_json
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, open_adapter
-from stockpot.pool.scan import raw_bytes
-from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, is_directory, listed, natural_order, shown
 
 
 def open_adapters(
@@ -206,24 +203,16 @@ class Adapters:
         product = (B.flatten(1) @ A.flatten(1)) * factors.scale  # (out, in)
         return product.T if factors.transposed else product.view(B.shape[0], *A.shape[1:])
 
-    def digests(self, base: str) -> tuple[str, ...]:
-        """SHA-256 of each ingredient: of the base's digest, and of every tensor and scale of the adapter.
+    def factors(self, k: int, name: str) -> tuple[Tensor, Tensor, float, bool]:
+        """A (r, in), B (out, r), their scale, and whether the base keeps this weight as (in, out)."""
+        file, one = self.each[k].file, self.each[k].factors[name]
+        return file.tensor(one.A), file.tensor(one.B), one.scale, one.transposed
 
-        Not of the product: its last bits depend on the machine that multiplies.
-        """
-        return tuple(_digest(one, base) for one in self.each)
+    def only_factors(self, name: str) -> bool:
+        """Whether all adapters have the base's values here, or the base's and s B A in one orientation."""
+        turned = {one.factors[name].transposed for one in self.each if name in one.factors}
+        return len(turned) < 2 and not any(name in one.dense or name in one.added for one in self.each)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _digest(adapter: Adapter, base: str) -> str:
-    total = hashlib.sha256(json.dumps(["lora", base]).encode() + b"\n")
-    scales = {key: one.scale for one in adapter.factors.values() for key in (one.A, one.B)}
-    for key in sorted(adapter.file.specs):
-        spec = adapter.file.specs[key]
-        content = hashlib.sha256(raw_bytes(adapter.file.tensor(key)).numpy().data).hexdigest()
-        line = [key, dtype_name(spec.dtype), list(spec.shape), content, scales.get(key)]
-        total.update(json.dumps(line).encode() + b"\n")
-    return total.hexdigest()
