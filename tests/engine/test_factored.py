@@ -144,6 +144,28 @@ def test_no_delta_is_made_while_learning_and_choosing(tmp_path: Path, monkeypatc
     assert made != []  # the soup itself is made of full tensors, as ever
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device; run by hand on one")
+def test_kernels_and_graphs_learn_the_same(tmp_path: Path) -> None:
+    pool = zoo(tmp_path, torch.float32)
+    full = merged(pool, tmp_path / "full")
+    settings: dict[str, Any] = {"steps": 20, "batch_size": 8, "block_size": 3, "blocks": 3}
+    paths: list[str] = []
+    found = []
+    for one, more in ((pool, {}), (pool, {"graphs": False}), (full, {"directions": "fp32"})):
+
+        def listen(event: Any) -> None:
+            if event.kind == "engine":
+                paths.append(event.data["path"])
+
+        soup = cook(one, task_of(Mixed()), "mehl+", listen=listen, **settings, **more).soup
+        assert soup is not None
+        found.append(soup.W)
+    assert paths == ["CUDA graph", "eager", "CUDA graph"]
+    assert (found[0] - 0.25).abs().max() > 0.05
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=1e-4)
+
+
 def test_preset_authors_makes_full_weights_and_says_so(tmp_path: Path) -> None:
     pool = zoo(tmp_path)
     found, wanted = (
