@@ -300,8 +300,9 @@ def test_a_module_of_its_own_kind_must_compute_what_a_linear_layer_does(
 
     pool = adapter_pool(tmp_path, build, [{"1": 2}, {"1": 3}], torch.float64, fan_in_fan_out=True)
     model = build().double()
+    task = task_of(model)  # moves it to the device
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    wide, notes = wide_modules(task_of(model), pool.adapters)  # type: ignore[arg-type]
+    wide, notes = wide_modules(task, pool.adapters)  # type: ignore[arg-type]
     assert set(wide) == ({"1.weight"} if learned else set())
     refused = ("learned with full weights, not factors, because Turned does not compute W0 x: 1.weight",)
     assert notes == (() if learned else refused)

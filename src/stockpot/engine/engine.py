@@ -373,8 +373,10 @@ class Engine:
         self._device_batches.clear()
         if hasattr(self, "loader"):
             self.loader.close()
-            del self.loader  # its rows are most of what was taken; the next engine plans with what is free
+            self.loader.free()  # its rows are most of what was taken; the next engine plans with what is free
+            del self.loader
         if hasattr(self, "fixed"):
+            self.fixed.untyped_storage().resize_(0)  # a frame that an error keeps alive may still refer to it
             del self.fixed
         self._stack.close()
 
