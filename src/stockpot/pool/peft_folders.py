@@ -20,7 +20,7 @@ from stockpot.pool.source import Checkpoint, dtype_name, is_directory, listed, r
 from stockpot.pool.torch_files import open_torch
 
 CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 # Every field of a LoRA configuration that leaves delta = s B A as it is. Any other field that is set is refused: this
 # version cannot know what it does.
 _HARMLESS = re.compile(
@@ -87,7 +87,7 @@ def open_adapter(folder: Path) -> Adapter:
     dense: dict[str, str] = {}
     odd: list[str] = []
     for key in opened.specs:
-        name = key.removeprefix(_PREFIX)
+        name = key.removeprefix(PREFIX)
         match = re.fullmatch(r"(.+)\.lora_(?:(A|B)\.(weight|bias)|embedding_(A|B))", name)
         if name == key or (match and match[2] == "A" and match[3] == "bias"):
             odd.append(key)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -25,6 +25,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import STATISTIC, Layout
 from stockpot.pool import Pool
 from stockpot.pool.source import stays_inside
+from stockpot.soup.adapter import Factored
 from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
@@ -47,11 +48,14 @@ def tensors(
     rule: StatisticsRule = "average",
     dtype: torch.dtype | None = None,
     *,
+    factored: Factored | None = None,
+    only: Collection[str] | None = None,
     alone: bool = True,
     listen: Listener = ignore,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the soup under its name, in the pool's order and the ingredients' dtype.
 
+    `factored` makes what adapters add to their base, at the cost of one adapter. `only`: these names and no others.
     `alone` says that nothing else keeps the cores busy meanwhile: threads that share an operation wait for the slowest.
     """
     wide = alone and torch.get_num_threads() >= MANY
@@ -60,7 +64,10 @@ def tensors(
     def value(name: str) -> Tensor:
         if statistics is not None and name in statistics:
             return statistics[name]
-        if name not in layout.kept:
+        made = None if factored is None else factored.tensor(name)
+        if made is not None:
+            pass
+        elif name not in layout.kept:
             column = columns[layout.group_of[name]]
             used = [k for k, weight in enumerate(column) if weight]  # the others are not read
             made = mix_tensor([pool.tensor(k, name) for k in used], [column[k] for k in used], wide=wide)
@@ -73,17 +80,21 @@ def tensors(
 
     first_of = {name: names[0] for names in layout.tied for name in names}
     tied: dict[str, Tensor] = {}  # made once, under the first name
-    names = [name for name in pool.specs if first_of.get(name, name) == name]
+    specs = pool.specs if only is None else {name: spec for name, spec in pool.specs.items() if name in only}
+    names = list(dict.fromkeys(first_of.get(name, name) for name in specs))
     threads = 1 if wide else min(THREADS, os.cpu_count() or 1)
-    written = 0
+    written, total = 0, sum(spec.nbytes for spec in specs.values())
     with closing(_ahead(value, names, lambda name: pool.specs[name].numel, threads)) as values:
-        for name, spec in pool.specs.items():
+        for name, spec in specs.items():
             first = first_of.get(name, name)
-            made = next(values) if first == name else tied[first].clone()  # files do not share storage
-            if name in first_of and first == name:
-                tied[name] = made
+            if first in tied:
+                made = tied[first].clone()  # files do not share storage
+            else:
+                made = next(values)
+                if name in first_of:
+                    tied[first] = made
             written += spec.nbytes
-            progress(listen, "building the soup", written, pool.nbytes)
+            progress(listen, "building the soup", written, total)
             yield name, made.to(dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype)
 
 

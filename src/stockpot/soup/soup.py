@@ -32,14 +32,34 @@ class Soup:
     statistics: Mapping[str, Tensor] | None = None  # recalibrated running statistics, by name
     statistics_rule: StatisticsRule = field(default="average", kw_only=True)  # for those that are not given
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # method, settings: whatever made it
+    form: Form = field(default="auto", kw_only=True)  # of adapters: an exact adapter, one of at most a rank, or merged
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "W", weights.check(self.W, len(self.pool), len(self.layout)))
+        self.written_as  # noqa: B018  (refuses a form that this soup cannot have)
 
     @classmethod
     def uniform(cls, pool: Pool, layout: Layout | None = None) -> Soup:
         layout = layout or Layout.of(pool, "model")
         return cls(pool, layout, weights.uniform(len(pool), len(layout)), about={"method": "uniform"})
+
+    @cached_property
+    def written_as(self) -> Literal["merged", "adapter"] | int:
+        """What `form` means for this soup."""
+        return resolve(self.form, self._exact, self.statistics is not None)
+
+    @cached_property
+    def _exact(self) -> Factored | None:
+        return None if self.pool.adapters is None else Factored(self.pool, self.layout, self.W, None)
+
+    @cached_property
+    def factored(self) -> Factored | None:
+        """Of adapters: the deltas as they are written, their ranks and relative errors."""
+        rank = self.written_as
+        return Factored(self.pool, self.layout, self.W, rank) if isinstance(rank, int) else self._exact
+
+    def as_form(self, form: Form | None) -> Soup:
+        return self if form in (None, self.form) else replace(self, form=form)
 
     def state_dict(self, dtype: torch.dtype | None = None, listen: Listener = ignore) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._tensors(dtype, listen)}
@@ -58,6 +78,7 @@ class Soup:
         self,
         path: str | Path,
         *,
+        form: Form | None = None,
         dtype: torch.dtype | None = None,
         max_shard: int | str = MAX_SHARD,
         overwrite: bool = False,
@@ -82,6 +103,7 @@ class Soup:
         self,
         path: str | Path,
         *,
+        form: Form | None = None,
         dtype: torch.dtype | None = None,
         max_shard: int | str = MAX_SHARD,
         overwrite: bool = False,
