@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,8 @@ from stockpot import files
 from stockpot.errors import SoupError
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.pool import Pool
-from stockpot.pool.peft_folders import CONFIG, PREFIX, WEIGHTS
+from stockpot.pool.discover import ADAPTER_WEIGHTS as WEIGHTS
+from stockpot.pool.peft_folders import CONFIG, PREFIX
 from stockpot.soup.weights import single
 
 Form = Literal["auto", "merged", "adapter"] | int  # a number: an adapter of at most that rank
@@ -68,6 +68,13 @@ class Factored:
     def errors(self) -> dict[str, float]:
         """Of each module, relative to its delta."""
         return {name.rpartition(".")[0]: self.part(name).error for name in self.names}
+
+    def nbytes(self, dtype: torch.dtype | None) -> int:
+        """What the adapter takes on disk, rather too many."""
+        specs, rank = self.pool.specs, self.rank or self.exact_rank
+        sides = sum(specs[name].shape[0] + specs[name].numel // specs[name].shape[0] for name in self.names)
+        whole = sum(specs[name].numel for name in self.dense)
+        return (sides * rank + whole) * (torch.float64 if dtype is None else dtype).itemsize
 
     def tensor(self, name: str) -> Tensor | None:
         """theta_0 + B A in fp32 or better; None where the ingredients' own tensors say it as well."""

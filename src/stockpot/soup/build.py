@@ -154,13 +154,18 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> list[str]:
     return list(tensors)
 
 
-def copy_companions(source: Path, directory: Path) -> None:
+def copy_companions(source: Path, directory: Path, without: Collection[str] = ()) -> None:
     """Bring along the config and tokenizer of a Hugging Face directory, so that the soup loads like it.
 
     Links out of the directory stay behind: a stranger's `config.json` must not carry a file of yours into your soup.
     """
     for file in sorted(source.iterdir()):
-        if _COMPANIONS.fullmatch(file.name) and file.is_file() and stays_inside(source, file.name):
+        if (
+            _COMPANIONS.fullmatch(file.name)
+            and file.name not in without
+            and file.is_file()
+            and stays_inside(source, file.name)
+        ):
             shutil.copyfile(file, directory / file.name)
 
 
