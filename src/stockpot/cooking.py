@@ -23,6 +23,7 @@ from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
+from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
@@ -64,6 +65,7 @@ def cook(
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -71,14 +73,15 @@ def cook(
     """Find mixing weights by one method and score the soup; the report data is touched once, at the end.
 
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
-    `exclude` and `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights. `run` is a
-    directory for records, soup and whatever is needed to go on after an interruption; `overwrite` replaces an earlier
-    run there.
+    `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
+    weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
+    replaces an earlier run there.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
     if run is None:
-        problem = Problem(pool, task, include=include, exclude=exclude, donor=donor, listen=_watching(pool, listen))
+        choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
+        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
         with _threads(pool, task):
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
@@ -86,7 +89,7 @@ def cook(
     if METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, wanted=method)
+    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -103,6 +106,7 @@ def compare(
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -118,7 +122,7 @@ def compare(
     _check_fits(chosen, pool, task)
     if growth and run is None:
         raise MethodError.of("growth", expected="a run directory to write to", found="run=None", fix="give run='DIR'")
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, growth=growth)
+    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form, growth=growth)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -139,6 +143,7 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
+    form: Form = "auto"
     growth: bool = False
     wanted: str | None = None  # the method that was asked for by name
     directory: RunDirectory | None = None
@@ -158,7 +163,7 @@ class _Job:
             stack.enter_context(_threads(self.pool, self.task))
             if self.directory is not None:
                 self.pool.facts(self._tell)  # with distances, for the record
-            problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
+            problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
             comparison = self._decide_all(problem)
@@ -172,6 +177,7 @@ class _Job:
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
         presets = {name: preset_for(name, self.preset) for name in self.chosen}
+        form = {} if self.form == "auto" else {"form": self.form}
         named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
         return {
             "kind": recipe.kind,
@@ -180,7 +186,7 @@ class _Job:
             "percent": self.task.metric.percent,
             "seed": next((one.seed for one in self.chosen.values()), 0),
             "settings": {name: {**as_json(one), **named.get(name, {})} for name, one in self.chosen.items()},
-            "layout": {**self.layout, "statistics": self.task.statistics},
+            "layout": {**self.layout, "statistics": self.task.statistics, **form},
             "fit_digest": fingerprint(self.task.fit),
             "report_digest": self.task.report_fingerprint(),
         }
@@ -271,7 +277,8 @@ class _Job:
         K, names = len(self.pool), [name for name in GROWN if (name, len(self.pool)) in self.results]
         for n in sizes(K)[:-1]:
             try:
-                smaller = Problem(self.pool.subset(range(n)), self.task, listen=self._tell, **self.layout)
+                part = self.pool.subset(range(n))
+                smaller = Problem(part, self.task, listen=self._tell, form=self.form, **self.layout)
                 if problem.known is not None:
                     smaller.known, smaller.known_seconds = problem.known[:n], problem.known_seconds * n / K
                 for name in names:

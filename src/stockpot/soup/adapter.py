@@ -28,6 +28,7 @@ from stockpot.soup.weights import single
 
 Form = Literal["auto", "merged", "adapter"] | int  # a number: an adapter of at most that rank
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM can be started with
+WRITTEN_AS = "the soup is written as"  # how the note on its form begins
 ROUNDING = 1e-12  # a smaller relative error is that of the arithmetic
 
 
@@ -249,19 +250,19 @@ def _save(tensors: dict[str, Tensor], folder: Path) -> None:
 # ---- which form
 
 
-def resolve(form: Form, factored: Factored | None, statistics: bool) -> Literal["merged", "adapter"] | int:
-    """What the user's word means for this soup. `auto`: an exact adapter where servers take its rank."""
+def resolve(form: Form, rank: int | None, *, statistics: bool = False) -> Literal["merged", "adapter"] | int:
+    """What the user's word means for a soup whose exact adapter has this rank; None: of full checkpoints."""
     number = isinstance(form, int) and not isinstance(form, bool) and form > 0
     if not number and form not in ("auto", "merged", "adapter"):
         fix = "adapter is exact; a number is the highest rank that the adapter may have"
         expected = "auto, merged, adapter, or a rank such as 64"
         raise SoupError.of("form of the soup", expected=expected, found=repr(form)[:60], fix=fix)
-    if form == "merged" or (form == "auto" and (factored is None or statistics or factored.exact_rank > RANKS[-1])):
+    if form == "merged" or (form == "auto" and (rank is None or statistics or rank > RANKS[-1])):
         return "merged"
     if form == "auto":
         return "adapter"
-    if factored is None or statistics:
-        found = "a pool of full checkpoints" if factored is None else "running statistics, measured again for the soup"
+    if rank is None or statistics:
+        found = "a pool of full checkpoints" if rank is None else "running statistics, measured again for the soup"
         fix = "write it as a full model: form='merged'; in a recipe, output.form: merged"
         raise SoupError.of("the soup as an adapter", expected="a pool of LoRA adapters", found=found, fix=fix)
     return form
@@ -273,12 +274,12 @@ def described(factored: Factored, form: Literal["merged", "adapter"] | int) -> s
     fits = next((rank for rank in RANKS if rank >= exact), None)
     if form == "merged":
         why = "" if fits else f", more than the {RANKS[-1]} that servers take"
-        return f"the soup is written as a full model; as an exact adapter it would have rank {exact}{why}"
+        return f"{WRITTEN_AS} a full model; as an exact adapter it would have rank {exact}{why}"
     if form == "adapter":
         served = f"serve it with a rank of {fits}" if fits else f"servers take at most {RANKS[-1]}"
-        return f"the soup is written as an exact adapter of rank {exact}; {served}"
+        return f"{WRITTEN_AS} an exact adapter of rank {exact}; {served}"
     errors = factored.errors
     worst = max(errors, key=lambda module: errors[module], default="")
     low, high = min(errors.values(), default=0.0), errors.get(worst, 0.0)
     lost = f"relative error of its deltas {low:.2g} to {high:.2g} (most in {worst})" if high else "nothing is lost"
-    return f"the soup is written as an adapter of rank at most {form} (exact: {exact}); {lost}"
+    return f"{WRITTEN_AS} an adapter of rank at most {form} (exact: {exact}); {lost}"

@@ -48,7 +48,8 @@ class Soup:
     @cached_property
     def written_as(self) -> Literal["merged", "adapter"] | int:
         """What `form` means for this soup."""
-        return resolve(self.form, self._exact, self.statistics is not None)
+        rank = None if self._exact is None else self._exact.exact_rank
+        return resolve(self.form, rank, statistics=self.statistics is not None)
 
     @cached_property
     def _exact(self) -> Factored | None:
@@ -59,6 +60,10 @@ class Soup:
         """Of adapters: the deltas as they are written, their ranks and relative errors."""
         rank = self.written_as
         return Factored(self.pool, self.layout, self.W, rank) if isinstance(rank, int) else self._exact
+
+    def as_form(self, form: Form) -> Soup:
+        """The same soup, to be written in another form."""
+        return self if form == self.form else replace(self, form=form)
 
     def state_dict(self, dtype: torch.dtype | None = None, listen: Listener = ignore) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._tensors(dtype, listen)}
@@ -90,10 +95,9 @@ class Soup:
         full model; `auto`, the default, is the exact adapter where servers take its rank, and otherwise merged.
         `root`: the directory that the user named, below which no link is followed.
         """
-        if form not in (None, self.form):
-            return replace(self, form=form).save(
-                path, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen, root=root
-            )
+        if form is not None and form != self.form:
+            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen, "root": root}
+            return self.as_form(form).save(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
         with self._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
@@ -118,10 +122,9 @@ class Soup:
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
-        if form not in (None, self.form):
-            return replace(self, form=form).export(
-                path, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen
-            )
+        if form is not None and form != self.form:
+            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen}
+            return self.as_form(form).export(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard = Path(path), parse_size(max_shard)
         with self._writing(path, dtype, overwrite, None) as folder:
             self._write_weights(folder, dtype, shard, listen)
