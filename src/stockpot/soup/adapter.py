@@ -185,7 +185,7 @@ class Factored:
             bias = not _owners(name) & self._wrapped
             biases |= bias
             place = f"{module}.base_layer.{kind}" if bias and module in ranks else name  # as PEFT's own layer has it
-            tensors[PREFIX + place] = tensor.contiguous()
+            tensors[PREFIX + place] = tensor.clone(memory_format=torch.contiguous_format)  # tied ones share storage
         _save(tensors, folder)
         files.write_json(folder / CONFIG, self._config(ranks, biases))
 

@@ -134,7 +134,8 @@ class Soup:
         self, folder: Path, dtype: torch.dtype | None, shard: int, listen: Listener, alone: bool = True
     ) -> None:
         if self.written_as == "merged" or self.factored is None:
-            build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
+            coming = self._tensors(dtype, listen, alone=alone)
+            build.write_weights(folder, build.stored_specs(self.pool, dtype), coming, shard)
         else:
             whole = dict(self._tensors(dtype, listen, only=self.factored.dense, alone=alone))
             self.factored.write(folder, whole, dtype)
@@ -142,10 +143,7 @@ class Soup:
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(
-            spec.numel * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
-            for spec in self.pool.specs.values()
-        )
+        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
         files.require_space(path, needed, "the soup")
