@@ -90,14 +90,21 @@ class DataSource:
     limits: Limits = LIMITS
 
 
-def _read(source: DataSource, part: str | None) -> Table:
+Part = tuple[Path, str | None]  # where samples are, and which of those
+
+
+def _part(source: DataSource, share: Share) -> Part:
+    return share.path or source.path, share.part
+
+
+def _read(source: DataSource, path: Path, part: str | None) -> Table:
     try:
-        table = _READERS[source.kind](source.path, part, source.limits)
+        table = _READERS[source.kind](path, part, source.limits)
         return table if source.separator is None else documents(table, source.separator)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        where = str(source.path if part is None else source.path / part)
+        where = str(path if part is None else path / part)
         raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
@@ -109,7 +116,7 @@ def read_splits(
     A split is `(x, y)`, or a dict of keyword arguments where the model wants that; a `Data` where samples have groups.
     """
     wanted = set(wanted)
-    parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
+    parts = {part: _read(source, *part) for part in dict.fromkeys(_part(source, s) for s in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
@@ -121,7 +128,7 @@ def read_splits(
     made: dict[str, Any] = {}
     groups: dict[str, Array] = {}
     for part, table in parts.items():
-        shares = {name: share for name, share in source.shares.items() if share.part == part}
+        shares = {name: share for name, share in source.shares.items() if _part(source, share) == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
         named = _groups(table, columns.group)
@@ -160,22 +167,24 @@ def _groups(table: Table, name: str | None) -> Array | None:
 
 def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
     """Splits that were cut elsewhere may have groups in common, which flatters what is reported."""
-    if {"fit", "report"} <= groups.keys():
-        reported = np.unique(groups["report"])
+    for name in (name for name in groups if name.startswith("report") and "fit" in groups):
+        reported = np.unique(groups[name])
         both = int(np.isin(reported, groups["fit"]).sum())
         if both:
-            text = f"report data: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
+            what = f"report data{name.removeprefix('report').replace('.', ' ', 1)}"
+            text = f"{what}: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
             listen(Event("phase", {"text": text}))
 
 
 def _targets(
-    source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
-) -> dict[str | None, Array]:
+    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], listen: Listener
+) -> dict[Part, Array]:
     """Of every part; none for a language model, which learns its own input, and for words that have tags."""
     columns = source.columns
     if columns.label is None and (model.purpose == "causal" or columns.messages or columns.prompt or columns.words):
         return {}
-    called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
+    named = {name: _part(source, share) for name, share in source.shares.items()}
+    called = {part: " and ".join(name for name, its in named.items() if its == part) for part in parts}
     encoded = encode(
         {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
@@ -233,7 +242,8 @@ def _texts(
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
-    place = source.path / (source.shares[split].part or "")
+    path, part = _part(source, source.shares[split])
+    place = path / (part or "")
     images = decode(
         column,
         image,

@@ -75,16 +75,20 @@ def evaluate(
         task.check_names(checkpoint.specs)
         task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
         where = on or ("report" if task.has_report else "fit")
-        scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
+        sets = report_weights(task, listen) if where == "report" else {"fit": task.score(listen=listen)}
     if as_json:
-        document({"path": str(checkpoint.path), "metric": task.metric.name, "on": where, "score": encode(scores)})
+        every = {name: encode(scores) for name, scores in sets.items()}
+        about = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
+        document({**about, "score": next(iter(every.values())), "sets": every})
         return
-    metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
-    data = "report data" if where == "report" else "fitting data"
-    say(
-        f"{metric.title} {metric.value(scores.value)} on {data}"
-        f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
-    )
+    metric = words.Metric(task.metric.name, task.metric.unit)
+    for name, scores in sets.items():
+        low, high = scores.interval()
+        data = {"report": "report data", "fit": "fitting data"}.get(name, name)
+        say(
+            f"{metric.title} {metric.value(scores.value)} on {data}"
+            f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
+        )
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:

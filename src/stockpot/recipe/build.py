@@ -114,10 +114,12 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 
     loaded = build_model(recipe)
     data = build_data(recipe, loaded, ("fit", "report"), listen)
+    named = (name for name in recipe.data.splits if name.startswith("report."))  # in their order: the first counts
+    sets = {name.removeprefix("report."): data[name] for name in named}
     return Task(
         loaded.model,
         data["fit"],
-        data.get("report"),
+        sets or data.get("report"),
         **judged(recipe, loaded),
         statistics=recipe.model.statistics,
         memory_limit=_memory_limit(recipe),
@@ -128,7 +130,10 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 def build_data(
     recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener = ignore
 ) -> dict[str, Any]:
-    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
+    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has.
+
+    Of several sets of report data each is a split, `report.NAME`.
+    """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
@@ -142,11 +147,13 @@ def build_data(
             expected, fix = f"data for {missing[0]!r}", "return tensors, a Dataset or a DataLoader for it"
             raise DataError.of(f"python: {section.python}", expected=expected, found="None", fix=fix)
         return made
-    splits = {name: s for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None}
     shares = {
-        name: Share(s.of, s.fraction, s.count, None if s.rows is None else recipe.path(s.rows))
-        for name, s in splits.items()
+        name: Share(
+            s.of, s.fraction, s.count, *(None if place is None else recipe.path(place) for place in (s.rows, s.path))
+        )
+        for name, s in section.splits.items()
     }
+    wanted = tuple(name for name in shares if name.split(".")[0] in wanted)
     source = DataSource(
         section.kind,
         recipe.path(getattr(section, section.kind)),

@@ -20,6 +20,7 @@ from stockpot.recipe.values import (
     Number,
     Pixels,
     PythonCode,
+    Report,
     Section,
     ShortSpace,
     ShortSplit,
@@ -227,8 +228,9 @@ class Data(_OfOneKind):
     fit: ShortSplit | None = None
     """Samples the method may look at. A fraction (0.5), a number of samples, a named part (a file, sub-folder or
     split), or a mapping. Default: half."""
-    report: ShortSplit | None = None
-    """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given."""
+    report: Report | None = None
+    """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given.
+    Several sets by name, such as `{test: test, shifted: {path: other.csv}}`, are all scored; the first one counts."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Which samples fall into which fraction."""
     limits: Limits = Limits()
@@ -251,6 +253,14 @@ class Data(_OfOneKind):
     """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
     cross-entropy, the squared error or binary cross-entropy."""
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """All of them by name, such as `fit`, `report` or, of several sets, `report.shifted`."""
+        report = self.report if isinstance(self.report, dict) else {"": self.report}
+        named = {"train": self.train, "fit": self.fit}
+        named |= {f"report.{name}" if name else "report": split for name, split in report.items()}
+        return {name: split for name, split in named.items() if split is not None}
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: Any) -> Any:
@@ -269,7 +279,7 @@ class Data(_OfOneKind):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        splits = {name: s for name in ("train", "fit", "report") if (s := getattr(self, name)) is not None}
+        splits = self.splits
         if self.python is not None:
             if splits:
                 raise ValueError(f"{next(iter(splits))}: the python function makes the splits itself")
@@ -318,17 +328,19 @@ class Data(_OfOneKind):
 
 def _check_disjoint(splits: dict[str, Split]) -> None:
     """Two splits may share a part only in fractions or counts that leave room for each other."""
-    by_part: dict[str | None, dict[str, Split]] = {}
+    by_part: dict[tuple[str | None, str | None], dict[str, Split]] = {}
     for name, split in splits.items():
         if split.rows is None:
-            by_part.setdefault(split.of, {})[name] = split
-    for part, sharing in by_part.items():
+            by_part.setdefault((split.path, split.of), {})[name] = split
+    for (path, part), sharing in by_part.items():
         whole = [name for name, s in sharing.items() if s.fraction is None and s.count is None]
         where = "the data" if part is None else f"part {part!r}"
+        where += "" if path is None else f" of {path}"
+        named = "".join(f"{key}: {value}, " for key, value in (("path", path), ("of", part)) if value is not None)
         if whole and len(sharing) > 1:
             raise ValueError(
                 f"{' and '.join(sharing)} would share samples: {whole[0]} takes all of {where}; "
-                f"give each a fraction, such as {{of: {part}, fraction: 0.5}}"
+                f"give each a fraction, such as {{{named}fraction: 0.5}}"
             )
         total = sum(s.fraction or 0.0 for s in sharing.values())
         if total > 1 + 1e-9:
