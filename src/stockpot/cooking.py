@@ -188,6 +188,8 @@ class _Job:
             found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
             if not ranks.first():
                 self.pool.adopt(found)
+        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
+            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""

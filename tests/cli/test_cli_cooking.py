@@ -290,3 +290,24 @@ def test_schema_and_doctor_speak_json(stockpot: Stockpot) -> None:
     assert value["extras"]["cli"]["typer"]
     text = stockpot("doctor").out
     assert "stockpot" in text.splitlines()[0]
+
+
+def test_several_sets_are_columns_and_evaluate_scores_each(folder: Path, stockpot: Stockpot) -> None:
+    text = (folder / "toy.py").read_text()
+    assert "return x, " in text
+    (folder / "toy.py").write_text(text.replace("def data(which):", "def one(which):") + """
+def data(which):
+    return {"test": one("report"), "shifted": one("fit")} if which == "report" else one(which)
+""")  # fmt: skip
+    answer = stockpot("compare", folder / "recipe.yaml", "--set", "method.methods=[best, uniform]")
+    assert answer.code == 0, answer.err
+    (head,) = [line.split() for line in answer.out.splitlines() if line.split()[:1] == ["method"]]
+    assert head == ["method", "test", "vs.", "best", "single", "shifted", "vs.", "best", "single"]
+    value = json.loads(stockpot("report", folder / "run", "--json").out)
+    assert value["report"].endswith("report.html")
+    model = folder / "pool" / "model_0.safetensors"
+    said = stockpot("evaluate", model, folder / "recipe.yaml").out.splitlines()
+    assert [line.split(" on ")[1].split(" (")[0] for line in said] == ["test", "shifted"]
+    found = json.loads(stockpot("evaluate", model, folder / "recipe.yaml", "--json").out)
+    assert list(found["sets"]) == ["test", "shifted"]
+    assert found["score"] == found["sets"]["test"]

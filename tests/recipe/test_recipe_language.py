@@ -247,7 +247,7 @@ def test_sequence_to_sequence_models_learn_the_completion(home: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"prompt": "q"}, "data.completion: expected prompt and completion together"),
+        ({"prompt": "q"}, "data.prompt: expected prompt and completion together, or prompt, choices and answer"),
         ({"messages": "m", "long_texts": "split"}, "data.long_texts: expected refuse or truncate"),
         ({"messages": "m", "text": "t"}, "expected at most one of text, messages, prompt"),
     ],

@@ -282,3 +282,21 @@ def test_templates_are_part_of_the_package() -> None:
 
     folder = files("stockpot.report") / "templates"
     assert {file.name for file in folder.iterdir()} >= {"report.html.j2", "report.css"}
+
+
+def test_every_set_has_its_column_and_panel_and_the_soup_its_place(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "uniform", "crossfit"], sets=("test", "shifted"))
+    edit(folder / "results.json", absent={"ensemble": "exact_match calls the model itself"})
+    (folder / "methods" / "crossfit" / "soup").mkdir()
+    (folder / "methods" / "crossfit" / "soup" / "model.safetensors").touch()
+    write_report(folder)
+    found = page(folder)
+    for part in ("on test", "on shifted", "the verdict goes by the first set", "methods/crossfit/soup", "load_file("):
+        assert part in found.text, part
+    assert "not in the table: exact_match calls the model itself" in found.text
+    header = next(line for line in (folder / "report.md").read_text("utf-8").splitlines() if line.startswith("|"))
+    assert header.count("95 % interval") == header.count("vs. best single model") == 2
+    assert "| test |" in header
+    assert "| shifted |" in header
+    tones = [a.get("class") for tag, a in found.elements if tag == "span" and a.get("class") in ("good", "bad")]
+    assert {"good", "bad"} == set(tones)

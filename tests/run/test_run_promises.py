@@ -182,6 +182,41 @@ def test_every_decision_comes_before_the_report_data(tmp_path: Path) -> None:
     assert kinds.count("cooked") == kinds.count("report") == len(FEW)
 
 
+def test_several_sets_are_opened_once_and_recorded_each(tmp_path: Path) -> None:
+    pool, _ = toy(tmp_path)
+    sets = {"test": samples(60, seed=5), "shifted": samples(50, seed=6)}
+    events: list[Event] = []
+    few = ["best", "uniform", "ensemble"]
+    found = compare(pool, Task(mlp(), samples(), sets), few, run=tmp_path / "run", listen=events.append)
+    (opened,) = [event for event in events if event.kind == "unsealed"]
+    assert opened.data == {"decisions": 3, "samples": {"test": 60, "shifted": 50}}
+    assert found["uniform"].report is found["uniform"].reports["test"]
+    record = read_run(tmp_path / "run")
+    assert record.results["differences"]["uniform"].keys() == {"test", "shifted"}
+    for method in record.methods:
+        assert {name: one["n"] for name, one in method.result["reports"].items()} == {"test": 60, "shifted": 50}
+    once_more = compare(pool, Task(mlp(), samples(), sets), few, run=tmp_path / "run")
+    assert once_more.reused == tuple(few)
+    assert torch.equal(once_more["uniform"].reports["shifted"].table, found["uniform"].reports["shifted"].table)
+    turned = Task(mlp(), samples(), dict(reversed(sets.items())))
+    with pytest.raises(RunError, match=r"sets of report data in the same order[\s\S]*test, shifted -> shifted, test"):
+        compare(pool, turned, few, run=tmp_path / "run")
+
+
+def test_an_ensemble_without_a_meaning_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    pool, _ = toy(tmp_path)
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = compare(pool, again(metric="loss", loss=loss), ["best", "ensemble"], run=tmp_path / "run")
+    reason = "a loss of your own as the metric, which calls the model itself"
+    assert (list(found), found.failed, found.absent) == (["best"], {}, {"ensemble": reason})
+    assert value_of(tmp_path / "run", "results.json")["absent"] == {"ensemble": reason}
+    with pytest.raises(TaskError, match="outputs that can be averaged"):
+        compare(pool, again(metric="loss", loss=loss), ["ensemble"])
+
+
 def test_a_run_whose_report_data_was_looked_at_takes_no_further_method(tmp_path: Path) -> None:
     pool, task = toy(tmp_path)
     compare(pool, task, ["best"], run=tmp_path / "run")

@@ -132,9 +132,7 @@ def test_what_another_set_lost_beyond_chance_is_called_forgetting() -> None:
         "test": pytest.approx(0.4), "shifted": pytest.approx(-0.4), "base": pytest.approx(0.01),
     }  # fmt: skip
     first, why = verdict(found, "hl+", NAMES).split("\n")
-    assert first == (
-        "Use it: hl+ gains +40.00 points beyond chance, unless shifted matters: there it got worse beyond chance."
-    )
+    assert first == ("Use it: hl+ gains +40.00 points beyond chance, but it forgot: -40.00 points on shifted.")
     assert "on data nothing was chosen on (test)" in why
     assert re.search(
         r"It forgot: on shifted it scores 50\.00 % \(.*, run-7 90\.00 % \(.*The loss of -40\.00 points", why

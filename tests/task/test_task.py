@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
+from stockpot.soups.result import report_weights
 from stockpot.task import METRICS, Data, Metric, Task
 from stockpot.task.data import Sealed, open_report
 
@@ -434,3 +435,42 @@ def test_the_documentation_runs() -> None:
                 low, high = task.score().interval()
                 assert low <= task.score().value <= high
     assert all(f"`{name}`" in text for name in METRICS)
+
+
+# Several sets of report data
+
+
+def test_a_dict_without_tensors_among_its_values_is_several_sets() -> None:
+    sets = {"test": blobs(30, seed=5), "shifted": TensorDataset(*blobs(20, seed=6))}
+    task = Task(linear(), (X, Y), sets)
+    found = report_weights(task)
+    assert {name: one.n for name, one in found.items()} == {"test": 30, "shifted": 20}
+    assert found["shifted"].value == Task(linear(), sets["shifted"]).score().value
+    assert list(task.report_fingerprints()) == ["test", "shifted"]
+    columns = Task(Encoder(), {"inputs": X, "labels": Y}, {"inputs": X[:9], "labels": Y[:9]})
+    assert {name: one.n for name, one in report_weights(columns).items()} == {"report": 9}
+    nested = {"inputs": {"x": X}, "labels": {"y": Y}}  # of the form of the fitting data, so one set
+    own = Task(Encoder(), nested, nested, loss=lambda m, b: m(b["inputs"]["x"]).logits.mean(1), metric="loss")
+    assert list(own.report_fingerprints()) == ["report"]
+    assert own.reports_on_fit == ("report",)
+
+
+@pytest.mark.parametrize(
+    ("report", "groups", "text"),
+    [
+        ({"fit": (X, Y)}, None, "name of a set of report data: expected up to 40 letters, .* found 'fit'"),
+        ({"a/b": (X, Y)}, None, "none of fit, held_out, found 'a/b'"),
+        ({3: (X, Y)}, None, "found 3"),
+        ({"test": (X, Y)}, [0] * 60, "report_groups: expected a dict, as report is one, found list"),
+        ({"test": (X, Y)}, {"tset": [0] * 60}, "report_groups: expected groups of sets that are there, found 'tset'"),
+        ({"test": (X, Y), "shifted": (X, Y[:5])}, None, "report data 'shifted': expected the same number of rows"),
+    ],
+)
+def test_sets_that_cannot_be_meant_are_refused(report: Any, groups: Any, text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        Task(linear(), (X, Y), report, report_groups=groups)
+
+
+def test_each_set_has_its_own_groups() -> None:
+    task = Task(linear(), (X, Y), {"test": (X, Y), "more": (X, Y)}, report_groups={"more": [k // 6 for k in range(60)]})
+    assert {name: one.independent for name, one in report_weights(task).items()} == {"test": 60, "more": 10}

@@ -69,7 +69,7 @@ def load(
 
 def _purpose(name: str) -> str:
     auto = need("transformers.models.auto.modeling_auto")
-    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM"}
+    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM", "tags": "TOKEN_CLASSIFICATION"}
     found = (
         what for what, title in lists.items() if name in getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES").values()
     )

@@ -140,7 +140,11 @@ def show(run: Path, report: Path) -> Path | None:
         say(f"{name} failed: {why}", err=True)
     say()
     if soup is not None:
+        from stockpot.soup.card import loading
+
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        for line in filter(None, loading(soup, shown(soup))):
+            say(f"        {line}")
     elif results["recommended"] is None:
         say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
     say(f"Report: {shown(report)}")

@@ -59,10 +59,7 @@ def inspect(
     from stockpot.pool import Pool
     from stockpot.recipe.build import pool_paths
 
-    for pair in rename:
-        if "=" not in pair:
-            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
-    prefixes = dict(pair.split("=", 1) for pair in rename) or None
+    prefixes = prefixes_of(rename)
     limit = None if budget is None else _bytes(budget)
     recipe = None
     if len(pool) == 1 and pool[0].endswith((".yaml", ".yml")):
@@ -84,6 +81,13 @@ def inspect(
         _show(found)
     if found["problems"]:
         raise typer.Exit(1)
+
+
+def prefixes_of(pairs: Sequence[str]) -> dict[str, str] | None:
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
+    return dict(pair.split("=", 1) for pair in pairs) or None
 
 
 def _bytes(budget: str) -> int:

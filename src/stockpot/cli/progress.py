@@ -46,6 +46,12 @@ class Activity:
                 return _classes(data["names"])
             case "dropped":
                 return f"left out, because their weights are not finite: {', '.join(data['names'])}"
+            case "strangers":
+                who = f"{', '.join(data['names'][:3])}{' and others' if len(data['names']) > 3 else ''}"
+                what = (
+                    "farther from every other ingredient than from zero; fine-tunes of one model are not so far apart"
+                )
+                return f"warning: {who}: {what}. An average of models from different starts is no model."
             case "start":
                 self._plan = {**self._plan, **data}
             case "reused":

@@ -68,3 +68,10 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def say_loading(soup: Path) -> None:
+    """The lines of Python that load what a command wrote."""
+    from stockpot.soup.card import loading
+
+    say("\n".join(["Load it:", *(f"    {line}" for line in loading(soup, shown(soup)) if line)]))

@@ -130,14 +130,14 @@ ShortSplit = Annotated[
 
 
 def _sets(value: Any) -> Any:
-    """Whether a report is one split or several by name: which keys it has says so."""
-    return "several" if isinstance(value, dict) and not value.keys() & Split.model_fields.keys() else "one"
+    """Whether a report is one split or several by name. A single unknown key is a misspelt one, not a name."""
+    named = isinstance(value, dict) and len(value) > 1 and not value.keys() & Split.model_fields.keys()
+    return "several" if named else "one"
 
 
 SetName = Annotated[str, Field(pattern=r"^[\w.-][\w .-]{0,39}$")]
 Report = Annotated[
-    Annotated[ShortSplit, Tag("one")] | Annotated[dict[SetName, ShortSplit], Field(min_length=1), Tag("several")],
-    Discriminator(_sets),
+    Annotated[ShortSplit, Tag("one")] | Annotated[dict[SetName, ShortSplit], Tag("several")], Discriminator(_sets)
 ]
 
 

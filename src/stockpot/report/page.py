@@ -40,7 +40,7 @@ def page_of(run: Run) -> dict[str, Any]:
         "subtitle": _subtitle(run),
         "notices": _notices(run, rows),
         "tiles": _tiles(run, next((row for row in rows if row.recommended), None)),
-        "soup": None if run.soup is None else run.soup.relative_to(run.path).as_posix(),
+        **_soup(run),
         "rows": rows,
         "headings": headings(rows) if rows else (),
         "explained": {row.method: METHODS[row.method].summary for row in rows},
@@ -59,6 +59,16 @@ def page_of(run: Run) -> dict[str, Any]:
         "notes": _notes(run),
         "version": run.about["stockpot"],
     }
+
+
+def _soup(run: Run) -> dict[str, str]:
+    """Where the saved soup is in the run directory, and the lines that load it; empty without one."""
+    if run.soup is None:
+        return {"soup": "", "loading": ""}
+    from stockpot.soup.card import loading  # with torch
+
+    place = run.soup.relative_to(run.path).as_posix()
+    return {"soup": place, "loading": "\n".join(loading(run.soup, place))}
 
 
 def _notes(run: Run) -> list[tuple[str, str]]:

@@ -49,7 +49,9 @@ def markdown(page: Mapping[str, Any]) -> str:
     lines = [f"# {escape(page['decision'])}", "", f"{escape(page['title'])} · {escape(page['subtitle'])}", ""]
     lines += [f"> {escape(notice)}\n" for notice in page["notices"]]
     lines += [escape(page["why"]), ""] if page["why"] else []
-    lines += [f"The soup: {escape(page['soup'])}, in this directory.", ""] if page["soup"] else []
+    if page["soup"]:
+        lines += [f"The soup is in {escape(page['soup'])}, in this directory. To load it:", ""]
+        lines += [_fenced(page["loading"], "python"), ""]
     if page["rows"]:
         lines += [
             "| " + " | ".join(map(escape, page["headings"])) + " |",

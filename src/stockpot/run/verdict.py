@@ -97,7 +97,8 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
     if first == "fit":
         decision = f"Not known whether to use it: give report data, or keep {best}."
     elif low > 0:
-        but = f", unless {' and '.join(forgot)} matters: there it got worse beyond chance" if forgot else ""
+        lost = ", ".join(f"{_signed(metric, found[part][0])} on {part}" for part in forgot)
+        but = f", but it forgot: {lost}" if forgot else ""
         decision = f"Use it: {name} gains {_signed(metric, found[first][0])} beyond chance{but}."
     else:
         decision = f"A loss beyond chance: keep {best}." if high < 0 else f"No gain beyond chance: keep {best}."

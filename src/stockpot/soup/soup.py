@@ -17,7 +17,7 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup import build, record, weights
+from stockpot.soup import build, card, record, weights
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.mix import StatisticsRule
 
@@ -73,9 +73,12 @@ class Soup:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
                 alone = self.pool.hashed
                 hashing = beside.submit(self.pool.digests, listen)  # reads the same pages as mixing does
-                build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
+                coming = self._tensors(dtype, listen, alone=alone)
+                build.write_weights(folder, build.stored_specs(self.pool, dtype), coming, shard)
                 hashing.result()
             record.write(folder, self, shard, dtype)
+            bases, made = card.base_models(self.pool), card.ingredients_of(self.pool, self.W)
+            card.write_card(folder, made, base_models=bases, recipe=self.about)
         return path
 
     def export(
@@ -90,23 +93,20 @@ class Soup:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
         path, shard = Path(path), parse_size(max_shard)
         with self._writing(path, dtype, overwrite, None) as folder:
-            build.write_weights(folder, self._tensors(dtype, listen), shard)
+            build.write_weights(folder, build.stored_specs(self.pool, dtype), self._tensors(dtype, listen), shard)
         return path
 
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(
-            spec.numel * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
-            for spec in self.pool.specs.values()
-        )
+        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
-            yield folder
             adapters = self.pool.adapters
             source = self.pool.checkpoints[self.layout.donor].path if adapters is None else adapters.base.path
             if source.is_dir():
                 build.copy_companions(source, folder)
+            yield folder
             self.pool.verify_unchanged()
 
     @classmethod

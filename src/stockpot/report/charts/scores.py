@@ -73,7 +73,7 @@ def _panel(axes: Axes, rows: list[Row], name: str) -> None:
         )
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [row.method for row in rows])
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+    for label, row in zip(axes.get_yticklabels(), rows, strict=False):
         label.set_color(COLOURS["fg"])
         label.set_fontweight("bold" if row.recommended else "normal")
     axes.spines["left"].set_visible(False)
