@@ -103,8 +103,10 @@ def add_up(tensors: Iterable[Tensor]) -> None:
         parts = list(tensors)
         flat = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(flat)
-        for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
-            part.copy_(total.view_as(part))
+        done = 0
+        for part in parts:
+            part.copy_(flat[done : done + part.numel()].view_as(part))
+            done += part.numel()
 
 
 def gathered(mine: T) -> list[T]:
