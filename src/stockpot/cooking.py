@@ -29,6 +29,7 @@ from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
+from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
@@ -70,6 +71,7 @@ def cook(
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -77,9 +79,9 @@ def cook(
     """Find mixing weights by one method and score the soup; the report data is touched once, at the end.
 
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
-    `exclude` and `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights. `run` is a
-    directory for records, soup and whatever is needed to go on after an interruption; `overwrite` replaces an earlier
-    run there.
+    `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
+    weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
+    replaces an earlier run there.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
@@ -87,7 +89,7 @@ def cook(
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, wanted=method)
+    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -103,6 +105,7 @@ def compare(
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -115,7 +118,7 @@ def compare(
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen)
+    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -136,6 +139,7 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
+    form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
     path: Path | None = None  # of the run; None where nothing is recorded
     directory: RunDirectory | None = None  # the same on the rank that writes
@@ -151,7 +155,7 @@ class _Job:
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
             self._scan()
-            problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
+            problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
             comparison = self._decide_all(problem)
@@ -194,6 +198,7 @@ class _Job:
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
         presets = {name: preset_for(name, self.preset) for name in self.chosen}
+        form = {} if self.form == "auto" else {"form": self.form}
         named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
         return {
             "kind": recipe.kind,
@@ -202,7 +207,7 @@ class _Job:
             "unit": self.task.metric.unit,
             "seed": next((one.seed for one in self.chosen.values()), 0),
             "settings": {name: {**as_json(one), **named.get(name, {})} for name, one in self.chosen.items()},
-            "layout": {**self.layout, "statistics": self.task.statistics},
+            "layout": {**self.layout, "statistics": self.task.statistics, **form},
             "fit_digest": fingerprint(self.task.fit),
             "report_digests": self.task.report_fingerprints(),
         }

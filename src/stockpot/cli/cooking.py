@@ -29,12 +29,17 @@ Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Remove the run that is in that directory, with its results, and start anew."),
 ]
+As = Annotated[
+    str | None,
+    typer.Option("--as", metavar="FORM", help="What a soup of LoRA adapters is written as: adapter, a rank, merged."),
+]
 
 
 def cook(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -49,15 +54,17 @@ def cook(
     stockpot cook recipe.yaml
     stockpot cook recipe.yaml --set method.name=greedy --out runs/greedy
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
+    stockpot cook recipe.yaml --as 64                    # of LoRA adapters: one of at most this rank
     ```
     """
-    _cook("cook", recipe, overrides, out, as_json, overwrite=overwrite)
+    _cook("cook", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
 def compare(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -77,15 +84,17 @@ def compare(
     stockpot compare recipe.yaml --json > results.json
     ```
     """
-    _cook("compare", recipe, overrides, out, as_json, overwrite=overwrite)
+    _cook("compare", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
-def _cook(kind: str, recipe: Path, overrides: list[str], out: Path | None, as_json: bool, overwrite: bool) -> None:
+def _cook(
+    kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
+) -> None:
     from stockpot import ranks
     from stockpot.report import write_report
 
     ranks.join()
-    wanted = read_recipe(recipe, overrides, out)
+    wanted = read_recipe(recipe, overrides, out, form)
     with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
         run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
     first = ranks.first()
@@ -96,7 +105,9 @@ def _cook(kind: str, recipe: Path, overrides: list[str], out: Path | None, as_js
     if as_json:
         document(summary(run, report))
     elif (soup := show(run, report)) is not None:
-        same = shown(run / "recipe.yaml") if overrides else str(recipe)  # what ran, which may not be what is written
+        same = (
+            shown(run / "recipe.yaml") if overrides or form else str(recipe)
+        )  # what ran, which may not be what is written
         say("Next:")
         say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
         say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
@@ -129,6 +140,7 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.run.record import read_run
+    from stockpot.soup.adapter import WRITTEN_AS
 
     results = read_run(run).results
     soup = _recommended(run, results)
@@ -143,6 +155,9 @@ def show(run: Path, report: Path) -> Path | None:
         from stockpot.soup.card import loading
 
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
+            if note.startswith(WRITTEN_AS):
+                say(f"        {note}")
         for line in filter(None, loading(soup, shown(soup))):
             say(f"        {line}")
     elif results["recommended"] is None:
