@@ -126,7 +126,7 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
     tiles, m = [], row.metric
     for name, cell in row.sets.items():
         score, change, data = cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
-        if score is not None:
+        if score is not None and (change is None or cell is row.first):
             between = f" (95 %: {m.bare(score.low)} to {m.bare(score.high)})"
             tiles.append((m.value(score.value), f"{row.method} on {data}, {score.n:,} examples{between}", ""))
         if change is not None:
