@@ -15,7 +15,6 @@ from stockpot.report.tables import (
     DATA,
     Row,
     common_kind,
-    greedy_decisions,
     guard_decision,
     headings,
     ingredient_table,
@@ -30,7 +29,6 @@ from stockpot.soups.registry import METHODS
 def page_of(run: Run) -> dict[str, Any]:
     """The report without its looks."""
     rows = rows_of(run)
-    greedy, greedy_summary = greedy_decisions(run)
     guard, guard_summary = guard_decision(run)
     decision, _, why = (run.results["verdict"] or _verdict(rows)).partition("\n")
     return {
@@ -46,8 +44,6 @@ def page_of(run: Run) -> dict[str, Any]:
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.recommended)],
         "pictures": _pictures(run, rows),
-        "greedy": greedy,
-        "greedy_summary": greedy_summary,
         "guard": guard,
         "guard_summary": guard_summary,
         "ingredients": ingredient_table(run),
