@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -124,6 +125,8 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
         score, change, data = cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
         if score is not None and (change is None or cell is row.first):
             between = f" (95 %: {m.bare(score.low)} to {m.bare(score.high)})"
+            if m.unit == "nats" and -score.value < 700:
+                between += f", a perplexity of {math.exp(-score.value):.4g}"
             tiles.append((m.value(score.value), f"{row.method} on {data}, {score.n:,} examples{between}", ""))
         if change is not None:
             what = f"on {data} against the best single model (95 %: {m.change(change[1])} to {m.change(change[2])})"
