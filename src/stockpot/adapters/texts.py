@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.chats import chat_parts
+from stockpot.adapters.chats import chat_parts, check_columns
 from stockpot.adapters.extras import said, silent
 from stockpot.adapters.inputs import LoadedModel
 from stockpot.adapters.labels import read_tags
@@ -79,6 +79,7 @@ class Form:
     metric: str = ""  # which may read further columns
     generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
     seed: int = 0
+    memory_limit: int = 8 * 2**30
     names: tuple[str, ...] | None = None  # of the tags
 
 
@@ -95,7 +96,11 @@ class TextReader:
         size = getattr(tokenizer, "vocab_size", 0)
         if model.vocabulary is not None and size > model.vocabulary:
             self._vocabulary(f"a tokenizer of {size:,} tokens")
-        known = [n for n in (model.max_length, getattr(tokenizer, "model_max_length", None)) if n]
+        own = getattr(tokenizer, "model_max_length", None)
+        if isinstance(own, bool) or not isinstance(own, int | float | None) or (own is not None and not own >= 1):
+            fix = "correct model_max_length in tokenizer_config.json, or remove it"
+            raise bad_data("the tokenizer", "a positive model_max_length", repr(own)[:80], fix)
+        known = [n for n in (model.max_length, own and int(min(own, 2**30))) if n]
         context, given = min(known, default=2**30), form.max_length
         if given is not None and model.max_length is not None and given > model.max_length:
             expected = f"at most {model.max_length:,}, the model's context"
@@ -121,6 +126,7 @@ class TextReader:
         if self.key == "messages":
             name = str(self.form.messages)
             chats = list(self.table.column(name, "data.messages"))
+            check_columns(self.table)
             tell = self._told("chats", len(chats))
             parts = chat_parts(self.tokenizer, chats, lambda row: self.table.cell(name, "data.messages", row), tell)
             return self._causal((ids, labels, ()) for ids, labels in parts)

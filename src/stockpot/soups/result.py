@@ -23,6 +23,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup
+from stockpot.soup.adapter import described
 from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
@@ -107,7 +108,7 @@ def decided(
     return Result(
         name, settings, soup, scores, found.held_out,
         history=found.history, models_used=used, seconds=seconds,
-        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task)),
+        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task, soup)),
     )  # fmt: skip
 
 
@@ -172,8 +173,8 @@ def _decision_of(problem: Problem, result: Result) -> str:
 # What a reader of any result must know about the pool and the data ---------------------------------------
 
 
-def _notes(pool: Pool, task: Task) -> tuple[str, ...]:
-    found = []
+def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
+    found = [] if soup is None or soup.factored is None else [described(soup.factored, soup.written_as)]
     if pool.dropped:
         more = f" and {len(pool.dropped) - SHOWN} more" if len(pool.dropped) > SHOWN else ""
         found.append(f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}")
