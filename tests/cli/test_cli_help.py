@@ -20,6 +20,8 @@ COMMANDS = (
     "finetune",
     "evaluate",
     "rebuild",
+    "export",
+    "push",
     "report",
     "schema",
     "doctor",

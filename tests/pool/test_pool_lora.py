@@ -120,7 +120,7 @@ def test_a_base_without_the_models_prefix_and_without_its_head(tmp_path: Path, b
 def test_a_soup_of_adapters_loads_as_a_full_model_and_rebuilds(tmp_path: Path, base: Path, folders: list[Path]) -> None:
     pool = Pool.open(folders, base=base)
     soup = Soup.uniform(pool, Layout.of(pool, "model", facts=pool.facts()))
-    soup.save(tmp_path / "soup")
+    soup.save(tmp_path / "soup", form="merged")
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "soup").state_dict()
     every = [merged(folder, base) for folder in folders]
     for name, value in loaded.items():
@@ -156,7 +156,8 @@ def test_adapters_and_merged_checkpoints_give_the_same_weights(
     for one in (pool, dense):
         task = Task(model().to(dtype), {"input_ids": ids, "labels": labels})
         options = {} if method in ("uniform", "greedy") else {"steps": 6, "batch_size": 16, **settings}
-        soup = cook(one, task, method, **options).soup
+        # What is added to all keys alike changes no attention: AdamW would make steps of its gradient's rounding.
+        soup = cook(one, task, method, exclude="*.key.bias", **options).soup
         assert soup is not None
         found.append(soup.W)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-5)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot.cli.evaluate import Replace
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
@@ -37,7 +38,6 @@ Type = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
 ]
 Shard = Annotated[str, typer.Option("--max-shard", metavar="SIZE", help="Bytes of a file at most.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
 
 
 def average(
@@ -52,7 +52,7 @@ def average(
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
     mixed_dtypes: Mixed = False,
-    overwrite: Overwrite = False,
+    overwrite: Replace = False,
     as_json: Json = False,
 ) -> None:
     """Average models in weight space: no data, no recipe, in the memory of a few tensors.
@@ -68,16 +68,26 @@ def average(
     stockpot average run/ --method ema --decay 0.5 --out soup
     stockpot average math code --base base --weights 0.4,0.4 --out soup
     stockpot average a b c --base base --method model_stock --out soup
+    stockpot average mergekit.yaml --out soup          # merge_method: linear
     ```
     """
+    from stockpot.recipe import plain_yaml
     from stockpot.soup.average import average
+    from stockpot.soup.mergekit import soup_of
 
     with drawing() as listen:
-        soup = average(
-            models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
-            max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
-            mixed_dtypes=mixed_dtypes,
-        )  # fmt: skip
+        if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
+            own = {"--weights": weights, "--method": method, "--decay": decay, "--base": base, "--key": key}
+            if given := [name for name, value in own.items() if value is not None]:
+                raise typer.BadParameter("not with a mergekit configuration, which says it all", param_hint=given[0])
+            soup, stored = soup_of(plain_yaml(Path(models[0])), listen)
+            soup.save(out, dtype=_dtype(dtype) or stored, max_shard=max_shard, overwrite=overwrite, listen=listen)
+        else:
+            soup = average(
+                models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
+                max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
+                mixed_dtypes=mixed_dtypes,
+            )  # fmt: skip
     if as_json:
         document(_summary(soup, out))
         return

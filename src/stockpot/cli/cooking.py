@@ -13,7 +13,7 @@ import typer
 
 from stockpot.cli.progress import drawing, scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.events import Listener
+from stockpot.events import Listener, ignore
 from stockpot.report import words
 
 if TYPE_CHECKING:
@@ -29,12 +29,17 @@ Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Remove the run that is in that directory, with its results, and start anew."),
 ]
+As = Annotated[
+    str | None,
+    typer.Option("--as", metavar="FORM", help="What a soup of LoRA adapters is written as: adapter, a rank, merged."),
+]
 
 
 def cook(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -49,15 +54,17 @@ def cook(
     stockpot cook recipe.yaml
     stockpot cook recipe.yaml --set method.name=greedy --out runs/greedy
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
+    stockpot cook recipe.yaml --as 64                    # of LoRA adapters: one of at most this rank
     ```
     """
-    _cook("cook", recipe, overrides, out, as_json, overwrite=overwrite)
+    _cook("cook", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
 def compare(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -77,20 +84,30 @@ def compare(
     stockpot compare recipe.yaml --json > results.json
     ```
     """
-    _cook("compare", recipe, overrides, out, as_json, overwrite=overwrite)
+    _cook("compare", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
-def _cook(kind: str, recipe: Path, overrides: list[str], out: Path | None, as_json: bool, overwrite: bool) -> None:
+def _cook(
+    kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
+) -> None:
+    from stockpot import ranks
     from stockpot.report import write_report
 
-    wanted = read_recipe(recipe, overrides, out)
-    with drawing() as listen:
+    ranks.join()
+    wanted = read_recipe(recipe, overrides, out, form)
+    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
         run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
+    first = ranks.first()
+    ranks.leave()
+    if not first:
+        return
     report = write_report(run)
     if as_json:
         document(summary(run, report))
     elif (soup := show(run, report)) is not None:
-        same = shown(run / "recipe.yaml") if overrides else str(recipe)  # what ran, which may not be what is written
+        same = (
+            shown(run / "recipe.yaml") if overrides or form else str(recipe)
+        )  # what ran, which may not be what is written
         say("Next:")
         say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
         say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
@@ -103,15 +120,16 @@ def title_of(recipe: Path) -> str:
 
 def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False) -> Path:
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
-    from stockpot import cooking
+    from stockpot import cooking, ranks
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
     from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
-    check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"])
-    writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
+    ranks.on_first(lambda: check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"]))
+    scalar = recipe.output.tensorboard and ranks.first()
+    writing = scalars(run / "tensorboard", listen) if scalar else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
         function = cooking.cook if kind == "cook" else cooking.compare
@@ -122,6 +140,7 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.run.record import read_run
+    from stockpot.soup.adapter import WRITTEN_AS
 
     results = read_run(run).results
     soup = _recommended(run, results)
@@ -136,6 +155,9 @@ def show(run: Path, report: Path) -> Path | None:
         from stockpot.soup.card import loading
 
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
+            if note.startswith(WRITTEN_AS):
+                say(f"        {note}")
         for line in filter(None, loading(soup, shown(soup))):
             say(f"        {line}")
     elif results["recommended"] is None:

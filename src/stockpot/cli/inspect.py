@@ -30,6 +30,7 @@ Sources = Annotated[
 Key = Annotated[str | None, typer.Option("--key", metavar="NAME", help="Where the weights are in nested files.")]
 Rename = Annotated[list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")]
 Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different floating-point types.")]
+Base = Annotated[str | None, typer.Option("--base", metavar="MODEL", help="The model that LoRA adapters are on.")]
 Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")]
 
 
@@ -39,6 +40,7 @@ def inspect(
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
     mixed_dtypes: Mixed = False,
+    base: Base = None,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
@@ -57,7 +59,7 @@ def inspect(
     ```
     """
     from stockpot.pool import Pool
-    from stockpot.recipe.build import pool_paths
+    from stockpot.recipe.build import pool_base, pool_paths
 
     prefixes = prefixes_of(rename)
     limit = None if budget is None else _bytes(budget)
@@ -66,11 +68,11 @@ def inspect(
         recipe = read_recipe(Path(pool[0]), overrides)
         section, pool = recipe.pool, pool_paths(recipe)
         key, prefixes = key or section.key, prefixes or section.rename
-        mixed_dtypes = mixed_dtypes or section.mixed_dtypes
+        mixed_dtypes, base = mixed_dtypes or section.mixed_dtypes, base or pool_base(recipe)
     elif overrides:
         raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
     with drawing() as listen:
-        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, listen=listen)
+        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, base=base, listen=listen)
         nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
         found = survey(opened, limit, listen, nonfinite=nonfinite)
         if recipe is not None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stockpot.engine import distributed, plan, resources
+from stockpot import ranks
+from stockpot.engine import plan, resources
 from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
@@ -64,7 +65,7 @@ class Engine:
         self._eager = (
             not options.graphs
             or not self._cuda
-            or distributed.active()
+            or ranks.active()
             or live.task.autocast == torch.float16  # a step may have to be tried again
         )
         self._told = False
@@ -72,7 +73,7 @@ class Engine:
         self._next: tuple[int, ...] = ()
         self._directions: Directions | None = None
         try:
-            self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
+            self.plan = ranks.decided_once(lambda: self._choose(data, block_size, fixed_block))
             self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
@@ -93,7 +94,9 @@ class Engine:
     def _choose(self, data: Data, block_size: int, fixed_block: bool) -> plan.Plan:
         live, o = self.live, self.options
         width = live.flat.element_size()
-        if o.directions != "auto":
+        if live.factored:
+            dtypes = [live.dtype]
+        elif o.directions != "auto":
             dtypes = [plan.DTYPES[o.directions]]
         elif self._cuda and live.dtype == torch.float32:
             dtypes = [torch.bfloat16, torch.int8]
@@ -109,7 +112,7 @@ class Engine:
             step=step,
             sample=sample,
             data=self._resident_bytes(data),
-            kept=kept,
+            kept=kept + live.beside,
             soup_width=live.soup_dtype.itemsize if self._cuda else 4,
         )
         limit = o.memory
@@ -165,7 +168,7 @@ class Engine:
         return max(0, int(peaks[0] - slope * sizes[0])), slope, kept
 
     def _loader(self, last: LastBlock | None) -> Loader:
-        if not self._cuda or self.live.dtype != torch.float32:
+        if not self._cuda or self.live.dtype != torch.float32 or self.live.factored:
             return Loader(self.live, self.plan.dtype, last)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
 
@@ -196,7 +199,8 @@ class Engine:
             if self._captured is not None and self._captured_for[:2] != _place(self._directions):
                 self._drop_block()
                 self._block = tuple(block)
-            if (self.plan.low_memory or self.plan.one_by_one) and self._projector is None:
+            one_by_one = (self.plan.low_memory or self.plan.one_by_one) and not self.live.factored
+            if one_by_one and self._projector is None:
                 self._projector = Projector(self.live, self._directions)
         return self._directions
 
@@ -219,6 +223,7 @@ class Engine:
         with torch.no_grad():
             if self._directions.fast and not self.live.copied:
                 self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
+                self.live.push_copies()
             else:
                 self._directions.mix(theta_fix, c, out=self.live.theta)
                 self.live.push()
@@ -250,7 +255,7 @@ class Engine:
                 slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
                 of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
-                distributed.add_up([slope, sums, *of_beta])
+                ranks.add_up([slope, sums, *of_beta])
                 # A batch of masked labels alone: a sum of nothing over nothing, from which nothing is learned.
                 count = torch.where((sums == 0).all(), 1, sums[1])
                 unscale = batch.size / (scale * count)
@@ -271,11 +276,11 @@ class Engine:
         with torch.no_grad(), forked_random(live.device) as seed:
             seed(0)  # a model that draws numbers draws the same whenever it is judged, after a restart too
             for piece in self._pieces(len(data)):
-                mine = distributed.share(piece)
+                mine = ranks.share(piece)
                 if len(mine):
                     loss = live.task.loss(live.task.to_device(data.batch(mine)), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
-        distributed.add_up([sums])
+        ranks.add_up([sums])
         return float(sums[0] / sums[1])
 
     def _pieces(self, n: int) -> tuple[Tensor, ...]:
@@ -337,7 +342,7 @@ class Engine:
         if self._captured is not None:
             self._captured.batches.put(data.rows(indices))
             return self._captured.batches.batch
-        mine = distributed.share(indices)
+        mine = ranks.share(indices)
         pieces = mine.chunk(min(self.plan.accumulate, max(1, len(mine))))
         return Batch([self.live.task.to_device(data.batch(p)) for p in pieces if len(p)], len(indices))
 
@@ -371,8 +376,10 @@ class Engine:
         self._device_batches.clear()
         if hasattr(self, "loader"):
             self.loader.close()
-            del self.loader  # its rows are most of what was taken; the next engine plans with what is free
+            self.loader.free()  # its rows are most of what was taken; the next engine plans with what is free
+            del self.loader
         if hasattr(self, "fixed"):
+            self.fixed.untyped_storage().resize_(0)  # a frame that an error keeps alive may still refer to it
             del self.fixed
         self._stack.close()
 

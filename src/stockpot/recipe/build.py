@@ -37,14 +37,19 @@ def pool_paths(recipe: Recipe) -> list[str]:
     return [str(folder)]
 
 
+def pool_base(recipe: Recipe) -> str | None:
+    """The base of adapters: a path of the recipe, or else a name."""
+    given = recipe.pool.base
+    return str(recipe.path(given)) if given is not None and recipe.path(given).exists() else given
+
+
 def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
     from stockpot.pool import Pool
 
     section = recipe.pool
-    pool = Pool.open(
-        *pool_paths(recipe), key=section.key, rename=section.rename, mixed_dtypes=section.mixed_dtypes, listen=listen
-    )
+    options = section.model_dump(include={"key", "rename", "mixed_dtypes"})
+    pool = Pool.open(*pool_paths(recipe), base=pool_base(recipe), listen=listen, **options)
     return finite(pool, section.nonfinite, listen)
 
 
@@ -72,6 +77,7 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
         "overwrite": output.overwrite,
         "recipe": RecipeFacts(title, kind, tuple(command), *content, output.max_shard_size),
         "seed": output.seed,
+        "form": output.form,
     }
     if kind == "cook":
         return {**shared, "method": section.name, **section.for_cook(load)}

@@ -78,6 +78,9 @@ class PoolSection(Section):
     """Prefixes of tensor names to replace, old to new: `{model.: ''}`."""
     mixed_dtypes: bool = False
     """Allow checkpoints of different floating-point types."""
+    base: str | None = None
+    """Of LoRA adapters: the folder of the model they were trained on, or its name in the Hugging Face cache. Default:
+    what the adapters name."""
     nonfinite: Literal["refuse", "drop", "ignore"] = "refuse"
     """What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), leave them out (`drop`), or
     do not look (`ignore`)."""
@@ -429,6 +432,9 @@ class Output(Section):
     """Seed of everything random except the split of the data."""
     max_shard_size: Bytes = 5 * 10**9
     """Soups above this size are written in several files."""
+    form: Literal["auto", "merged", "adapter"] | Annotated[int, Field(ge=1)] = "auto"
+    """What a soup of LoRA adapters is written as: `adapter` (exact, ranks added up), a number (an adapter of at most
+    that rank), `merged` (a full model), or `auto`: the exact adapter where its rank is at most 512, else merged."""
     tensorboard: bool = False
     """Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."""
     overwrite: bool = False
@@ -483,6 +489,7 @@ class Recipe(Section):
         del content["base"]
         del content["data"]["cache"]
         content["output"] = {"seed": self.output.seed}
+        content["output"] |= {} if self.output.form == "auto" else {"form": self.output.form}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

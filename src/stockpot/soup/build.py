@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +26,7 @@ from stockpot.pool import Pool, TensorSpec
 from stockpot.pool.safetensors_files import header_of
 from stockpot.pool.scan import raw_bytes
 from stockpot.pool.source import spec_of, stays_inside
+from stockpot.soup.adapter import Factored
 from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
@@ -48,11 +49,14 @@ def tensors(
     rule: StatisticsRule = "average",
     dtype: torch.dtype | None = None,
     *,
+    factored: Factored | None = None,
+    only: Collection[str] | None = None,
     alone: bool = True,
     listen: Listener = ignore,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the soup under its name, in the pool's order and the ingredients' dtype.
 
+    `factored` makes what adapters add to their base, at the cost of one adapter. `only`: these names and no others.
     `alone` says that nothing else keeps the cores busy meanwhile: threads that share an operation wait for the slowest.
     """
     wide = alone and torch.get_num_threads() >= MANY
@@ -66,7 +70,10 @@ def tensors(
     def made(name: str) -> Tensor:
         if statistics is not None and name in statistics:
             return statistics[name]
-        if name not in layout.kept:
+        mixed = None if factored is None else factored.tensor(name)
+        if mixed is not None:
+            pass
+        elif name not in layout.kept:
             column = columns[layout.group_of[name]]
             used = [k for k, weight in enumerate(column) if weight]  # the others are not read
             mixed = mix_tensor([pool.tensor(k, name) for k in used], [column[k] for k in used], wide=wide)
@@ -79,17 +86,21 @@ def tensors(
 
     first_of = {name: names[0] for names in layout.tied for name in names}
     tied: dict[str, Tensor] = {}  # made once, under the first name
-    names = [name for name in pool.specs if first_of.get(name, name) == name]
+    wanted = [name for name in specs if only is None or name in only]
+    names = list(dict.fromkeys(first_of.get(name, name) for name in wanted))
     threads = 1 if wide else min(THREADS, os.cpu_count() or 1)
-    written = 0
+    written, total = 0, sum(specs[name].nbytes for name in wanted)
     with closing(_ahead(value, names, lambda name: pool.specs[name].numel, threads)) as values:
-        for name, spec in pool.specs.items():
+        for name in wanted:
             first = first_of.get(name, name)
-            found = next(values) if first == name else tied[first]
-            if name in first_of and first == name:
-                tied[name] = found
-            written += spec.nbytes
-            progress(listen, "building the soup", written, pool.nbytes)
+            if first in tied:
+                found = tied[first]
+            else:
+                found = next(values)
+                if name in first_of:
+                    tied[first] = found
+            written += specs[name].nbytes
+            progress(listen, "building the soup", written, total)
             yield name, found
 
 
@@ -162,13 +173,18 @@ def _write_shard(path: Path, specs: Mapping[str, TensorSpec], coming: Iterator[t
             file.write(raw_bytes(tensor).numpy().data)
 
 
-def copy_companions(source: Path, directory: Path) -> None:
+def copy_companions(source: Path, directory: Path, without: Collection[str] = ()) -> None:
     """Bring along the config and tokenizer of a Hugging Face directory, so that the soup loads like it.
 
     Links out of the directory stay behind: a stranger's `config.json` must not carry a file of yours into your soup.
     """
     for file in sorted(source.iterdir()):
-        if _COMPANIONS.fullmatch(file.name) and file.is_file() and stays_inside(source, file.name):
+        if (
+            _COMPANIONS.fullmatch(file.name)
+            and file.name not in without
+            and file.is_file()
+            and stays_inside(source, file.name)
+        ):
             shutil.copyfile(file, directory / file.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,12 +12,15 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.engine.factored import FactoredLive
 from stockpot.engine.loader import LastBlock
+from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
+from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
@@ -64,12 +67,16 @@ class Problem:
         include: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
         donor: int | str = 0,
+        form: Form = "auto",
         listen: Listener = ignore,
     ) -> None:
+        statistics = task.has_statistics and task.statistics == "recalibrate"
+        resolve(form, None if pool.adapters is None else 0, statistics=statistics)  # refused now, not after learning
         task.check_names(pool.specs)  # before everything is read for its facts
         self.pool = pool
         self.task = task
         self.listen = listen
+        self.form: Form = form  # of the soup, where the ingredients are adapters
         self.facts: PoolFacts = pool.facts(listen, measured=False)
         self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
         self._layouts: dict[Any, Layout] = {}
@@ -79,7 +86,11 @@ class Problem:
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
-        with Live(task, pool, self.layout("model")) as live:
+        self.notes: tuple[str, ...] = ()  # what a reader of any result must know
+        self._wide: Mapping[str, Wide] | None = None  # where the ingredients are adapters: learned with as factors
+        if pool.adapters is not None:
+            self._wide, self.notes = wide_modules(task, pool.adapters)
+        with self._live(self.layout("model")) as live:
             live.load_ingredient(0)
             task.check_loss()
             live.check_bound()
@@ -90,12 +101,20 @@ class Problem:
             self._layouts[granularity] = Layout.of(self.pool, granularity, facts=self.facts, **self._layout_choices)
         return self._layouts[granularity]
 
+    def _live(self, layout: Layout, *, factored: bool = True) -> Live:
+        if self._wide and factored:
+            return FactoredLive(self.task, self.pool, layout, self._wide)
+        return Live(self.task, self.pool, layout)
+
     @contextmanager
-    def live(self, layout: Layout) -> Iterator[Live]:
-        """The task's model with its mixed tensors in one vector, laid out for these groups."""
+    def live(self, layout: Layout, *, factored: bool = True) -> Iterator[Live]:
+        """The task's model with its mixed tensors in one vector, laid out for these groups.
+
+        `factored=False` makes full weights of adapters.
+        """
         # Two at a time would take the model's tensors from each other, and scores would be those of neither.
         assert self._open is None, "the model is in use"
-        with Live(self.task, self.pool, layout) as live:
+        with self._live(layout, factored=factored) as live:
             self._open = live
             try:
                 yield live
@@ -178,10 +197,10 @@ class Problem:
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
         rule = self.task.statistics
-        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about)
+        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about, form=self.form)
         soup.load_into(self.task.model)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
-            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about)
+            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about, form=self.form)
         return soup
