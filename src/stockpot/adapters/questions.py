@@ -14,7 +14,6 @@ from stockpot.adapters.tables import Array, as_text, bad_data, is_missing
 from stockpot.adapters.texts import Ids, TextReader, learned_after
 from stockpot.task.loss import IGNORED
 
-_MOST = 1000  # options of a sample
 Options = list[str | None]  # of one sample; None where it has none of this number
 
 
@@ -44,7 +43,7 @@ class QuestionReader(TextReader):
         labels = {key: learned_after(before[key[0]], one)[-self.longest :] for key, one in ids.items()}
         ids = {key: one[-self.longest :] for key, one in ids.items()}  # where cutting was asked for: the prompt's begin
         n, most = len(prompts), max(map(len, options))
-        needed = 16 * n * most * max(map(len, ids.values()))  # ids and labels
+        needed = n * most * (16 * max(map(len, ids.values())) + 200)  # ids and labels, and who has which
         if needed > self.form.memory_limit:
             where, found = f"{self.split} data, data.choices", f"{needed:,}: {most:,} options in some sample"
             fix = "remove samples with so many or such long options, or raise data.memory_limit"
@@ -74,10 +73,6 @@ class QuestionReader(TextReader):
                 if not isinstance(given, (list, tuple)):
                     fix = "name a column of lists, or one column for each option: choices: [a, b, c]"
                     raise bad_data(where, "a list of options", repr(given)[:80], fix)
-            if len(given) > _MOST:
-                raise bad_data(
-                    where, f"at most {_MOST:,} options", f"{len(given):,}", "correct the sample or remove it"
-                )
             texts: Options = [
                 None if is_missing(option) or option == "" else as_text(option, where) for option in given
             ]
