@@ -279,6 +279,11 @@ def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
 # ---- asking a directory
 
 
+def at_home(path: str | Path) -> Path:
+    """With `~` as the user's home. The home of somebody who is not known here stays as it is, and nothing is there."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (which raises)
+
+
 class Lock:
     """One process per directory. The lock is the kernel's, so it dies with the process that holds it.
 

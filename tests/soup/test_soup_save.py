@@ -178,7 +178,8 @@ def test_config_and_tokenizer_come_along_code_and_weights_do_not(tmp_path: Path)
             (folder / name).write_text(f"{k}")
     pool = Pool.open(str(tmp_path / "run_*"))
     saved = Soup.uniform(pool, Layout.of(pool, "model", donor=1)).save(tmp_path / "soup")
-    assert contents(saved).keys() == {"config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "soup.json"}
+    brought = {"config.json", "tokenizer.json", "vocab.txt"}
+    assert contents(saved).keys() == {*brought, "model.safetensors", "soup.json", "README.md"}
     assert (saved / "config.json").read_text() == "1"
 
 

@@ -17,10 +17,11 @@ from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_name
 from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, read_table
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
 from stockpot.adapters.texts import Form, TextReader
 from stockpot.errors import StockpotError
-from stockpot.events import Listener, ignore
+from stockpot.events import Event, Listener, ignore
+from stockpot.task.data import Data
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
 
@@ -37,6 +38,7 @@ class Columns:
     features: tuple[str, ...] | None = None
     tokens: str | None = None
     label: str | None = None
+    group: str | None = None
 
     @property
     def is_text(self) -> bool:
@@ -46,7 +48,7 @@ class Columns:
         """Find the input where the recipe names none."""
         if self.is_text or self.image or self.features or self.tokens:
             return self
-        skipped = {self.label} if self.label is not None else set(DEFAULTS)
+        skipped = {self.group, *([self.label] if self.label is not None else DEFAULTS)}
         others = [name for name in table.columns if name not in skipped]
         usual = [name for name in ("x", "text", "image") if name in others][-1:]
         if len(others) != 1 and not usual:
@@ -73,6 +75,7 @@ class DataSource:
     classes: tuple[str, ...] | None = None
     max_length: int | None = None
     long_texts: str = "refuse"  # refuse, truncate or split
+    separator: str | None = None  # between documents of a .txt file
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images
     target: str = "class"
@@ -81,7 +84,8 @@ class DataSource:
 
 def _read(source: DataSource, part: str | None) -> Table:
     try:
-        return _READERS[source.kind](source.path, part, source.limits)
+        table = _READERS[source.kind](source.path, part, source.limits)
+        return table if source.separator is None else documents(table, source.separator)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
@@ -94,28 +98,39 @@ def read_splits(
 ) -> dict[str, Any]:
     """Tensors of the wanted splits. All splits' labels are looked at, so that classes never depend on `wanted`.
 
-    A split is `(x, y)`, or a dict of keyword arguments where the model wants that.
+    A split is `(x, y)`, or a dict of keyword arguments where the model wants that; a `Data` where samples have groups.
     """
     wanted = set(wanted)
     parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
+        if len(table) == 1 and table.where.lower().endswith(".txt"):
+            fix = "name what separates documents, such as data.separator: '<|endoftext|>', or give a folder of files"
+            raise bad_data(table.where, "several documents, the independent units of all scores", "one", fix)
     targets = _targets(source, model, parts, listen)
     columns = source.columns.with_input_of(next(iter(parts.values())))
     made: dict[str, Any] = {}
+    groups: dict[str, Array] = {}
     for part, table in parts.items():
         shares = {name: share for name, share in source.shares.items() if share.part == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
-        rows = cut(len(table), classes, shares, source.seed, table.where, listed)
+        named = _groups(table, columns.group)
+        rows = cut(len(table), classes, shares, source.seed, table.where, listed, named)
         for name in (name for name in rows if name in wanted):
             share, y = replace(table, rows=rows[name]), None
+            if named is not None:
+                groups[name] = named[rows[name]]
             if part in targets:
                 y = torch.from_numpy(targets[part][rows[name]])
             if columns.is_text:
                 texts, origin = _texts(share, columns, name, source, model, listen)
                 y = None if y is None else y[torch.from_numpy(origin)]
+                if named is not None:
+                    groups[name] = groups[name][origin]
+                elif len(np.unique(origin)) < len(origin):  # pieces of one text
+                    groups[name] = origin
             inputs = texts if columns.is_text else _inputs(share, columns, name, source, model, image, listen)
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
@@ -124,7 +139,25 @@ def read_splits(
                 ids = inputs["input_ids"]
                 y = ids.masked_fill(inputs.get("attention_mask", torch.ones_like(ids)) == 0, -100)
             made[name] = inputs if y is None else {**inputs, "labels": y}
+    _tell_shared(groups if columns.group else {}, listen)
+    for name, given in groups.items():
+        made[name] = Data.of(made[name], groups=given, name=f"{name} data", memory_limit=source.memory_limit)
     return made
+
+
+def _groups(table: Table, name: str | None) -> Array | None:
+    """What each row belongs to, as text; (n,)."""
+    return None if name is None else np.array(table.texts(name, "data.group"), dtype=np.str_)
+
+
+def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
+    """Splits that were cut elsewhere may have groups in common, which flatters what is reported."""
+    if {"fit", "report"} <= groups.keys():
+        reported = np.unique(groups["report"])
+        both = int(np.isin(reported, groups["fit"]).sum())
+        if both:
+            text = f"report data: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
+            listen(Event("phase", {"text": text}))
 
 
 def _targets(

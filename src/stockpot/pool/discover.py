@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from stockpot.errors import CheckpointError
+from stockpot.files import at_home
 from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, refusal
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
@@ -51,7 +52,7 @@ def _expand(source: object) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
         raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
-    path = Path(source).expanduser()
+    path = at_home(source)
     if is_directory(path):
         if weights_of(path) is not None:
             return [path]

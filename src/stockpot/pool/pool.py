@@ -16,7 +16,8 @@ from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
-from stockpot.pool.lora import Adapters, adapter_folder, open_adapters
+from stockpot.pool.lora import Adapters, open_adapters
+from stockpot.pool.peft_folders import adapter_folder
 from stockpot.pool.scan import Scan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 

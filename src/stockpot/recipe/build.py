@@ -199,7 +199,7 @@ def build_data(
         section.split_seed,
         cache=None if section.cache is None else recipe.path(section.cache),
         limits=Limits(**section.limits.model_dump()),
-        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts"}),
+        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts", "separator"}),
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 

@@ -61,7 +61,7 @@ def make_recipe(
         count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
         raise RecipeError(f"{where}: {count}\n" + "\n".join(f"  {line}" for line in found)) from error
     home = Path(folder).resolve()
-    recipe._folder = home if recipe.base is None else (home / Path(recipe.base).expanduser()).resolve()
+    recipe._folder = home if recipe.base is None else (home / files.at_home(recipe.base)).resolve()
     return recipe
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
 
+from stockpot.files import at_home
 from stockpot.recipe.method import Method
 from stockpot.recipe.values import (
     Bytes,
@@ -147,7 +148,8 @@ class Data(_OfOneKind):
     images: str | None = None
     """Folder with one sub-folder of images per class. Needs `stockpot[images]`."""
     table: str | None = None
-    """CSV, TSV, JSONL or Parquet file, or the folder such files are in. Parquet needs `stockpot[tables]`."""
+    """CSV, TSV, JSONL or Parquet file, or the folder such files are in. Parquet needs `stockpot[tables]`. Or documents
+    for a language model: a folder of `.txt` files, or one such file with `separator`; they are the column `text`."""
     dataset: str | None = None
     """Hugging Face dataset on disk (`save_to_disk`); parts are its splits. Needs `stockpot[tables]`."""
     arrays: str | None = None
@@ -173,7 +175,12 @@ class Data(_OfOneKind):
     """Most tokens of a sequence. Default: as many as model and tokenizer take; for `long_texts: split` at most 1024."""
     long_texts: Literal["refuse", "truncate", "split"] = "refuse"
     """What happens to longer ones: `refuse`; `truncate`, and the number of them is said; or `split` into several
-    sequences (a causal language model's `text` only)."""
+    sequences (a causal language model's `text` only), which count as one group."""
+    separator: str | None = Field(default=None, min_length=1)
+    """What separates the documents in `.txt` files, such as `<|endoftext|>`. Default: each file is one document."""
+    group: str | None = None
+    """Column that says what a sample belongs to: a patient, document or speaker. Splits and folds never divide a group,
+    and intervals, differences and the guard count groups."""
     image: str | None = None
     """Column with images or paths of images."""
     features: Names | None = None
@@ -235,6 +242,8 @@ class Data(_OfOneKind):
         if self.python is not None:
             if splits:
                 raise ValueError(f"{next(iter(splits))}: the python function makes the splits itself")
+            if self.group is not None:
+                raise ValueError("group: let the python function return stockpot.task.Data.of(samples, groups=...)")
             return self
         if self.fit is None:
             raise ValueError("fit: required when train or report is given")
@@ -246,6 +255,8 @@ class Data(_OfOneKind):
             raise ValueError("completion: expected prompt and completion together")
         if self.long_texts == "split" and inputs != ["text"]:
             raise ValueError("long_texts: expected refuse or truncate: only text can be split, and data.text names it")
+        if self.separator is not None and inputs != ["text"]:
+            raise ValueError("separator: only for documents, which data.text: text names")
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
         if self.target != "class" and self.images is not None:
@@ -395,7 +406,7 @@ class Recipe(Section):
 
     def path(self, given: str) -> Path:
         """A path of the recipe as it is on this machine; works for glob patterns too."""
-        return self._folder / Path(given).expanduser()
+        return self._folder / at_home(given)
 
     def resolved(self) -> dict[str, Any]:
         """Every default filled in, in plain values; loads again from any folder as the same recipe."""

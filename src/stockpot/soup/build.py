@@ -33,7 +33,7 @@ AHEAD = 1 << 28  # values mixed and not yet asked for: 1 GiB as fp32
 MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
 # Files beside the weights that make a directory loadable by its library; never weights, never code.
 _COMPANIONS = re.compile(
-    r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
+    r"(config|generation_config|(video_)?preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
     r"|added_tokens|vocab|open_clip_config)\.json|merges\.txt|vocab\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model"
     r"|chat_template\.(json|jinja)"
 )

@@ -17,7 +17,7 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup import build, record, weights
+from stockpot.soup import build, card, record, weights
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.mix import StatisticsRule
 
@@ -76,6 +76,8 @@ class Soup:
                 build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
                 hashing.result()
             record.write(folder, self, shard, dtype)
+            bases, made = card.base_models(self.pool), card.ingredients_of(self.pool, self.W)
+            card.write_card(folder, made, base_models=bases, recipe=self.about)
         return path
 
     def export(
@@ -102,11 +104,11 @@ class Soup:
         )
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
-            yield folder
             adapters = self.pool.adapters
             source = self.pool.checkpoints[self.layout.donor].path if adapters is None else adapters.base.path
             if source.is_dir():
                 build.copy_companions(source, folder)
+            yield folder
             self.pool.verify_unchanged()
 
     @classmethod
