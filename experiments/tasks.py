@@ -43,7 +43,7 @@ def zoo_of(name: str) -> ModuleType:
 
 
 def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
-    """All methods decide, then the report sets are scored, and dev for later questions; one file of scores and one of facts."""
+    """All methods decide, then all sets are scored, dev for later questions: a file of scores and one of facts."""
     from stockpot import compare
     from stockpot.task import Data
 

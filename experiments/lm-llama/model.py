@@ -26,31 +26,31 @@ def build(vocabulary: int = 4096, length: int = 128, **sizes: int) -> LlamaForCa
     return LlamaForCausalLM(config)
 
 
-def read(part: str, data: Path = DATA) -> Tensor:
+def read(part: str) -> Tensor:
     """Token numbers (n, 128)."""
-    return torch.from_numpy(np.load(data / "tokens" / f"{part}.npz")["x"].astype(np.int64))
+    return torch.from_numpy(np.load(DATA / "tokens" / f"{part}.npz")["x"].astype(np.int64))
 
 
-def units(part: str, data: Path = DATA) -> np.ndarray:
+def units(part: str) -> np.ndarray:
     """Which text each sequence begins in, (n,)."""
-    return np.load(data / "tokens" / f"{part}.npz")["text"]
+    return np.load(DATA / "tokens" / f"{part}.npz")["text"]
 
 
 def batch(tokens: Tensor) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def task(seed: int, report: str, data: Path = DATA, **sizes: int) -> Task:
+def task(seed: int, report: str, **sizes: int) -> Task:
     """What is fitted on is another draw for every seed; folds and intervals keep a speech together."""
-    fit = read("fit", data)
+    fit = read("fit")
     drawn = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed))[:FITTED]
     gpu = torch.cuda.is_available()
     return Task(
-        build(**sizes), batch(fit[drawn]), batch(read(report, data)),
-        groups=units("fit", data)[drawn.numpy()], report_groups=units(report, data), metric="nats_per_token",
+        build(**sizes), batch(fit[drawn]), batch(read(report)),
+        groups=units("fit")[drawn.numpy()], report_groups=units(report), metric="nats_per_token",
         device="cuda" if gpu else "cpu", autocast=torch.bfloat16 if gpu else None, batch_size=256,
     )  # fmt: skip
 
 
-def pool(data: Path = DATA) -> Pool:
-    return Pool.open(data / "pool")
+def pool() -> Pool:
+    return Pool.open(DATA / "pool")

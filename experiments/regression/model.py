@@ -44,8 +44,8 @@ def squared(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (model(batch[0]) - batch[1]).square()
 
 
-def read(part: str, data: Path = DATA) -> tuple[Tensor, Tensor]:
-    found = np.load(data / "tables" / f"{part}.npz")
+def read(part: str) -> tuple[Tensor, Tensor]:
+    found = np.load(DATA / "tables" / f"{part}.npz")
     return torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
 
 
@@ -57,14 +57,12 @@ def build() -> Network:
     return Network()
 
 
-def task(seed: int, report: str, data: Path = DATA) -> Task:
+def task(seed: int, report: str) -> Task:
     """What is fitted on is another draw for every seed."""
-    x, y = read("fit", data)
+    x, y = read("fit")
     drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED]
-    return Task(
-        build(), (x[drawn], y[drawn]), read(report, data), loss=squared, metric="r2", device="cpu", batch_size=4000
-    )
+    return Task(build(), (x[drawn], y[drawn]), read(report), loss=squared, metric="r2", device="cpu", batch_size=4000)
 
 
-def pool(data: Path = DATA) -> Pool:
-    return Pool.open(data / "pool")
+def pool() -> Pool:
+    return Pool.open(DATA / "pool")

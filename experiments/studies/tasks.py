@@ -23,7 +23,14 @@ Numbers = NDArray[np.float64]
 METHODS = ("best", "uniform", "greedy", "learned+", "hl+", "mehl+", "crossfit")
 DEFAULT = "crossfit"
 SETS = ("report", "second", "dev")
-SHOWN = 5  # digits
+ABOUT = (
+    "[lm-llama](../experiments/lm-llama/): a language model trained here on film reviews, then fine-tuned to"
+    " presidents' speeches. [regression](../experiments/regression/): prices of diamonds, first of the best cut, then"
+    " of the other cuts. A seed is another draw of the fitting data and another seed of learning. The second column of"
+    " scores is what was learned first: how much each soup has forgotten. Intervals are over speeches and reviews, or"
+    " diamonds, and over seeds; where the table says dev, test data is still closed."
+)
+LOWER = ("nats per token",)  # metrics shown without the minus that makes more of them better
 
 
 def by_sample(scores: Scores) -> Numbers:
@@ -112,3 +119,59 @@ def _of(name: str, which: str, arrays: Sequence[Mapping[str, Numbers]]) -> dict[
 
 def _rounded(values: Sequence[float] | Numbers) -> list[float]:
     return [float(f"{value:.7g}") for value in values]
+
+
+# The page ------------------------------------------------------------------------------------------------
+
+
+def read_gathered(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def section(gathered: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table for each zoo; of its runs on dev where test data is still closed."""
+    from studies.tables import table
+
+    lines = ["## Language model and regression", "", ABOUT, ""]
+    for zoo in gathered:
+        run = zoo["runs"].get("main") or zoo["runs"]["dev"]
+        sign = -1 if run["metric"] in LOWER else 1
+        count, part, second = len(run["seeds"]), run["parts"]["report"], run["parts"]["second"]
+        heads = [
+            f"{zoo['zoo']}: {run['metric']}",
+            part,
+            f"{DEFAULT} minus it",
+            second,
+            f"{DEFAULT} minus it",
+            "seconds",
+        ]
+        rows = [["before fine-tuning", *_cells(run["base"], sign), "–"]]
+        for name, method in run["methods"].items():
+            seconds = sum(one["seconds"] for one in method["each"]) / count
+            title = f"**{name}**" if name == DEFAULT else name
+            rows.append([title, *_cells(method, sign), f"{seconds:.1f}"])
+        lines += table(heads, rows)
+        better = "lower is better" if sign < 0 else "higher is better"
+        n, units = (run["base"]["report"][key] for key in ("n", "units"))
+        units = "" if units == n else f" in {units} texts"
+        lines += [
+            f"{better.capitalize()}. K = {run['models']}, {run['parameters']:,} parameters; fitted on"
+            f" {run['fitted']:,} samples, {part}: {n:,}{units}; {count} seed{'s' * (count > 1)}."
+            f" {run['machine']}, torch {run['torch']}, commit {run['commit']}, {run['made']}:"
+            f" `{' '.join(run['commands'][0])}`.",
+            "",
+        ]  # fmt: skip
+    return lines
+
+
+def _cells(found: Mapping[str, Any], sign: int) -> list[str]:
+    cells = []
+    for which in ("report", "second"):
+        difference = found[which].get("default_minus")
+        shown = "–"
+        if difference is not None:
+            mean, *ends = (sign * value for value in difference)
+            low, high = sorted(ends)
+            shown = f"{mean:+.5f} [{low:+.5f}, {high:+.5f}]".replace("-", "−")
+        cells += [f"{sign * found[which]['value'][0]:.5f}", shown]
+    return cells
