@@ -31,7 +31,7 @@ PIECES: dict[str, Any] = {"text": "text", "long_texts": "split", "max_length": 1
 
 
 def report_of(made: Any) -> Any:
-    return made._sealed._Sealed__data
+    return made._sealed._Sealed__sets["report"]
 
 
 def test_pieces_of_a_document_are_one_group(home: Path) -> None:

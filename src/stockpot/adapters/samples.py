@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from stockpot.adapters.arrays import read_arrays
 from stockpot.adapters.arrow import read_dataset
 from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.labels import DEFAULTS, encode, label_name
+from stockpot.adapters.labels import DEFAULTS, encode, label_column
+from stockpot.adapters.questions import QuestionReader
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
 from stockpot.adapters.texts import Form, TextReader
@@ -34,21 +35,26 @@ class Columns:
     messages: str | None = None
     prompt: str | None = None
     completion: str | None = None
+    choices: tuple[str, ...] | None = None
+    answer: str | None = None
+    words: str | None = None
+    tags: str | None = None
     image: str | None = None
     features: tuple[str, ...] | None = None
     tokens: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
     group: str | None = None
 
     @property
     def is_text(self) -> bool:
-        return bool(self.text or self.messages or self.prompt)
+        return bool(self.text or self.messages or self.prompt or self.words)
 
     def with_input_of(self, table: Table) -> Columns:
         """Find the input where the recipe names none."""
         if self.is_text or self.image or self.features or self.tokens:
             return self
-        skipped = {self.group, *([self.label] if self.label is not None else DEFAULTS)}
+        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
+        skipped = {self.group, *labels}
         others = [name for name in table.columns if name not in skipped]
         usual = [name for name in ("x", "text", "image") if name in others][-1:]
         if len(others) != 1 and not usual:
@@ -79,17 +85,26 @@ class DataSource:
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images
     target: str = "class"
+    metric: str = ""  # which may need columns of its own
+    generate: int | None = None  # samples whose answers are generated for it; None: all
     limits: Limits = LIMITS
 
 
-def _read(source: DataSource, part: str | None) -> Table:
+Part = tuple[Path, str | None]  # where samples are, and which of those
+
+
+def _part(source: DataSource, share: Share) -> Part:
+    return share.path or source.path, share.part
+
+
+def _read(source: DataSource, path: Path, part: str | None) -> Table:
     try:
-        table = _READERS[source.kind](source.path, part, source.limits)
+        table = _READERS[source.kind](path, part, source.limits)
         return table if source.separator is None else documents(table, source.separator)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        where = str(source.path if part is None else source.path / part)
+        where = str(path if part is None else path / part)
         raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
@@ -101,7 +116,7 @@ def read_splits(
     A split is `(x, y)`, or a dict of keyword arguments where the model wants that; a `Data` where samples have groups.
     """
     wanted = set(wanted)
-    parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
+    parts = {part: _read(source, *part) for part in dict.fromkeys(_part(source, s) for s in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
@@ -113,7 +128,7 @@ def read_splits(
     made: dict[str, Any] = {}
     groups: dict[str, Array] = {}
     for part, table in parts.items():
-        shares = {name: share for name, share in source.shares.items() if share.part == part}
+        shares = {name: share for name, share in source.shares.items() if _part(source, share) == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
         named = _groups(table, columns.group)
@@ -152,23 +167,26 @@ def _groups(table: Table, name: str | None) -> Array | None:
 
 def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
     """Splits that were cut elsewhere may have groups in common, which flatters what is reported."""
-    if {"fit", "report"} <= groups.keys():
-        reported = np.unique(groups["report"])
+    for name in (name for name in groups if name.startswith("report") and "fit" in groups):
+        reported = np.unique(groups[name])
         both = int(np.isin(reported, groups["fit"]).sum())
         if both:
-            text = f"report data: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
+            what = f"report data{name.removeprefix('report').replace('.', ' ', 1)}"
+            text = f"{what}: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
             listen(Event("phase", {"text": text}))
 
 
 def _targets(
-    source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
-) -> dict[str | None, Array]:
-    """Of every part; none for a language model, which learns its own input."""
-    if source.columns.label is None and (model.purpose == "causal" or source.columns.messages or source.columns.prompt):
+    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], listen: Listener
+) -> dict[Part, Array]:
+    """Of every part; none for a language model, which learns its own input, and for words that have tags."""
+    columns = source.columns
+    if columns.label is None and (model.purpose == "causal" or columns.messages or columns.prompt or columns.words):
         return {}
-    called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
+    named = {name: _part(source, share) for name, share in source.shares.items()}
+    called = {part: " and ".join(name for name, its in named.items() if its == part) for part in parts}
     encoded = encode(
-        {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
+        {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
         classes=source.classes,
         model_names=model.class_names,
@@ -216,13 +234,16 @@ def _ids(table: Table, name: str) -> Tensor:
 def _texts(
     table: Table, columns: Columns, split: str, source: DataSource, model: LoadedModel, listen: Listener
 ) -> tuple[dict[str, Tensor], Array]:
-    names = (columns.text, columns.messages, columns.prompt, columns.completion)
-    form = Form(*names, source.max_length, source.long_texts)
-    return TextReader(form, model, table, split, listen).read()
+    same = {field.name for field in fields(Form)}
+    given = {name: value for part in (columns, source) for name, value in vars(part).items() if name in same}
+    form = Form(**given, names=source.classes)
+    asks = form.choices is not None or (form.metric == "exact_match" and form.prompt is not None)
+    return (QuestionReader if asks else TextReader)(form, model, table, split, listen).read()
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
-    place = source.path / (source.shares[split].part or "")
+    path, part = _part(source, source.shares[split])
+    place = path / (part or "")
     images = decode(
         column,
         image,

@@ -31,6 +31,7 @@ class Share:
     fraction: float | None = None
     count: int | None = None
     rows: Path | None = None
+    path: Path | None = None  # of samples that are in another place than the source's
 
     def of(self, size: int) -> float:
         return self.count if self.count is not None else (self.fraction or 1.0) * size
@@ -69,7 +70,8 @@ def cut(
         units = stratified_order(len(first), None if kept is None else kept[first], seed)
         order = left[np.argsort(np.argsort(units)[unit], kind="stable")]
         ends = np.cumsum(sizes[units])
-    others = {name: shares[name] for name in ORDER if name in shares and name not in rows}
+    ordered = sorted(shares, key=lambda name: ORDER.index(name.split(".")[0]))  # sets of report data: report.NAME
+    others = {name: shares[name] for name in ordered if name not in rows}
     start, exact = 0, 0.0
     for to_come, (name, share) in zip(range(len(others) - 1, -1, -1), others.items(), strict=True):
         exact += share.of(size)

@@ -124,7 +124,13 @@ def as_text(value: Any, where: str) -> str:
         except UnicodeDecodeError as error:
             raise bad_data(where, "UTF-8 text", f"bytes {value[:8].hex(' ')}", "save it as UTF-8") from error
     if isinstance(value, (str, bool, int, float, np.generic)):
-        return str(value)
+        if not (text := str(value)).isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                fix = "correct what it was escaped as (\\ud83d alone is no letter)"
+                raise bad_data(where, "text", f"half of a letter, {text[error.start]!a}", fix) from error
+        return text
     raise bad_data(where, "text", type(value).__name__, "name a column of texts")
 
 

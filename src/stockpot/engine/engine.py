@@ -251,10 +251,12 @@ class Engine:
                 slope = slope.to(dtype)
                 of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
                 distributed.add_up([slope, sums, *of_beta])
-                unscale = batch.size / (scale * sums[1])
+                # A batch of masked labels alone: a sum of nothing over nothing, from which nothing is learned.
+                count = torch.where((sums == 0).all(), 1, sums[1])
+                unscale = batch.size / (scale * count)
             if scale == 1.0 or bool(slope.isfinite().all()):
                 break
-        return sums[0] / sums[1], slope * unscale, of_beta[0] * unscale if of_beta else None
+        return sums[0] / count, slope * unscale, of_beta[0] * unscale if of_beta else None
 
     def loss_on(self, data: Data, beta: float | None) -> float:
         """The mean loss of the model as it is, on all samples of the data, in pieces of equal size.

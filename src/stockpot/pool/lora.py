@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,6 +41,7 @@ def open_adapters(
         raise CheckpointError("\n".join(problems))
     _check_one_base(opened, explicit=base is not None)
     found = _base(opened, base, rename)
+    opened = [_oriented(one, found) for one in opened]
     _check_untied(opened, found)
     problems += quantised([found, *(one.file for one in opened)])
     specs = dict(found.specs)
@@ -54,6 +55,29 @@ def open_adapters(
     specs = {name: specs[name] for name in natural_order(tuple(specs))}
     adapters = Adapters(found, tuple(opened), specs)
     return [adapters.checkpoint(k) for k in range(len(opened))], specs, adapters
+
+
+def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
+    """How the base keeps each weight, by its shape: fan_in_fan_out is one word, that of the module PEFT saw last."""
+    found, seen, square = dict(adapter.factors), set(), []
+    for name, one in adapter.factors.items():
+        shape = _shape(replace(one, transposed=False), adapter.file.specs)  # (out, in)
+        if name not in base.specs or "lora_embedding_" in one.A:
+            continue
+        if shape == shape[::-1]:
+            square.append(name)
+        elif len(shape) > 2 or base.specs[name].shape in (shape, shape[::-1]):
+            found[name] = replace(one, transposed=len(shape) == 2 and base.specs[name].shape != shape)
+            if len(shape) == 2:
+                seen.add(found[name].transposed)
+    if square and len(seen | {bool(adapter.config.get("fan_in_fan_out"))}) > 1:
+        expected = f"fan_in_fan_out in {CONFIG} that fits the shapes in {shown(base.path)}"
+        problem = (
+            f"weights kept as (in, out) beside others kept as (out, in), and square ones of either: {listed(square)}"
+        )
+        fix = "merge the adapter into a full checkpoint (merge_and_unload) and mix such checkpoints"
+        raise MismatchError.of(shown(adapter.path), expected=expected, found=problem, fix=fix)
+    return replace(adapter, factors=found)
 
 
 def _check_one_base(opened: Sequence[Adapter], *, explicit: bool) -> None:

@@ -23,7 +23,7 @@ from stockpot.pool.source import Checkpoint, dtype_name, is_directory, listed, r
 from stockpot.pool.torch_files import open_torch
 
 CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 # Every field of a LoRA configuration that leaves delta = s B A as it is. Any other field that is set is refused: this
 # version cannot know what it does.
 _HARMLESS = re.compile(
@@ -97,7 +97,7 @@ def open_adapter(folder: Path) -> Adapter:
     dense: dict[str, str] = {}
     odd: list[str] = []
     for key in opened.specs:
-        name = key.removeprefix(_PREFIX)
+        name = key.removeprefix(PREFIX)
         if len(name) > _LONGEST:
             raise refusal(folder, f"names of at most {_LONGEST} letters", f"{name!r:.80}", _FIX)
         match = re.fullmatch(r"(.+)\.lora_(?:(A|B)\.(weight|bias)|embedding_(A|B))", name)
@@ -133,9 +133,11 @@ def open_adapter(folder: Path) -> Adapter:
             found = f"factors of shapes {list(shapes[0])} and {list(shapes[1])}"
             fix = "use the configuration that was saved with these weights; its rank also decides the scale"
             raise refusal(f"{shown(folder)}, module {module}", f"rank {rank:g}, as {CONFIG} says", found, fix)
-        if set(shapes[1][2:]) - {1} or (transposed and len(shapes[0]) > 2) or f"{module}.weight" in dense:
+        # What PEFT saves of an embedding or output layer beside its delta (save_embedding_layers) is no product.
+        product = ".base_layer." not in dense.get(f"{module}.weight", ".base_layer.")
+        if set(shapes[1][2:]) - {1} or (transposed and len(shapes[0]) > 2) or product:
             found = f"factors of shapes {list(shapes[0])} and {list(shapes[1])}"
-            found += ", and the product itself" * (f"{module}.weight" in dense)
+            found += ", and the product itself" * product
             raise refusal(f"{shown(folder)}, module {module}", "two factors that can be multiplied", found, _FIX)
         if not all(opened.specs[key].dtype.is_floating_point for key in (A, B)):
             raise refusal(folder, "factors of a floating-point type", dtype_name(opened.specs[A].dtype), _FIX)

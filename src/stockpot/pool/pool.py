@@ -67,7 +67,7 @@ class Pool:
     ) -> Pool:
         """Open every checkpoint and compare all of them, or raise one error that lists everything wrong.
 
-        Sources are files, Hugging Face directories, folders of either, and patterns; what a folder or
+        Sources are files, Hugging Face directories, folders of either, patterns, and state dicts; what a folder or
         pattern yields is in natural order. `key` is the dotted path to the weights in nested files (`"ema"`:
         any form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper
         prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
@@ -76,7 +76,8 @@ class Pool:
         Folders of LoRA adapters, as PEFT saves them, make a pool of the models they make of their `base`: its folder,
         or its name in the Hugging Face cache; by default what the adapters name. `rename` is for the base's names.
         """
-        paths, problems = find_checkpoints(sources)
+        held: dict[Path, Checkpoint] = {}
+        paths, problems = find_checkpoints(sources, held)
         if any(adapter_folder(path) for path in paths) and not problems:
             return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
         if base is not None:
@@ -87,7 +88,7 @@ class Pool:
         for done, path in enumerate(paths):
             progress(listen, "open", done, len(paths), unit="files")
             try:
-                opened.append(open_checkpoint(path, key=key, rename=rename))
+                opened.append(open_checkpoint(held.get(path, path), key=key, rename=rename))
             except CheckpointError as error:
                 unreadable.append(str(error))
         progress(listen, "open", len(paths), len(paths), unit="files")

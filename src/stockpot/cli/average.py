@@ -1,0 +1,116 @@
+"""`stockpot average`: a soup without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
+from stockpot.cli.progress import drawing
+from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
+from stockpot.report import words
+
+if TYPE_CHECKING:
+    import torch
+
+    from stockpot.soup import Soup
+
+Models = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", help="Checkpoints, folders, patterns.", show_default=False)
+]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where to write the soup.", show_default=False)]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="0.2,0.8", help="One for each model, in their order; divided by their sum."),
+]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", metavar="NAME", help="uniform, weighted (with --weights), ema (--decay), model_stock."),
+]
+Decay = Annotated[float | None, typer.Option("--decay", metavar="D", help="ema: what each step keeps of the average.")]
+Base = Annotated[
+    str | None, typer.Option("--base", metavar="MODEL", help="What the models began as: adds their differences to it.")
+]
+Type = Annotated[
+    str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
+]
+Shard = Annotated[str, typer.Option("--max-shard", metavar="SIZE", help="Bytes of a file at most.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+
+
+def average(
+    models: Models,
+    out: Out,
+    weights: Weights = None,
+    method: Method = None,
+    decay: Decay = None,
+    base: Base = None,
+    dtype: Type = None,
+    max_shard: Shard = "5GB",
+    key: Key = None,
+    rename: Rename = [],  # noqa: B006  (typer copies it)
+    mixed_dtypes: Mixed = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Average models in weight space: no data, no recipe, in the memory of a few tensors.
+
+    Config, tokenizer and the like come along from the first model. With `--base`, weights are taken as they are and
+    differences to the base are added up (task arithmetic).
+
+    Examples:
+
+    ```
+    stockpot average 'runs/*/checkpoint-200' --out soup
+    stockpot average model_a model_b --weights 0.2,0.8 --out soup
+    stockpot average run/ --method ema --decay 0.5 --out soup
+    stockpot average math code --base base --weights 0.4,0.4 --out soup
+    stockpot average a b c --base base --method model_stock --out soup
+    ```
+    """
+    from stockpot.soup.average import average
+
+    with drawing() as listen:
+        soup = average(
+            models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
+            max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
+            mixed_dtypes=mixed_dtypes,
+        )  # fmt: skip
+    if as_json:
+        document(_summary(soup, out))
+        return
+    table(("model", "weight"), [(one["name"], one["weight"]) for one in _summary(soup, out)["ingredients"]])
+    size = sum(file.stat().st_size for file in out.iterdir() if file.suffix == ".safetensors")
+    say(f"\nSoup: {shown(out)}  ({words.size(size)}; its card is README.md)")
+    say_loading(out)
+
+
+def _summary(soup: Soup, out: Path) -> dict[str, Any]:
+    from stockpot.soup.card import ingredients_of
+
+    made = ingredients_of(soup.pool, soup.W)
+    ingredients = [{"name": one.name, "weight": one.weight, "digest": one.digest} for one in made]
+    return {"soup": str(out), **soup.about, "ingredients": ingredients}
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"expected numbers as in 0.2,0.8, found {text!r}", param_hint="--weights") from None
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        expected = "float32, bfloat16, float16 or float64"
+        raise typer.BadParameter(f"expected {expected}, found {name!r}", param_hint="--dtype")
+    return dtype
