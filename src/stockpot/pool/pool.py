@@ -97,6 +97,8 @@ class Pool:
         if len(paths) < 2 and not problems and not unreadable:
             found = f"only one, {shown(paths[0])}" if paths else "no sources"
             fix = "give several checkpoints of the same model"
+            if paths and paths[0].is_dir():  # a Trainer leaves the last model beside the folders of earlier ones
+                fix += f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
             problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))
@@ -205,6 +207,16 @@ class Pool:
         if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
+
+    def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
+        """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
+        self.facts(listen, measured=measured)
+        assert self._scan is not None
+        return self._scan
+
+    def adopt(self, found: Scan) -> None:
+        """What another process has found in the same files, instead of reading them here."""
+        self._scan, self._facts = found, None
 
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:
