@@ -120,8 +120,8 @@ def test_diamonds_of_the_first_cut_are_in_no_other_part(tmp_path: Path, monkeypa
     monkeypatch.setattr(convert, "SIZES", {"test": 8, "dev": 4, "fit": 4})
     lines = ["carat,cut,color,clarity,depth,table,price,x,y,z"]
     for n in range(50):
-        sizes = f"{60 + n % 7},{55 + n % 6},{300 + n},{4 + n % 9},{5 + n % 8},{n % 10}"
-        lines.append(f"{0.2 + n / 50},{('Ideal', 'Fair')[n % 2]},E,SI2,{sizes}")
+        row = f"{60 + n % 7},{55 + n % 6},{300 + n},{4 + n % 9},{5 + n % 8},{n % 10}"
+        lines.append(f"{0.2 + n / 50},{('Ideal', 'Fair')[n % 2]},E,SI2,{row}")
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w:gz") as archive:
         entry, content = tarfile.TarInfo(convert.MEMBER), "\n".join(lines).encode()
@@ -149,7 +149,7 @@ def test_the_mean_of_samples_is_the_metric() -> None:
 
 def test_an_interval_over_texts_is_a_bootstrap_over_texts() -> None:
     random = np.random.default_rng(0)
-    units = np.repeat(np.arange(60), random.integers(1, 12, 60))
+    units: Any = np.repeat(np.arange(60), random.integers(1, 12, 60))
     values = (random.standard_normal(60)[units] + random.standard_normal(len(units)))[None]
     mean, low, high = interval_over_seeds(tasks.by_unit(values, units))
     drawn = random.integers(0, 60, (3000, 60))
