@@ -71,7 +71,8 @@ class Result:
         where = "report" if self.report else "held-out" if self.held_out else "fitting"
         models = f"{self.models_used} model{'s' if self.models_used != 1 else ''}"
         line = f"{self.method}: {worded(self.score)} on {where} data, {models}, {self.seconds:.1f} s"
-        return "\n".join([line, *(f"  {note}" for note in self.notes)])
+        more = [f"  on {name}: {worded(scores)}" for name, scores in list(self.reports.items())[1:]]
+        return "\n".join([line, *more, *(f"  {note}" for note in self.notes)])
 
 
 def decided(
@@ -102,12 +103,12 @@ def decided(
     seconds = time.perf_counter() - began
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
-    used = found.models_used
+    used, notes = found.models_used, (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,
         history=found.history, models_used=used, seconds=seconds,
-        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task, soup)),
+        peak_host=peak.host, peak_device=peak.device, notes=notes,
     )  # fmt: skip
 
 
