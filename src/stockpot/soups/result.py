@@ -78,7 +78,7 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
-    with PeakMemory(problem.task.device) as peak:
+    with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(settings.memory is None):
         if store is not None:
             store.peaks = peak.so_far
         try:
@@ -131,7 +131,8 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
     data = open_report(problem.task, [_decision_of(problem, result) for result in results.values()])
     listen(Event("unsealed", {"decisions": len(results), "samples": len(data)}))
     for key, result in results.items():
-        scores = _report_scores(problem, result, data)
+        with problem.task.evaluator.fast(result.soup is None):  # all models are scored for the ensemble
+            scores = _report_scores(problem, result, data)
         listen(Event("report", {"method": result.method, "value": scores.value, "n": scores.n}))
         yield key, replace(result, report=scores)
 
