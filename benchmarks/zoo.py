@@ -93,13 +93,17 @@ def make_pool(folder: Path, name: str, models: int, images: int) -> tuple[list[P
         noise *= 2**0.5
     wrong = torch.rand(images) < 0.1
     labels[wrong] = torch.randint(0, 1000, (int(wrong.sum()),))
+
+    def write(state: dict[str, Tensor], file: Path) -> None:
+        save_file({n: p.cpu() for n, p in state.items()}, file)
+
     files = files_of(folder, name, models)
     (folder / name).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(8) as threads:
         written = []
         for k, file in enumerate(files):
             if not file.exists():
-                written.append(threads.submit(save_file, {n: p.cpu() for n, p in state(k, noise).items()}, file))
+                written.append(threads.submit(write, state(k, noise), file))
             if len(written) > 16:
                 written.pop(0).result()
         for job in written:

@@ -79,6 +79,7 @@ class Problem:
         self.last_block = LastBlock()
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
+        self.seconds_each: float | None = None  # that scoring one ingredient on all fitting data takes, once measured
         self._sampled: tuple[Tensor, list[Scores]] | None = None  # sorted samples, and the ingredients' scores on them
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
         with Live(task, pool, self.layout("model")) as live:
@@ -157,7 +158,7 @@ class Problem:
         return self.known[k].rows(indices)
 
     def _each(self, rows: Tensor | None = None) -> list[Scores]:
-        scores = []
+        scores, began = [], time.perf_counter()
         for k in self.members():
             scores.append(self.task.score(indices=rows))
             if rows is None:
@@ -171,6 +172,8 @@ class Problem:
                 found="NaN for all of them",
                 fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
             )
+        samples = len(scores) * scores[0].n
+        self.seconds_each = (time.perf_counter() - began) * len(self.task.fit) / samples
         return scores
 
     def ranked(self, scores: Sequence[float], *, by_content: bool = False) -> list[int]:

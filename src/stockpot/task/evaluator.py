@@ -25,6 +25,8 @@ from stockpot.task.metrics import METRICS
 
 Found = tuple[Tensor, ...]
 Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
+LARGEST = 1024  # samples of a batch that was made of several, so that small models fill the device
+SHORT = 2 << 30  # bytes that a pass over such a batch may take at most
 FEWEST = 6  # full batches in a pass; below, capturing costs more than it saves
 SAME = 0.99  # of the numbers that a graph finds must be what the plain function finds
 SHARE = 8  # data stays on the device if it takes at most this part of what is free there
@@ -40,6 +42,7 @@ class Evaluator:
         self._columns: dict[int, tuple[Any, list[Tensor]]] = {}  # by the identity of the data's columns, kept with them
         self._sources: dict[tuple[int, int], DeviceBatches] = {}
         self._graphs: dict[tuple[Any, ...], Captured | None] = {}  # None: it cannot be captured
+        self._grown: dict[tuple[Any, ...], int] = {}  # samples of the batches of a pass, by function and data
         self._beta: Tensor | None = None  # where graphs of the loss read it
 
     @contextmanager
@@ -53,9 +56,14 @@ class Evaluator:
             self.forget()
             self._columns.clear()
 
+    @property
+    def is_fast(self) -> bool:
+        return self._fast
+
     def forget(self) -> None:
         """Let go of the graphs and their batches, as when the model's tensors are about to move."""
         self._graphs.clear()
+        self._grown.clear()
         for source in self._sources.values():
             source.close()
         self._sources.clear()
@@ -98,14 +106,23 @@ class Evaluator:
     # Passes -------------------------------------------------------------------------------------------
 
     def over(
-        self, function: Callable[[Any, int], Found], data: Data, rows: Tensor, size: int, key: object = None
+        self,
+        function: Callable[[Any, int], Found],
+        data: Data,
+        rows: Tensor,
+        size: int,
+        key: object = None,
+        grow: bool = False,
     ) -> Iterator[tuple[Tensor, Found]]:
         """The function of these samples, batch by batch; results are to be copied before the next ones are asked for.
 
-        `key` tells functions apart; None: it must not be captured. A model may draw numbers even in evaluation mode.
+        `key` tells functions apart; None: it must not be captured. With `grow`, results do not depend on which samples
+        are in a batch together, and batches may be larger. A model may draw numbers even in evaluation mode.
         They depend on the samples, not on what ran before, so that a score is the same again in a run that was
         interrupted.
         """
+        if grow and key is not None and self._fast and len(rows) >= 2 * FEWEST * size:
+            size = self._larger(function, data, rows, size, key)
         source, graph = self._source(data, size, len(rows)), None
         parts = rows.split(size)  # type: ignore[no-untyped-call]
 
@@ -135,6 +152,21 @@ class Evaluator:
         finally:
             if not self._fast:
                 self.forget()
+
+    def _larger(self, function: Callable[[Any, int], Found], data: Data, rows: Tensor, size: int, key: object) -> int:
+        """As many batches in one as the device's memory and the number of samples allow."""
+        most = min(LARGEST, len(rows) // FEWEST) // size
+        name = (key, id(data.columns), size, most)
+        if name not in self._grown:
+            taken, drawn = torch.cuda.memory_allocated(self.device), torch.cuda.get_rng_state(self.device)
+            function(self.batch(data, rows[:size]), size)
+            if not torch.equal(drawn, torch.cuda.get_rng_state(self.device)):
+                most = 1  # it draws numbers, other ones in other batches
+            # Or what anything before took, which is more.
+            needed = torch.cuda.max_memory_allocated(self.device) - taken
+            room = min(SHORT, torch.cuda.mem_get_info(self.device)[0] // SHARE)
+            self._grown[name] = size * max(1, min(most, room // max(1, needed)))
+        return self._grown[name]
 
     def _places(self) -> tuple[object, ...]:
         """Where everything lies that a graph of the model reads, and how the model computes with it."""
@@ -170,12 +202,13 @@ class Evaluator:
         size: int,
         *,
         with_loss: bool,
+        grow: bool = False,
         stop: Stop | None = None,
         told: Callable[[int], None] = lambda _: None,
     ) -> tuple[Tensor, float]:
         """The metric's statistics of each sample, (N, m) on the host in double precision, and the mean loss or NaN.
 
-        `stop` may end the pass: then the table is that of the first samples.
+        `stop` may end the pass: then the table is that of the first samples. `grow`: see `over`.
         """
         judge = self.judge
 
@@ -189,7 +222,7 @@ class Evaluator:
         losses: list[Tensor] = []
         sums = Sums(self.device)
         done = 0
-        for part, (table, *loss) in self.over(function, data, rows, size, key):
+        for part, (table, *loss) in self.over(function, data, rows, size, key, grow and stop is None):
             tables.append(table.clone())
             losses += [each.clone() for each in loss]
             done += len(part)

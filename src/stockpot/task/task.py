@@ -192,9 +192,10 @@ class Task:
             raise TaskError.of("stop", expected="a metric that is a mean over samples", found=found, fix=fix)
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
+        grow = self.evaluator.is_fast and self.loss_adds_up
         with self.evaluating():
             table, loss = self.evaluator.table(
-                data, rows, self.batch_size, with_loss=with_loss, stop=stop,
+                data, rows, self.batch_size, with_loss=with_loss, grow=grow, stop=stop,
                 told=lambda done: progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples"),
             )  # fmt: skip
         done = len(table)
