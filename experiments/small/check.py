@@ -17,7 +17,7 @@ BELOW = ("greedy", "uniform", "best")
 
 def scores(run: Path) -> dict[str, float]:
     """Accuracy of each method on the report data, from the records of a run."""
-    found = {method.name: method.result["report"]["value"] for method in read_run(run).methods}
+    found = {method.name: method.scores["report"]["value"] for method in read_run(run).methods}
     return {name: found[name] for name in (DEFAULT, *BELOW)}
 
 

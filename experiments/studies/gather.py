@@ -93,7 +93,7 @@ def _method(run: RunRecord, method: MethodRecord, counted: int) -> dict[str, Any
     samples = int(result["fit"]["n"])
     value = {
         "settings": stated,
-        "report": _score(result["report"]),
+        "report": _score(method.scores.get("report")),
         "fit": _score(result["fit"]),
         "held_out": _score(result["held_out"]),
         "seconds": result["seconds"],
@@ -167,8 +167,6 @@ def counted_steps(events: Path) -> dict[str, int]:
             continue  # torn by an interruption
         if event["kind"] == "method":
             method = event["method"]
-        elif event["kind"] == "growth":
-            break  # the same methods again, on parts of the pool
         elif event["kind"] == "step" and method is not None:
             seen.setdefault(method, set()).add((event["fold"], event["block"], event["step"]))
     return {name: len(places) for name, places in seen.items()}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stockpot.layout import Layout
     from stockpot.pool import Pool
     from stockpot.soup import Soup
+    from stockpot.soup.average import average
     from stockpot.soups import METHODS, PRESETS, Settings
     from stockpot.soups.result import Result
     from stockpot.task import Metric, Scores, Task
@@ -37,6 +38,7 @@ _HOME = {
     "Soup": "stockpot.soup",
     "StockpotError": "stockpot.errors",
     "Task": "stockpot.task",
+    "average": "stockpot.soup.average",
     "compare": "stockpot.cooking",
     "cook": "stockpot.cooking",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "StockpotError",
     "Task",
     "__version__",
+    "average",
     "compare",
     "cook",
 ]

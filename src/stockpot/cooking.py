@@ -3,6 +3,9 @@
 With `run=` everything is recorded in a directory, and the same call goes on where an earlier one was stopped. All
 methods decide before the report data is touched, also over interruptions: what a method decided is on disk, and the
 report data is scored only when nothing is left to decide.
+
+Under torchrun or srun every rank makes the same calls. The first one claims the directory, hashes and writes; the
+others read it, and are told the rest (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stockpot import files
+import torch
+
+from stockpot import files, ranks
+from stockpot._version import __version__
 from stockpot.engine.resources import threads_for
-from stockpot.errors import ChangedError, LinkError, MethodError, RunError, StockpotError, WriteError
+from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
 from stockpot.run import record
@@ -23,6 +29,7 @@ from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
+from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
@@ -36,7 +43,6 @@ from stockpot.task.data import fingerprint
 _LOOK = ("method", "block", "built", "cooked", "report")
 # Not the method's fault, and nothing after it could go better.
 _FATAL = (WriteError, ChangedError, LinkError, RunError)
-GROWN = ("uniform", "greedy", "crossfit")  # methods whose growth with the pool is worth its time
 # What a run writes, in bytes, so that a full disk is found before the work: one mixing weight as float64 and in decimal
 # digits, one step in events.jsonl and in the saved state while that is replaced, one sample's scores.
 _WEIGHT, _STEP, _SAMPLE = 40, 400, 32
@@ -48,6 +54,7 @@ class Comparison(dict[str, Result]):
     recommended: str | None = None  # the soup with the highest score on held-out data, if there is one
     verdict: str = ""
     failed: Mapping[str, str] = {}  # method -> why
+    absent: Mapping[str, str] = {}  # method that has no meaning for this task -> why
     reused: tuple[str, ...] = ()  # finished by an earlier call
     path: Path | None = None  # the run directory
     soup: Path | None = None  # the saved soup in it
@@ -64,6 +71,7 @@ def cook(
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -71,22 +79,17 @@ def cook(
     """Find mixing weights by one method and score the soup; the report data is touched once, at the end.
 
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
-    `exclude` and `donor` are those of `Layout.of`. Afterwards `task.model` holds the soup's weights. `run` is a
-    directory for records, soup and whatever is needed to go on after an interruption; `overwrite` replaces an earlier
-    run there.
+    `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
+    weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
+    replaces an earlier run there.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
-    if run is None:
-        problem = Problem(pool, task, include=include, exclude=exclude, donor=donor, listen=_watching(pool, listen))
-        with _threads(pool, task):
-            result = decided(problem, method, chosen, preset_for(method, preset))
-            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
-    if METHODS[method].scores_ingredients:
+    if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, wanted=method)
+    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -97,12 +100,12 @@ def compare(
     *,
     run: str | Path | None = None,
     overwrite: bool = False,
-    growth: bool = False,
     preset: str | None = None,
     each: Mapping[str, Mapping[str, Any]] | None = None,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
+    form: Form = "auto",
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -110,15 +113,12 @@ def compare(
     """Every method on the same pool and data; all decisions are made before the report data is touched.
 
     `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. A method
-    that fails does not cost the others: it is in `failed`. `growth` also cooks with the first half, quarter and eighth
-    of the ingredients, for the report of a run.
+    that fails does not cost the others: it is in `failed`.
     """
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
-    if growth and run is None:
-        raise MethodError.of("growth", expected="a run directory to write to", found="run=None", fix="give run='DIR'")
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, growth=growth)
+    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -139,59 +139,85 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
-    growth: bool = False
+    form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
-    directory: RunDirectory | None = None
+    path: Path | None = None  # of the run; None where nothing is recorded
+    directory: RunDirectory | None = None  # the same on the rank that writes
     max_shard: int = MAX_SHARD
-    results: dict[tuple[str, int], Result] = field(default_factory=dict)  # by method and number of ingredients
+    results: dict[str, Result] = field(default_factory=dict)
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
         with ExitStack() as stack:
+            self._meet(recipe)
             if run is not None:
-                claimed = RunDirectory(run, self._facts(Path(run), recipe), recipe, overwrite=overwrite)
-                # Claimed, not begun: what is there stays until all that the run needs is known to be in order.
-                self.directory = stack.enter_context(claimed)
-                files.require_space(Path(run), self._space(), "the soup and its record")
-                self.directory.begin(environment(str(self.task.device)))
-                self.max_shard = recipe.max_shard or MAX_SHARD
+                self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
+                ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
-            if self.directory is not None:
-                self.pool.facts(self._tell)  # with distances, for the record
-            problem = Problem(self.pool, self.task, listen=self._tell, **self.layout)
+            self._scan()
+            problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
             comparison = self._decide_all(problem)
-            if self.growth:
-                self._grow(problem)
             self._report(problem)
             return self._concluded(comparison, problem)
 
     # ---- before anything is read
 
+    def _meet(self, recipe: RecipeFacts) -> None:
+        """With several ranks: all of them must be about to do the same; the first one shows it."""
+        ranks.join()
+        if not ranks.active():
+            return
+        if not ranks.first():
+            self.listen = ignore
+        sizes = {name: one.nbytes for name, one in zip(self.pool.names, self.pool.checkpoints, strict=True)}
+        versions = {"stockpot": __version__, "torch": torch.__version__}
+        facts = self._facts(Path(), recipe)
+        own = ("metric", "settings", "layout", "fit_digest", "report_digests")
+        ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
+        ranks.announce(self.listen)
+
+    def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
+        """Claim the directory. What is there stays until all that the run needs is known to be in order."""
+        assert self.path is not None
+        claimed = RunDirectory(self.path, self._facts(self.path, recipe), recipe, overwrite=overwrite)
+        self.directory = stack.enter_context(claimed)
+        files.require_space(self.path, self._space(), "the soup and its record")
+        self.directory.begin(environment(str(self.task.device)))
+
+    def _scan(self) -> None:
+        """Hash the ingredients, for a record with distances; several ranks do that once."""
+        if self.path is not None or ranks.active():
+            found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
+            if not ranks.first():
+                self.pool.adopt(found)
+        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
+            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
         presets = {name: preset_for(name, self.preset) for name in self.chosen}
+        form = {} if self.form == "auto" else {"form": self.form}
         named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
         return {
             "kind": recipe.kind,
             "title": recipe.title or run.absolute().name,
             "metric": self.task.metric.name,
-            "percent": self.task.metric.percent,
+            "unit": self.task.metric.unit,
             "seed": next((one.seed for one in self.chosen.values()), 0),
             "settings": {name: {**as_json(one), **named.get(name, {})} for name, one in self.chosen.items()},
-            "layout": {**self.layout, "statistics": self.task.statistics},
+            "layout": {**self.layout, "statistics": self.task.statistics, **form},
             "fit_digest": fingerprint(self.task.fit),
-            "report_digest": self.task.report_fingerprint(),
+            "report_digests": self.task.report_fingerprints(),
         }
 
     def _space(self) -> int:
         """Bytes, rather too many: the soup, and for every method its weights, scores and history."""
         models, tensors, samples = len(self.pool), len(self.pool.specs), len(self.task.fit)
-        cooked = len(self.chosen) + (len(GROWN) * (len(sizes(models)) - 1) if self.growth else 0)
         each = models * tensors * _WEIGHT + samples * _SAMPLE
         steps = sum(self._outlook()["methods"].values())
-        return self.pool.nbytes + cooked * each + models * samples * 8 + (1 + self.growth) * steps * _STEP
+        return self.pool.nbytes + len(self.chosen) * each + models * samples * 8 + steps * _STEP
 
     def _outlook(self) -> dict[str, dict[str, int]]:
         """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
@@ -213,17 +239,23 @@ class _Job:
 
     def _describe_pool(self, problem: Problem) -> None:
         """pool.json of a new run; for a continued one, proof that the ingredients are the same."""
-        if self.directory is None:
+        if self.path is None:
             return
-        if not self.directory.same_pool(self.pool.names, problem.facts.digests):
-            self.directory.write(record.POOL, record.describe_pool(self.pool, problem.facts))
-        known = record.read_ingredient_scores(self.directory.path, self.task.metric, len(self.pool))
+
+        def describe() -> None:
+            assert self.directory is not None
+            if not self.directory.same_pool(self.pool.names, problem.facts.digests):
+                self.directory.write(record.POOL, record.describe_pool(self.pool, problem.facts))
+
+        ranks.on_first(describe)
+        known = record.read_ingredient_scores(self.path, self.task.metric, len(self.pool))
+        self._all_see("the ingredients' scores", known is not None)
         if known is not None:
             problem.known, problem.known_seconds = known
 
     def _decide_all(self, problem: Problem) -> Comparison:
         """What all methods decided. One that fails must not cost the others."""
-        reused, failed, comparison = [], {}, Comparison()
+        reused, failed, absent, comparison = [], {}, {}, Comparison()
         for name, settings in self.chosen.items():
             try:
                 if self._decide(problem, name, settings):
@@ -231,116 +263,110 @@ class _Job:
                     self._tell(Event("reused", {"method": name}))
             except _FATAL:
                 raise
+            except EnsembleError as error:
+                if len(self.chosen) == 1 or name == self.wanted:
+                    raise
+                absent[name] = error.reason
             except StockpotError as error:
                 self.pool.verify_unchanged()
+                if not ranks.all_here():
+                    raise  # it failed on some ranks only: the others are somewhere else by now
                 failed[name] = error
                 self._tell(Event("failed", {"method": name, "error": str(error)}))
         if not self.results or self.wanted in failed:
             raise next(iter(failed.values())) if self.wanted is None else failed[self.wanted]
         comparison.reused = tuple(reused)
         comparison.failed = {name: str(error) for name, error in failed.items()}
+        comparison.absent = absent
         return comparison
 
-    def _decide(self, problem: Problem, name: str, settings: Settings, grown: int | None = None) -> bool:
+    def _decide(self, problem: Problem, name: str, settings: Settings) -> bool:
         """A method's decisions, on disk where there is a directory; whether an earlier process made them."""
-        preset, place = preset_for(name, self.preset), (name, len(problem.pool))
-        if self.directory is None:
-            self.results[place] = decided(problem, name, settings, preset)
+        preset = preset_for(name, self.preset)
+        if self.path is None:
+            self.results[name] = decided(problem, name, settings, preset)
             return False
-        root, folder = self.directory.path, self.directory.method(name, grown)
+        root, folder = self.path, self.path / record.METHODS / record.slug(name)
         store = DiskStore(folder, root)
         earlier = record.read_result(root, folder, name, problem.pool, settings, self.task.metric)
+        self._all_see(f"what {name} decided", earlier is not None)
         if earlier is not None:
-            self.results[place] = earlier
+            self.results[name] = earlier
             store.clear()  # a kill may have come between the record and this
             return True
         result = decided(problem, name, settings, preset, store)
         seconds, host, device = store.earlier
         host, device = max(host, result.peak_host), max(device, result.peak_device)
         result = replace(result, seconds=result.seconds + seconds, peak_host=host, peak_device=device)
-        if problem.known is not None and grown is None:
-            # Before the record: a method that has one does not score the ingredients again.
-            record.write_ingredient_scores(root, problem.known, problem.known_seconds)
-        record.write_method(root, folder, result, self.max_shard)
-        store.clear()
-        self.results[place] = result
+        if self.directory is not None:
+            if problem.known is not None:
+                # Before the record: a method that has one does not score the ingredients again.
+                record.write_ingredient_scores(root, problem.known, problem.known_seconds)
+            record.write_method(root, folder, result, self.max_shard)
+            store.clear()
+        self.results[name] = result
         return False
 
-    def _grow(self, problem: Problem) -> None:
-        """Decisions on the first n ingredients; those on the whole pool are already there."""
-        K, names = len(self.pool), [name for name in GROWN if (name, len(self.pool)) in self.results]
-        for n in sizes(K)[:-1]:
-            try:
-                smaller = Problem(self.pool.subset(range(n)), self.task, listen=self._tell, **self.layout)
-                if problem.known is not None:
-                    smaller.known, smaller.known_seconds = problem.known[:n], problem.known_seconds * n / K
-                for name in names:
-                    self._tell(Event("growth", {"method": name, "models": n}))
-                    settings = self.chosen[name]
-                    if isinstance(settings.block_size, int):
-                        settings = replace(settings, block_size=min(settings.block_size, n))
-                    self._decide(smaller, name, settings, n)
-            except _FATAL:
-                raise
-            except StockpotError as error:  # the donor may not be among the first few
-                self._tell(Event("failed", {"method": f"growth with {n} models", "error": str(error)}))
+    def _all_see(self, what: str, there: bool) -> None:
+        """All ranks go on from the same record, or none does."""
+        if len(set(ranks.gathered(there))) > 1:
+            raise RunError.of(
+                f"run directory {self.path}",
+                expected=f"one folder that all ranks see, with {what}",
+                found="some ranks that see it and some that do not",
+                fix="put it on a file system that all hosts share",
+            )
 
     # ---- reporting
 
     def _report(self, problem: Problem) -> None:
         """Score what is not scored yet. All is decided by now, and the task makes no other decision after this."""
-        waiting = {place: result for place, result in self.results.items() if result.report is None}
+        waiting = {name: result for name, result in self.results.items() if not result.reports}
         if not self.task.has_report or not waiting:
             return
-        for (name, n), result in report_on(problem, waiting):
-            assert result.report is not None
-            self.results[name, n] = result
+        for name, result in report_on(problem, waiting):
+            self.results[name] = result
             if self.directory is not None:
-                folder = self.directory.method(name, None if n == len(self.pool) else n)
-                record.write_report_scores(self.directory.path, folder, result.report)
+                record.write_report_scores(self.directory.path, self.directory.method(name), result.reports)
 
     def _concluded(self, comparison: Comparison, problem: Problem) -> Comparison:
         """Which soup to take; written and saved where there is a directory."""
-        K = len(self.pool)
-        comparison.update({name: one for (name, n), one in self.results.items() if n == K})
+        comparison.update(self.results)
         evidence, kind = held_out(comparison), compared_on(comparison)
         choice = self.wanted if self.wanted is not None else recommended(evidence)
-        comparison.recommended, comparison.verdict = choice, verdict(comparison, choice, K)
-        if self.directory is not None:
-            comparison.path = self.directory.path
-            soup = None if choice is None else comparison[choice].soup
-            if choice is not None and soup is not None:
-                folder = self.directory.method(choice)
-                comparison.soup = files.check_inside(comparison.path, folder / record.SOUP)
-                if not comparison.soup.exists():
-                    soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=comparison.path)
-            self.directory.write(
-                record.RESULTS,
-                {
-                    "methods": list(comparison),
-                    "recommended": choice,
-                    "verdict": comparison.verdict,
-                    "baseline": BASELINE if BASELINE in comparison else None,
-                    "compared_on": kind,
-                    "differences": differences(comparison, kind),
-                    "held_out": evidence,
-                    "growth": self._growth_points() if self.growth else None,
-                    "failed": comparison.failed,
-                },
-            )
-            self.directory.note(status="done")
+        comparison.recommended, comparison.verdict = choice, verdict(comparison, choice, self.pool.names)
+        if self.path is not None:
+            comparison.path = self.path
+            if choice is not None and comparison[choice].soup is not None:
+                comparison.soup = self.path / record.METHODS / record.slug(choice) / record.SOUP
+            results = {
+                "methods": list(comparison),
+                "recommended": choice,
+                "verdict": comparison.verdict,
+                "baseline": BASELINE if BASELINE in comparison else None,
+                "compared_on": kind,
+                "differences": differences(comparison, kind),
+                "held_out": evidence,
+                "failed": comparison.failed,
+                "absent": comparison.absent,
+            }
+            ranks.on_first(lambda: self._finish(comparison, results))
         # What the guard of one method found out about others, it found out on held-out data.
         for name, scores in problem.held_out.items():
             if name in comparison and comparison[name].held_out is None:
                 comparison[name] = replace(comparison[name], held_out=scores)
         return comparison
 
-    def _growth_points(self) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
-        for (name, n), result in sorted(self.results.items(), key=lambda item: item[0][1]):
-            if name in GROWN:
-                found.setdefault(name, []).append({"models": n, "report": record.encode(result.report)})
-        return found
+    def _finish(self, comparison: Comparison, results: Mapping[str, Any]) -> None:
+        assert self.directory is not None
+        if comparison.recommended is not None and comparison.soup is not None:
+            files.check_inside(self.directory.path, comparison.soup)
+            soup = comparison[comparison.recommended].soup
+            if soup is not None and not comparison.soup.exists():
+                root = self.directory.path
+                soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=root)
+        self.directory.write(record.RESULTS, results)
+        self.directory.note(status="done")
 
 
 def _watching(pool: Pool, listen: Listener) -> Listener:
@@ -356,14 +382,6 @@ def _watching(pool: Pool, listen: Listener) -> Listener:
 
 def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:
     return threads_for(sum(spec.numel for spec in pool.specs.values()), task.device)
-
-
-def sizes(models: int) -> list[int]:
-    """At most four: the whole pool, its first half, quarter and eighth, as long as there are two to mix."""
-    out = [models]
-    while out[0] // 2 >= 2 and len(out) < 4:
-        out.insert(0, out[0] // 2)
-    return out
 
 
 def _check_fits(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> None:

@@ -7,7 +7,8 @@
     │   └── ChangedError     checkpoints were changed while they were in use
     ├── LayoutError          no valid assignment of tensors to coefficient groups
     ├── TaskError            the model, loss, metric or their fit to the pool
-    │   └── DataError        fitting or report data that cannot be used
+    │   ├── DataError        fitting or report data that cannot be used
+    │   └── EnsembleError    outputs whose mean over several models has no meaning, or no room
     ├── MethodError          unknown method, preset or setting; impossible value
     ├── LearningError        learning had to stop; carries the best weights so far
     ├── SoupError            a soup cannot be built, saved or loaded
@@ -63,6 +64,21 @@ class TaskError(StockpotError):
 
 class DataError(TaskError):
     """Fitting or report data that cannot be used."""
+
+
+class EnsembleError(TaskError):
+    """The mean of several models' outputs has no meaning here, or no room; `reason` says why in a few words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            describe(
+                "ensemble",
+                expected="outputs that can be averaged, and a metric that needs them and the labels only",
+                found=reason,
+                fix="leave the ensemble out: it is no soup, and every other method works without it",
+            )
+        )
+        self.reason = reason
 
 
 class MethodError(StockpotError):

@@ -196,8 +196,13 @@ def _finish(path: Path, folder: Path) -> None:
         sync_directory(path)
     else:
         path.chmod(folder.stat().st_mode & 0o666)
-        with os.fdopen(os.open(path, os.O_RDWR), "rb") as content:  # Windows flushes only what is writable
-            os.fsync(content.fileno())
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """The content of a file, to the disk."""
+    with os.fdopen(os.open(path, os.O_RDWR), "rb") as content:  # Windows flushes only what is writable
+        os.fsync(content.fileno())
 
 
 def sync_directory(path: Path) -> None:
@@ -277,6 +282,11 @@ def clear(folder: Path, names: Iterable[str], root: Path | None = None) -> None:
 
 
 # ---- asking a directory
+
+
+def at_home(path: str | Path) -> Path:
+    """With `~` as the user's home. The home of somebody who is not known here stays as it is, and nothing is there."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (which raises)
 
 
 class Lock:

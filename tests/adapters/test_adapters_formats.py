@@ -80,7 +80,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.csv", "a,a\n1,2\n", "a twice"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2: expected JSON"),
         ("a.jsonl", '{"a": 1}\n{"b": 1}\n', "line 2: expected an object with a, found b"),
-        ("a.txt", "x", "expected a file ending in .csv, .tsv, .jsonl, .ndjson, .parquet, found .txt"),
+        ("a.doc", "x", "expected a file ending in .csv, .tsv, .jsonl, .ndjson, .parquet, .txt, found .doc"),
         ("a.parquet", "x", "expected a Parquet file"),
     ],
 )

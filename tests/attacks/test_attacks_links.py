@@ -216,7 +216,7 @@ TEMPORARY = (
     ".run.json.0123456789abcdef.writing", "methods/.greedy.0123456789abcdef.writing",
     "methods/greedy/.soup.0123456789abcdef.writing", "methods/greedy/.soup.0123456789abcdef.replaced",
 )  # fmt: skip
-RUN_FOLDERS = ("methods", "methods/greedy", "methods/best", "methods/greedy/soup", "growth", "tensorboard")
+RUN_FOLDERS = ("methods", "methods/greedy", "methods/best", "methods/greedy/soup", "tensorboard")
 RUN = [
     *((name, kind) for name in RUN_FILES for kind in ("moved", "nothing", "fifo")),
     *((name, kind) for name in ("run.json", "results.json", "events.jsonl") for kind in ("device", "folder")),

@@ -80,7 +80,7 @@ def folder(shared: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def compared(shared: Path, stockpot: Stockpot) -> Answer:
     """`stockpot compare` in the shared folder, once for all tests that only look."""
-    return stockpot("compare", shared / "recipe.yaml", "--growth")
+    return stockpot("compare", shared / "recipe.yaml")
 
 
 def lines(text: str) -> Sequence[str]:

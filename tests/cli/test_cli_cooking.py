@@ -30,7 +30,7 @@ def test_compare_prints_the_table_the_verdict_and_what_is_next(shared: Path, com
 
 
 def test_compare_again_repeats_nothing(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
-    again = stockpot("compare", shared / "recipe.yaml", "--growth")
+    again = stockpot("compare", shared / "recipe.yaml")
     assert again.out == compared.out
     assert list(lines(again.err)) == [f"{name}: finished earlier, not repeated" for name in METHODS]
 
@@ -47,7 +47,7 @@ def test_what_is_next_scores_the_same_data_as_the_run(
     line = next(line for line in lines(answer.out) if "stockpot evaluate" in line)
     assert line.split()[-1] == str(out / "recipe.yaml")
     again = json.loads(stockpot(*line.split()[1:], "--json").out)
-    assert again["score"] == json.loads((out / "methods" / "greedy" / "result.json").read_text())["report"]
+    assert again["score"] == json.loads((out / "methods" / "greedy" / "result.json").read_text())["reports"]["report"]
 
 
 def test_other_code_is_another_run(folder: Path, stockpot: Stockpot) -> None:
@@ -66,15 +66,14 @@ def test_other_code_is_another_run(folder: Path, stockpot: Stockpot) -> None:
 
 
 def test_json_is_one_document_with_the_same_numbers(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
-    answer = stockpot("compare", shared / "recipe.yaml", "--growth", "--json")
+    answer = stockpot("compare", shared / "recipe.yaml", "--json")
     value = json.loads(answer.out)
     assert [row["method"] for row in value["methods"]] == METHODS
     crossfit = value["methods"][-1]
     assert f"{100 * crossfit['score']['value']:.2f} %" in compared.out
     assert crossfit["score"]["n"] == 80
     assert crossfit["difference"][1] <= crossfit["difference"][0] <= crossfit["difference"][2]
-    growth = json.loads((shared / "run" / "results.json").read_text())["growth"]
-    assert [point["models"] for point in growth["crossfit"]] == [2, 4]
+    assert crossfit["sets"] == {"report": {"score": crossfit["score"], "difference": crossfit["difference"]}}
 
 
 def test_evaluate_refuses_weights_that_are_not_finite(folder: Path, stockpot: Stockpot) -> None:
@@ -110,7 +109,7 @@ def model():
     result = json.loads((folder / "run" / "methods" / "uniform" / "result.json").read_text())
     soup = folder / "run" / "methods" / "uniform" / "soup"
     found = json.loads(stockpot("evaluate", soup, recipe, "--json").out)
-    assert found["score"] == result["report"]
+    assert found["score"] == result["reports"]["report"]
 
 
 def test_evaluate_agrees_with_the_table(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
@@ -119,7 +118,7 @@ def test_evaluate_agrees_with_the_table(shared: Path, compared: Answer, stockpot
     by_soup = json.loads(stockpot("evaluate", soup, shared / "recipe.yaml", "--json").out)
     by_run = json.loads(stockpot("evaluate", shared / "run", shared / "recipe.yaml", "--json").out)
     assert by_soup == by_run
-    assert by_soup["score"] == recorded["report"]
+    assert by_soup["score"] == recorded["reports"]["report"]
     fit = json.loads(stockpot("evaluate", soup, shared / "recipe.yaml", "--on", "fit", "--json").out)
     assert fit["score"] == recorded["fit"]
     text = stockpot("evaluate", shared / "pool" / "model_0.safetensors", shared / "recipe.yaml").out
@@ -197,7 +196,7 @@ def test_a_report_without_report_data_says_what_its_scores_are(
     run = tmp_path / "run"
     shutil.copytree(shared / "run", run)
     for file in run.glob("methods/*/result.json"):
-        file.write_text(json.dumps({**json.loads(file.read_text()), "report": None}))
+        file.write_text(json.dumps({**json.loads(file.read_text()), "reports": {}}))
     assert text in stockpot("report", run).out
 
 
@@ -291,3 +290,24 @@ def test_schema_and_doctor_speak_json(stockpot: Stockpot) -> None:
     assert value["extras"]["cli"]["typer"]
     text = stockpot("doctor").out
     assert "stockpot" in text.splitlines()[0]
+
+
+def test_several_sets_are_columns_and_evaluate_scores_each(folder: Path, stockpot: Stockpot) -> None:
+    text = (folder / "toy.py").read_text()
+    assert "return x, " in text
+    (folder / "toy.py").write_text(text.replace("def data(which):", "def one(which):") + """
+def data(which):
+    return {"test": one("report"), "shifted": one("fit")} if which == "report" else one(which)
+""")  # fmt: skip
+    answer = stockpot("compare", folder / "recipe.yaml", "--set", "method.methods=[best, uniform]")
+    assert answer.code == 0, answer.err
+    (head,) = [line.split() for line in answer.out.splitlines() if line.split()[:1] == ["method"]]
+    assert head == ["method", "test", "vs.", "best", "single", "shifted", "vs.", "best", "single"]
+    value = json.loads(stockpot("report", folder / "run", "--json").out)
+    assert value["report"].endswith("report.html")
+    model = folder / "pool" / "model_0.safetensors"
+    said = stockpot("evaluate", model, folder / "recipe.yaml").out.splitlines()
+    assert [line.split(" on ")[1].split(" (")[0] for line in said] == ["test", "shifted"]
+    found = json.loads(stockpot("evaluate", model, folder / "recipe.yaml", "--json").out)
+    assert list(found["sets"]) == ["test", "shifted"]
+    assert found["score"] == found["sets"]["test"]

@@ -50,6 +50,14 @@ def test_recipes_in_the_tutorial_are_valid(tmp_path: Path) -> None:
         make_recipe({**whole, **parse(block, "tutorial")[0]}, tmp_path)
 
 
+def test_data_sections_of_the_page_on_language_models_are_valid(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "language-models.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 6
+    whole = parse(blocks[0], "page")[0]
+    for block in blocks:
+        make_recipe({**whole, **parse(block, "page")[0]}, tmp_path)
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

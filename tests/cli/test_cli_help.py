@@ -11,7 +11,20 @@ import stockpot as library
 from cli.conftest import Stockpot
 from stockpot.cli.app import app
 
-COMMANDS = ("demo", "inspect", "cook", "compare", "finetune", "evaluate", "rebuild", "report", "schema", "doctor")
+COMMANDS = (
+    "average",
+    "demo",
+    "inspect",
+    "cook",
+    "compare",
+    "finetune",
+    "evaluate",
+    "rebuild",
+    "export",
+    "report",
+    "schema",
+    "doctor",
+)
 
 
 def test_help_answers_without_loading_anything_heavy() -> None:

@@ -39,7 +39,7 @@ def test_scalars_are_named_by_method_fold_and_block(tmp_path: Path, monkeypatch:
         Event("step", {"fold": 1, "block": 0, "step": 3, "loss": 0.5, "lr": 0.01}),
         Event("held_out", {"fold": 1, "block": 0, "step": 4, "loss": 0.6}),
         Event("held_out", {"fold": 1, "block": 0, "step": 5, "loss": None}),
-        Event("report", {"method": "hl+", "value": 0.9, "n": 10}),
+        Event("report", {"method": "hl+", "set": "report", "value": 0.9, "n": 10}),
     ]
     with scalars(tmp_path / "run" / "tensorboard", passed.append) as listen:
         for event in events:

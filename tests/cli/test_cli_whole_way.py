@@ -91,7 +91,7 @@ def test_finetune_inspect_compare_evaluate_rebuild(tmp_path: Path, stockpot: Sto
     scored = json.loads(stockpot("evaluate", tmp_path / "run", recipe, "--json").out)
     slug = results["recommended"].replace("+", "-plus")
     recorded = json.loads((tmp_path / "run" / "methods" / slug / "result.json").read_text())
-    assert scored["score"] == recorded["report"]
+    assert scored["score"] == recorded["reports"]["report"]
     assert scored["score"]["value"] > 0.45  # three classes: chance is a third
 
     rebuilt = stockpot("rebuild", tmp_path / "run")

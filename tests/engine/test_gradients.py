@@ -149,3 +149,18 @@ def test_low_memory_mode_projects_what_the_usual_way_does(tmp_path: Path, direct
     _, usual, _ = gradient(pool, task, "tensor", alpha, directions=directions)
     _, spared, _ = gradient(pool, task, "tensor", alpha, directions=directions, low_memory=True)
     assert (usual - spared).abs().max() <= 1e-5 * usual.abs().max()
+
+
+def test_a_batch_of_masked_samples_alone_teaches_nothing(tmp_path: Path) -> None:
+    """0/0 would be a step that counts as broken."""
+    x, y = samples()
+    x[BATCH] = 0
+
+    def loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        weight = batch[0].flatten(1).any(dim=1)
+        return (nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none") * weight).sum(), weight.sum()
+
+    pool, task = write(tmp_path, fine_tunes(mlp, 3)), Task(mlp(), (x, y), loss=loss)
+    found, slope, _ = gradient(pool, task, "model", torch.zeros(3, 1))
+    assert found == 0
+    assert not slope.any()

@@ -142,7 +142,7 @@ def test_a_dry_run_tells_the_steps_and_runs_nothing(home: Path, capsys: pytest.C
     assert not (home / "runs").exists()
 
 
-def test_steps_are_counted_once_and_without_growth(tmp_path: Path) -> None:
+def test_steps_are_counted_once(tmp_path: Path) -> None:
     def step(number: int, fold: int = 0) -> dict[str, object]:
         return {"kind": "step", "fold": fold, "block": 0, "step": number, "loss": 1.0}
 
@@ -152,9 +152,6 @@ def test_steps_are_counted_once_and_without_growth(tmp_path: Path) -> None:
         step(2),  # again, after an interruption
         {"kind": "method", "method": "crossfit"},
         *(step(0, fold) for fold in range(4)),
-        {"kind": "growth", "method": "crossfit", "models": 2},
-        {"kind": "method", "method": "crossfit"},
-        step(7),
     ]
     file = tmp_path / "events.jsonl"
     file.write_text("\n".join(map(json.dumps, events)) + '\n{"kind": "st')

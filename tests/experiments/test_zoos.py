@@ -70,11 +70,14 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
     assert recipe.finetune.probe
     assert recipe.data.train is not None
     assert recipe.data.fit is not None
-    assert recipe.data.report is not None
     assert recipe.data.train.count == (5000 if zoo == "fashion-vit" else 20000)
     assert recipe.data.fit.count is not None
     assert 0.08 < recipe.data.fit.count / LABELS[zoo] <= 0.1
-    assert [split.of for split in (recipe.data.train, recipe.data.fit, recipe.data.report)] == ["train", "fit", "test"]
+    assert {name: one.of for name, one in recipe.data.splits.items()} == {
+        "train": "train",
+        "fit": "fit",
+        "report": "test",
+    }
     assert recipe.method.resolved() == load_recipe(EXPERIMENTS / "fashion-vit" / "recipe.yaml").method.resolved()
     data = EXPERIMENTS / "data" / zoo
     for path in (recipe.finetune.dir, recipe.output.dir):
@@ -84,8 +87,7 @@ def test_recipe_is_complete_without_its_data(zoo: str) -> None:
 @every_zoo
 def test_dev_stands_in_for_test(zoo: str) -> None:
     recipe = load_recipe(EXPERIMENTS / zoo / "recipe.yaml", ["data.report=dev"])
-    assert recipe.data.report is not None
-    assert recipe.data.report.of == "dev"
+    assert recipe.data.splits["report"].of == "dev"
 
 
 def test_commands_in_the_readmes_are_valid() -> None:

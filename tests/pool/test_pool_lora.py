@@ -120,7 +120,7 @@ def test_a_base_without_the_models_prefix_and_without_its_head(tmp_path: Path, b
 def test_a_soup_of_adapters_loads_as_a_full_model_and_rebuilds(tmp_path: Path, base: Path, folders: list[Path]) -> None:
     pool = Pool.open(folders, base=base)
     soup = Soup.uniform(pool, Layout.of(pool, "model", facts=pool.facts()))
-    soup.save(tmp_path / "soup")
+    soup.save(tmp_path / "soup", form="merged")
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "soup").state_dict()
     every = [merged(folder, base) for folder in folders]
     for name, value in loaded.items():

@@ -189,6 +189,31 @@ def table_of(home: Path, *labels: object) -> dict[str, Any]:
     return {"table": "table.csv", "features": ["a", "b", "c", "d"], "label": "y", "fit": 0.5, "report": 0.5}
 
 
+def test_sets_of_report_data_come_from_their_own_files(home: Path) -> None:
+    data = table_of(home, *"abab" * 10)
+    rows = [f"9,{k},{k % 7},{k % 2},{'ba'[k % 2]}" for k in range(6)]
+    (home / "other.csv").write_text("\n".join(["a,b,c,d,y", *rows]))
+    data["report"] = {"shifted": {"path": "other.csv"}, "test": 0.5, "few": {"path": "other.csv", "count": 2}}
+    with pytest.raises(
+        RecipeError, match=r"takes all of the data of other.csv; .* as \{path: other.csv, fraction: 0.5\}"
+    ):
+        made(home, data=data)
+    data["report"]["shifted"]["fraction"] = 0.5
+    found = report_weights(build_task(made(home, data=data)))
+    assert [(name, one.n) for name, one in found.items()] == [("shifted", 3), ("test", 20), ("few", 2)]
+
+
+def test_a_function_may_give_several_sets_too(home: Path) -> None:
+    (home / "several.py").write_text("""
+import torch
+def data(split):
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    return (x, y) if split == "fit" else {"test": (x, y), "shifted": (x[:5], y[:5])}
+""")
+    found = report_weights(build_task(made(home, data={"python": "several:data"})))
+    assert {name: one.n for name, one in found.items()} == {"test": 12, "shifted": 5}
+
+
 def test_measurements_are_not_taken_for_classes(home: Path) -> None:
     """They were numbered in alphabetical order, and the soup was reported as a gain."""
     data = table_of(home, *(f"{k % 3 + k / 10:.2f}" for k in range(20)))
@@ -325,7 +350,7 @@ def test_a_picture_classifier_from_a_configuration(home: Path) -> None:
     assert set(batch) == {"pixel_values", "labels"}
     assert batch["pixel_values"].shape == (4, 3, 8, 8)
     task.check_loss()
-    assert 0 <= report_weights(task).value <= 1
+    assert 0 <= report_weights(task)["report"].value <= 1
 
 
 def test_pictures_are_prepared_as_the_model_folder_says(home: Path) -> None:

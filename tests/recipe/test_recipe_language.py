@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +13,12 @@ from stockpot.errors import RecipeError, StockpotError
 from stockpot.events import Event
 from stockpot.recipe import load_recipe, make_recipe
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
+from words import CHATS, MARKED, PLAIN
+from words import TEXTS as TEXTS  # for the tests beside it
+from words import tokenizer as tokenizer
+from words import write as write
 
 pytest.importorskip("transformers")
-
-TEXTS = [
-    f"the {a} {b} is {c}" for a in ("old", "new", "red") for b in ("cat", "house") for c in ("here", "gone", "big")
-]
-CHATS = [
-    [
-        {"role": "user", "content": f"what is {word}?"},
-        {"role": "assistant", "content": text},
-        {"role": "user", "content": "and then?"},
-        {"role": "assistant", "content": word},
-    ]
-    for word, text in zip(("old", "new", "red") * 6, TEXTS, strict=True)
-]
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}%s{{ m.content }}<e>%s"
-    "{% else %}{{ m.content }}<e>{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-PLAIN, MARKED = (
-    TEMPLATE.replace("%s", ""),
-    TEMPLATE.replace("%s", "{% generation %}", 1).replace("%s", "{% endgeneration %}"),
-)
-
-
-def tokenizer(folder: Path, template: str | None = PLAIN, size: int = 300) -> Any:
-    """A real byte-level tokenizer, trained on the spot."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    special = ["<e>", "<user>", "<assistant>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
-        TEXTS, trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=alphabet)
-    )
-    build: Any = PreTrainedTokenizerFast
-    fast = build(tokenizer_object=made, eos_token="<e>", chat_template=template)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    fast.save_pretrained(folder)
-    return fast
 
 
 def checkpoints(home: Path, count: int = 3, **config: Any) -> None:
@@ -85,10 +47,6 @@ def home(tmp_path: Path) -> Path:
     write(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
     write(tmp_path / "pairs.jsonl", [{"q": text[:9], "a": text[9:]} for text in TEXTS])
     return tmp_path
-
-
-def write(file: Path, records: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def task(home: Path, listen: Any = lambda event: None, model: str = "run/checkpoint-100", **data: Any) -> Any:
@@ -247,7 +205,7 @@ def test_sequence_to_sequence_models_learn_the_completion(home: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"prompt": "q"}, "data.completion: expected prompt and completion together"),
+        ({"prompt": "q"}, "data.prompt: expected prompt and completion together, or prompt, choices and answer"),
         ({"messages": "m", "long_texts": "split"}, "data.long_texts: expected refuse or truncate"),
         ({"messages": "m", "text": "t"}, "expected at most one of text, messages, prompt"),
     ],

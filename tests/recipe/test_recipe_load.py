@@ -102,6 +102,19 @@ def refusal(*overrides: str, **sections: Any) -> str:
             "data: the fractions of fit and report add up to 1.3, more than the data has",
         ),
         (
+            {"data": {"arrays": "x", "fit": 0.5, "report": {"off": "a"}}},
+            "data.report.off: unknown key; did you mean of?",
+        ),
+        (
+            {"data": {"arrays": "x", "fit": 0.5, "report": {"test": 0.5, "shifted": {"path": "y", "fractoin": 1}}}},
+            "data.report.shifted.fractoin: unknown key; did you mean fraction?",
+        ),
+        ({"data": {"arrays": "x", "fit": 0.5, "report": {"test": 0.3, "a/b": 0.2}}}, "data.report.a/b: "),
+        (
+            {"data": {"arrays": "x", "fit": 0.5, "report": {"test": "val", "shifted": "val"}}},
+            "report.test and report.shifted would share samples: report.test takes all of part 'val'",
+        ),
+        (
             {"data": {"arrays": "x", "fit": "val", "report": "val"}},
             "fit and report would share samples: fit takes all of part 'val'",
         ),
@@ -274,7 +287,7 @@ def test_a_resolved_recipe_loads_again_from_anywhere_as_the_same(tmp_path: Path)
 
 def test_a_resolved_recipe_states_defaults() -> None:
     resolved = made().resolved()
-    assert resolved["data"]["fit"] == {"of": None, "fraction": 0.5, "count": None, "rows": None}
+    assert resolved["data"]["fit"] == {"path": None, "of": None, "fraction": 0.5, "count": None, "rows": None}
     assert resolved["data"]["report"]["fraction"] == 0.5
     assert resolved["method"]["name"] == "crossfit"
     assert resolved["method"]["batch_size"] == 128
@@ -425,3 +438,13 @@ def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
         "method: {memory: 8GiB}\n"
     )
     assert load_recipe(file).method.settings().memory == 8 * 2**30
+
+
+def test_several_sets_of_report_data_are_written_by_name() -> None:
+    sets = {"in domain": 0.5, "shifted": {"path": "other.npz"}, "base": "general"}
+    recipe = made(data={**GOOD["data"], "fit": 0.5, "report": sets})
+    assert list(recipe.data.splits) == ["fit", "report.in domain", "report.shifted", "report.base"]
+    assert recipe.data.splits["report.shifted"].path == "other.npz"
+    again = make_recipe(recipe.resolved(), ".", ())
+    assert again.digest() == recipe.digest()
+    assert list(again.data.splits) == list(recipe.data.splits)  # the first one counts

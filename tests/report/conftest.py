@@ -29,6 +29,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pool = zoo.write(base / "zoo", zoo.fine_tunes(zoo.mlp, 4))
     task = Task(zoo.mlp(), zoo.samples(), zoo.samples(64, seed=7))
     methods = ("best", "uniform", "greedy", "ensemble", "learned+", "mehl+", "crossfit")
-    compare(pool, task, methods, run=base / "run", growth=True, steps=8, batch_size=16, each={"crossfit": {"steps": 8}})
+    compare(pool, task, methods, run=base / "run", steps=8, batch_size=16, each={"crossfit": {"steps": 8}})
     write_report(base / "run")
     return base / "run"

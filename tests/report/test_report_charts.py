@@ -8,7 +8,6 @@ import pytest
 from stockpot.report.charts.curves import _block_ends, _lines, _smooth
 from stockpot.report.charts.drawing import LEVELS, inline
 from stockpot.report.charts.heatmap import _runs, levels, nice
-from stockpot.report.charts.ingredients import _apart, chain
 from stockpot.report.charts.weights import _binned, block_name, outside
 
 
@@ -42,13 +41,6 @@ def test_cells_of_one_colour_cover_exactly_their_mask() -> None:
 @pytest.mark.parametrize(("value", "end"), [(0.21, 0.3), (0.3, 0.3), (7.2, 8), (0, 1), (float("nan"), 1)])
 def test_colour_scales_end_on_round_numbers(value: float, end: float) -> None:
     assert nice(value) == pytest.approx(end)
-
-
-def test_neighbours_stand_side_by_side_and_the_outlier_last() -> None:
-    places = np.array([0.0, 50.0, 1.0, 2.1, 3.3])
-    order = chain(np.abs(places[:, None] - places[None]))
-    assert order[-1] == 1
-    assert order[0] == 3  # the most central one
 
 
 def test_parts_of_the_model_have_readable_names() -> None:
@@ -91,9 +83,3 @@ def test_an_inlined_svg_has_its_own_ids_and_leaves_text_alone() -> None:
     assert "#111111 id='m' &lt;b&gt;</text>" in text
     assert 'aria-label="it &quot;is&quot;"' in text
     assert not any(word in text for word in ("xmlns", "DejaVu", "unused", "keep", "<style>"))
-
-
-def test_names_of_points_cover_no_other_point_or_name() -> None:
-    score, weight = np.array([0.0, 0.1, 0.9, 1.0, np.nan]), np.array([0.0, 0.01, 1.0, 0.99, 0.5])
-    assert _apart([0, 2, 3], score, weight, [0.2] * 5) == [(2, True)]
-    assert _apart([0, 2, 3], score, weight, [0.05] * 5) == [(0, False), (2, True), (3, True)]

@@ -20,8 +20,8 @@ def test_every_accuracy_has_its_interval(tmp_path: Path) -> None:
     few = {"crossfit": {"steps": 3, "batch_size": 16}}
     compared = compare(pool, task, ["best", "uniform", "crossfit"], run=tmp_path / "run", each=few)
     page = page_of(Run(tmp_path / "run"))
-    assert compared.verdict == page["verdict"]
-    assert len(WITH.findall(page["verdict"])) == len(re.findall(rf"{NUMBER} %", page["verdict"])) > 0
+    assert compared.verdict == f"{page['decision']}\n{page['why']}"
+    assert len(WITH.findall(compared.verdict)) == len(re.findall(rf"{NUMBER} %", compared.verdict)) > 0
     assert re.search(rf"\(95 %: {NUMBER} to {NUMBER}\)", page["tiles"][0][1])
     assert {row[0].split(" (")[0] for row in page["guard"]} == {"learned", "best", "uniform", "greedy"}
     assert all(WITH.fullmatch(row[1].rstrip(")")) for row in page["guard"])

@@ -32,11 +32,14 @@ def test_a_share_never_rounds_something_to_nothing(part: float, text: str) -> No
 
 
 def test_changes_carry_their_sign_and_zero_none() -> None:
-    accuracy, loss = Metric("accuracy"), Metric("loss", percent=False)
+    accuracy, loss = Metric("accuracy"), Metric("loss", unit="")
     assert [accuracy.change(x) for x in (0.0123, -0.0123, -0.000001)] == ["+1.23", "−1.23", "0.00"]
     assert [loss.change(x) for x in (0.5, -0.5, 0.0)] == ["+0.5000", "−0.5000", "0.0000"]
     assert accuracy.value(0.875) == "87.50 %"
     assert loss.value(-0.25) == "−0.2500"
+    nats = Metric("nats_per_token", unit="nats")
+    assert (nats.title, nats.value(-2.31), nats.points) == ("minus nats per token", "−2.3100 nats", "nats")
+    assert (accuracy.points, loss.points) == ("points", "")
     assert accuracy.value(float("nan")) == "none"
 
 

@@ -23,8 +23,8 @@ from torture.evidence import read_events
 
 RECIPE = {"method": {"lr": 0.01}, "output": {"dir": "a"}}
 FACTS: dict[str, Any] = {
-    "kind": "compare", "title": "first", "seed": 0, "metric": "accuracy", "percent": True, "settings": {}, "layout": {},
-    "fit_digest": "", "report_digest": None,
+    "kind": "compare", "title": "first", "seed": 0, "metric": "accuracy", "unit": "%", "settings": {}, "layout": {},
+    "fit_digest": "", "report_digests": {},
 }  # fmt: skip
 FIRST = (FACTS, RecipeFacts(digest="1", resolved=RECIPE))
 OTHER = (
@@ -128,7 +128,8 @@ def test_another_recipe_is_refused_before_anything_is_read_for_it(tmp_path: Path
         ({"settings": {"hl": {"lr": 0.5}}}, r"found other ones[\s\S]*    hl\.lr: 0\.1 -> 0\.5\n  Nothing was touched"),
         ({"settings": {}}, r"    hl\.lr: 0\.1 -> not there"),
         ({"fit_digest": "b" * 64}, r"fitting data this run was started with, found other samples[\s\S]*a{12} -> b{12}"),
-        ({"report_digest": "b" * 64}, r"report data this run was started with[\s\S]*fingerprint None -> b{12}"),
+        ({"report_digests": {"report": "b" * 64}}, r"report data this run was[\s\S]*fingerprint None -> b{12}"),
+        ({"report_digests": {"shifted": "b" * 64}}, r"report data 'shifted' this run was started with"),
         ({"code": {"toy.py": "2"}}, r"found other code[\s\S]*    what toy\.py does"),
         ({"code": {}}, r"found other code[\s\S]*    what toy\.py does"),
     ],
@@ -183,21 +184,21 @@ def test_a_run_of_an_older_format_can_be_replaced_and_is_not_continued(tmp_path:
     run = tmp_path / "run"
     cooked(run)
     (run / "run.json").write_text('{"format": 1, "stockpot": "0.1", "kind": "compare"}')
-    with pytest.raises(RunError, match="expected a run of format 2, found format 1"):
+    with pytest.raises(RunError, match="expected a run of format 3, found format 1"):
         make(run)
     make(run, overwrite=True)
     assert not (run / "methods").exists()
     (run / "run.json").write_text('{"format": 99, "stockpot": "9.0"}')
     for overwrite in (False, True):  # what a later version writes, and so what to clear, is not known here
-        with pytest.raises(RunError, match="expected a run of format 2, found format 99"):
+        with pytest.raises(RunError, match="expected a run of format 3, found format 99"):
             make(run, overwrite=overwrite)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("own", ["methods", "growth", "tensorboard", "recipe.yaml", "run.json", ".clearing", "x"])
+@pytest.mark.parametrize("own", ["methods", "tensorboard", "recipe.yaml", "run.json", ".clearing", "x"])
 def test_a_folder_that_never_was_a_run_is_refused_whatever_is_asked(tmp_path: Path, own: str, overwrite: bool) -> None:
     """Before, --overwrite removed a user's methods/ and the refusal itself recommended it."""
-    if own in ("methods", "growth", "tensorboard"):
+    if own in ("methods", "tensorboard"):
         (tmp_path / own).mkdir()
         (tmp_path / own / "thesis.tex").write_text(TREASURE)
     else:
@@ -315,7 +316,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
 # Links, and other things that are no files ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [".lock", "run.json", "recipe.yaml", "events.jsonl", "pool.json", "methods", "growth"])
+@pytest.mark.parametrize("name", [".lock", "run.json", "recipe.yaml", "events.jsonl", "pool.json", "methods"])
 @pytest.mark.parametrize("target", ["file", "folder", "nothing"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_planted_link_leads_nowhere(tmp_path: Path, name: str, target: str, overwrite: bool) -> None:

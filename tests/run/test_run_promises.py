@@ -66,7 +66,7 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
     assert all(0 <= entry["fit"]["value"] <= 1 for entry in found.pool["ingredients"])
     for method in found.methods:
         arrays = load_file(method.folder / "weights.safetensors")
-        assert method.result["report"]["n"] == len(arrays["report_table"]) == 60
+        assert method.scores["report"]["n"] == len(arrays["report_table"]) == 60
         assert (method.W is None) == (method.name == "ensemble")
         assert (method.folder / "soup.json").exists() == (method.name != "ensemble")
     by_name = {method.name: method.result for method in found.methods}
@@ -176,17 +176,45 @@ def test_identical_ingredients_and_no_report_data_still_make_a_record(tmp_path: 
 def test_every_decision_comes_before_the_report_data(tmp_path: Path) -> None:
     pool, task = toy(tmp_path)
     events: list[Event] = []
-    compare(pool, task, FEW, run=tmp_path / "run", growth=True, listen=events.append, **SHORT)
+    compare(pool, task, FEW, run=tmp_path / "run", listen=events.append, **SHORT)
     kinds = [event.kind for event in events if event.kind in ("cooked", "report")]
     assert kinds == sorted(kinds)  # all "cooked", then all "report"
-    decided = len(FEW) + 3  # and uniform, greedy, crossfit of the first two ingredients
-    assert kinds.count("cooked") == kinds.count("report") == decided
-    grown = read_run(tmp_path / "run").results["growth"]
-    assert {name: [point["models"] for point in points] for name, points in grown.items()} == {
-        name: [2, 4] for name in ("uniform", "greedy", "crossfit")
-    }
-    with pytest.raises(MethodError, match="growth: expected a run directory to write to"):
-        compare(pool, again(), FEW, growth=True)
+    assert kinds.count("cooked") == kinds.count("report") == len(FEW)
+
+
+def test_several_sets_are_opened_once_and_recorded_each(tmp_path: Path) -> None:
+    pool, _ = toy(tmp_path)
+    sets = {"test": samples(60, seed=5), "shifted": samples(50, seed=6)}
+    events: list[Event] = []
+    few = ["best", "uniform", "ensemble"]
+    found = compare(pool, Task(mlp(), samples(), sets), few, run=tmp_path / "run", listen=events.append)
+    (opened,) = [event for event in events if event.kind == "unsealed"]
+    assert opened.data == {"decisions": 3, "samples": {"test": 60, "shifted": 50}}
+    assert found["uniform"].report is found["uniform"].reports["test"]
+    record = read_run(tmp_path / "run")
+    assert record.results["differences"]["uniform"].keys() == {"test", "shifted"}
+    for method in record.methods:
+        assert {name: one["n"] for name, one in method.result["reports"].items()} == {"test": 60, "shifted": 50}
+    once_more = compare(pool, Task(mlp(), samples(), sets), few, run=tmp_path / "run")
+    assert once_more.reused == tuple(few)
+    assert torch.equal(once_more["uniform"].reports["shifted"].table, found["uniform"].reports["shifted"].table)
+    turned = Task(mlp(), samples(), dict(reversed(sets.items())))
+    with pytest.raises(RunError, match=r"sets of report data in the same order[\s\S]*test, shifted -> shifted, test"):
+        compare(pool, turned, few, run=tmp_path / "run")
+
+
+def test_an_ensemble_without_a_meaning_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    pool, _ = toy(tmp_path)
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = compare(pool, again(metric="loss", loss=loss), ["best", "ensemble"], run=tmp_path / "run")
+    reason = "a loss of your own as the metric, which calls the model itself"
+    assert (list(found), found.failed, found.absent) == (["best"], {}, {"ensemble": reason})
+    assert value_of(tmp_path / "run", "results.json")["absent"] == {"ensemble": reason}
+    with pytest.raises(TaskError, match="outputs that can be averaged"):
+        compare(pool, again(metric="loss", loss=loss), ["ensemble"])
 
 
 def test_a_run_whose_report_data_was_looked_at_takes_no_further_method(tmp_path: Path) -> None:
@@ -288,7 +316,7 @@ def test_a_kill_between_a_table_and_its_score_costs_nothing(
     for name in FEW:
 
         def killed(path: Path, value: Any, root: Path) -> None:
-            if path.name == "result.json" and value["method"] == name and (value["report"] is None) == (kind == "fit"):  # noqa: B023
+            if path.name == "result.json" and value["method"] == name and (not value["reports"]) == (kind == "fit"):  # noqa: B023
                 raise KeyboardInterrupt
             write_json(path, value, root)
 
@@ -494,7 +522,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_gap_in_the_curve(tmp_path: Path
     [
         "methods", "methods/greedy", "methods/greedy/soup", "methods/greedy/result.json",
         "methods/greedy/weights.safetensors", "methods/greedy/soup.json", "methods/best/state.safetensors",
-        "growth", "pool.json", "results.json", "events.jsonl", "ingredients.safetensors", "run.json", ".lock",
+        "pool.json", "results.json", "events.jsonl", "ingredients.safetensors", "run.json", ".lock",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stage", ["new", "interrupted", "finished"])
@@ -508,7 +536,7 @@ def test_no_link_in_a_run_directory_is_followed(tmp_path: Path, name: str, stage
     before = sorted((str(p), p.read_bytes() if p.is_file() else b"") for p in outside.rglob("*"))
 
     def cooked(**given: Any) -> None:
-        compare(pool, again(), ["best", "greedy"], run=run, growth=True, **given)
+        compare(pool, again(), ["best", "greedy"], run=run, **given)
         rebuild_soup(run, method="greedy")
 
     def stop(event: Event) -> None:

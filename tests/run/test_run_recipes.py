@@ -67,7 +67,7 @@ def test_a_comparison_with_folds_is_the_same_run_from_python_and_from_a_recipe(t
         k: v for k, v in second.items() if k not in only | {"run.json"}
     }
     abouts = [read_run(tmp_path / name).about for name in ("python", "recipe")]
-    for key in ("settings", "layout", "metric", "percent", "seed", "kind", "fit_digest", "report_digest"):
+    for key in ("settings", "layout", "metric", "unit", "seed", "kind", "fit_digest", "report_digests"):
         assert abouts[0][key] == abouts[1][key]
     assert abouts[0]["settings"]["mehl+"]["folds"] == 2
     assert abouts[0]["settings"]["crossfit"]["folds"] == 3

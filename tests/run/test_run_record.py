@@ -57,10 +57,10 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
     found = read_run(run)
     assert [method.name for method in found.methods] == ["best", "ensemble", "hl+", "crossfit"]
     assert found.about["metric"] == "accuracy"
-    assert found.about["percent"] is True
+    assert found.about["unit"] == "%"
     assert found.results["compared_on"] == "report"
     assert set(found.results["differences"]) == {"ensemble", "hl+", "crossfit"}
-    assert [len(ends) for ends in found.results["differences"].values()] == [3, 3, 3]
+    assert [len(sets["report"]) for sets in found.results["differences"].values()] == [3, 3, 3]
     assert len(found.pool["ingredients"]) == 4
     by_name = {method.name: method for method in found.methods}
     assert by_name["ensemble"].W is None
@@ -68,8 +68,8 @@ def test_a_run_is_read_as_it_was_written(run: Path) -> None:
     assert W is not None
     assert W.shape == (4, len(by_name["hl+"].result["groups"]))
     np.testing.assert_allclose(W.sum(axis=0), 1)
-    assert by_name["crossfit"].result["report"].keys() == {"value", "low", "high", "n", "loss"}
-    assert by_name["crossfit"].result["report"]["n"] == 60
+    assert by_name["crossfit"].scores["report"].keys() == {"value", "low", "high", "n", "loss"}
+    assert by_name["crossfit"].scores["report"]["n"] == 60
     assert {curve["fold"] for curve in by_name["crossfit"].result["curves"]["held_out"]} == {0, 1, 2, 3}
     assert found.recipe == '{"method": {}}'
 

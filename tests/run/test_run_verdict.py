@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +15,18 @@ from stockpot.soups.registry import settings_for
 from stockpot.soups.result import Result
 from stockpot.task import METRICS, Metric, Scores
 
-SOUP: Any = object()  # nobody looks into it
+SOUP: Any = SimpleNamespace(W=torch.tensor([[0.0], [1.0], [0.0], [0.0]], dtype=torch.float64))
+NAMES = ("run-6", "run-7", "run-8", "run-9")
 
 
 def record(
     name: str, used: int = 3, guard: dict[str, Any] | None = None, metric: Metric = METRICS["accuracy"], **right: float
 ) -> Result:
     """A method that got so many of 100 samples right, by kind of data."""
-    scores: dict[str, Any] = {"fit": None}
+    scores: dict[str, Any] = {"fit": None, "reports": {}}
     for kind, n in right.items():
         table = torch.full((100, 1), math.nan) if math.isnan(n) else (torch.arange(100) < n)[:, None]
-        scores[kind] = Scores(table.double(), metric)
+        (scores if kind in ("fit", "held_out") else scores["reports"])[kind] = Scores(table.double(), metric)
     history = () if guard is None else (guard,)
     soup = None if name == "ensemble" else SOUP
     return Result(name, settings_for(name), soup, models_used=used, history=history, **scores)
@@ -43,8 +45,8 @@ def test_fitting_scores_recommend_nothing() -> None:
     """Before, hl+ was recommended on every zoo for the highest score on the data it was fitted on."""
     found = records(record("best", fit=80, report=80), record("hl+", fit=99, report=70))
     assert recommended(held_out(found)) is None
-    text = verdict(found, None, 4)
-    assert text.startswith("No method is recommended: none of them was scored on samples that it was not fitted on")
+    text = verdict(found, None, NAMES)
+    assert text.startswith("No method is recommended.\nNone of them was scored on samples that it was not fitted on")
     assert "crossfit" in text
 
 
@@ -91,37 +93,84 @@ def test_scores_on_different_data_are_not_compared() -> None:
     assert compared_on(some) == "fit"
     every = records(record("best", fit=80, report=70), record("hl+", fit=90, report=75))
     assert compared_on(every) == "report"
-    assert differences(every, "report")["hl+"][0] == pytest.approx(0.05)
+    assert differences(every, "report")["hl+"]["report"][0] == pytest.approx(0.05)
     assert differences(records(record("hl+", fit=90)), "fit") == {}  # nothing to compare with
 
 
 @pytest.mark.parametrize(
-    ("best", "mine", "said"),
+    ("best", "mine", "decision", "said"),
     [
-        (50, 90, r"The gain of \+40\.00 points is beyond chance \(95 % interval \+.* to \+.*\)\."),
-        (90, 50, r"The loss of -40\.00 points is beyond chance \(.*\): take the best single model\."),
-        (50, 50, r"There is no difference on this data \(95 % interval"),
-        (50, 51, r"The difference of \+1\.00 points is within chance on this much data \("),
+        (
+            50,
+            90,
+            r"Use it: hl\+ gains \+40\.00 points beyond chance\.",
+            r"The gain of \+40\.00 points is beyond chance \(",
+        ),
+        (90, 50, r"A loss beyond chance: keep run-7\.", r"The loss of -40\.00 points is beyond chance \("),
+        (50, 50, r"No gain beyond chance: keep run-7\.", r"There is no difference on this data \(95 % interval"),
+        (50, 51, r"No gain beyond chance: keep run-7\.", r"\+1\.00 points is within chance on this much data \("),
     ],
 )
-def test_the_sentence_says_what_the_difference_is_worth(best: int, mine: int, said: str) -> None:
-    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", 4)
-    assert text.startswith(f"hl+ mixes 3 of 4 models into one that scores {mine}.00 % (95 % interval ")
-    assert "on data nothing was chosen on; the best single model scores" in text
-    assert re.search(said, text)
+def test_the_first_line_is_the_decision_and_the_second_the_reason(
+    best: int, mine: int, decision: str, said: str
+) -> None:
+    text = verdict(records(record("best", fit=1, report=best), record("hl+", fit=1, report=mine)), "hl+", NAMES)
+    first, why = text.split("\n")
+    assert re.fullmatch(decision, first)
+    assert why.startswith(f"hl+ mixes 3 of 4 models; scores {mine}.00 % (95 % interval ")
+    assert "on data nothing was chosen on; the best single model, run-7, scores" in why
+    assert re.search(said, why)
 
 
-def test_the_sentence_for_a_single_model_an_ensemble_and_no_report_data() -> None:
+def test_what_another_set_lost_beyond_chance_is_called_forgetting() -> None:
+    """The first set decides; a loss on another one is in the decision too, and a change within chance is not."""
+    found = records(
+        record("best", fit=1, test=50, shifted=90, base=60), record("hl+", fit=1, test=90, shifted=50, base=61)
+    )
+    assert compared_on(found) == "report"
+    assert {name: one[0] for name, one in differences(found, "report")["hl+"].items()} == {
+        "test": pytest.approx(0.4), "shifted": pytest.approx(-0.4), "base": pytest.approx(0.01),
+    }  # fmt: skip
+    first, why = verdict(found, "hl+", NAMES).split("\n")
+    assert first == ("Use it: hl+ gains +40.00 points beyond chance, but it forgot: -40.00 points on shifted.")
+    assert "on data nothing was chosen on (test)" in why
+    assert re.search(
+        r"It forgot: on shifted it scores 50\.00 % \(.*, run-7 90\.00 % \(.*The loss of -40\.00 points", why
+    )
+    assert re.search(r"\. On base it scores 61\.00 % .*\+1\.00 points is within chance", why)
+
+
+def test_the_decision_for_a_single_model_an_ensemble_and_no_report_data() -> None:
     found = records(record("greedy", used=1, fit=80), record("ensemble", used=4, fit=70))
-    text = verdict(found, "greedy", 4)
-    assert text.startswith("greedy keeps a single model of the 4, which scores 80.00 %")
-    assert text.endswith("mixing did not do better here.")
-    assert "the data it was fitted on (no report data was given)" in text
-    assert verdict(found, "ensemble", 4).startswith("the ensemble of 4 models scores 70.00 %")
+    first, why = verdict(found, "greedy", NAMES).split("\n")
+    assert first == "No gain from mixing: keep run-7."
+    assert why.startswith("greedy keeps that single model of the 4, which scores 80.00 %")
+    assert "the data it was fitted on (no report data was given)" in why
+    first, why = verdict(found, "ensemble", NAMES).split("\n")
+    assert first == "Not known whether to use it: it was compared with nothing."
+    assert why.startswith("ensemble averages the outputs of 4 models and scores 70.00 %")
+    fitted = verdict(records(record("best", fit=50), record("hl+", fit=90)), "hl+", NAMES)
+    assert fitted.startswith("Not known whether to use it: give report data, or keep run-7.\n")
 
 
-def test_a_metric_that_is_no_share_is_not_shown_in_percent() -> None:
-    found = records(*(record(name, fit=n, metric=METRICS["loss"]) for name, n in (("best", 50), ("hl+", 90))))
-    text = verdict(found, "hl+", 4)
+@pytest.mark.parametrize(("metric", "unit"), [("loss", ""), ("negative_mae", "")])
+def test_a_metric_that_is_no_share_is_not_shown_in_percent(metric: str, unit: str) -> None:
+    found = records(*(record(name, fit=n, metric=METRICS[metric]) for name, n in (("best", 50), ("hl+", 90))))
+    text = verdict(found, "hl+", NAMES)
     assert "points" not in text
+    assert unit in text
     assert "%" not in text.replace("95 % interval", "")
+
+
+def test_nats_are_called_nats() -> None:
+    table = torch.stack([-torch.arange(100.0), torch.ones(100)], dim=1).double()
+    one, two = (Scores(table * torch.tensor([scale, 1.0]), METRICS["nats_per_token"]) for scale in (-1.0, -0.5))
+    found = records(
+        *(
+            Result(n, settings_for(n), SOUP, s, reports={"report": s}, models_used=3)
+            for n, s in (("best", one), ("hl+", two))
+        )
+    )
+    first, why = verdict(found, "hl+", NAMES).split("\n")
+    assert first == "Use it: hl+ gains +24.75 nats beyond chance."
+    assert "scores -24.75 nats (95 % interval" in why

@@ -19,6 +19,8 @@ from stockpot.errors import DigestError, PoolError, SoupError, WriteError
 from stockpot.events import Event
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.pool.safetensors_files import _DTYPES
+from stockpot.pool.source import spec_of
 from stockpot.soup import Soup, build, rebuild
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
@@ -178,8 +180,22 @@ def test_config_and_tokenizer_come_along_code_and_weights_do_not(tmp_path: Path)
             (folder / name).write_text(f"{k}")
     pool = Pool.open(str(tmp_path / "run_*"))
     saved = Soup.uniform(pool, Layout.of(pool, "model", donor=1)).save(tmp_path / "soup")
-    assert contents(saved).keys() == {"config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "soup.json"}
+    brought = {"config.json", "tokenizer.json", "vocab.txt"}
+    assert contents(saved).keys() == {*brought, "model.safetensors", "soup.json", "README.md"}
     assert (saved / "config.json").read_text() == "1"
+
+
+def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
+    """Every type, names that JSON escapes, and no values at all: soups of earlier versions rebuild byte for byte."""
+    tensors: dict[str, torch.Tensor] = {"empty": torch.zeros(0, 4), "scalar": torch.tensor(1.0)}
+    for number, dtype in enumerate(_DTYPES.values()):
+        for name in ("\u00e9", 'z\n"\x7f'):
+            tensors[f"{name}{number}"] = torch.ones(3, number % 3 + 1).to(dtype)
+    tensors["strided"] = torch.arange(6.0).view(2, 3).T
+    specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    build.write_weights(tmp_path, specs, tensors.items())
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs", {"format": "pt"})
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def full(*args: Any, **kwargs: Any) -> None:
@@ -228,7 +244,7 @@ def test_a_failing_save_leaves_nothing_behind_and_an_existing_soup_intact(
 
 def test_no_room_is_said_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soup = Soup.uniform(write(tmp_path / "pool", fine_tunes(mlp, 2)))
-    monkeypatch.setattr(build, "save_file", full)
+    monkeypatch.setattr(build, "raw_bytes", full)
     with pytest.raises(WriteError, match="expected room and permission to write, found No space left"):
         soup.save(tmp_path / "soup")
     assert not (tmp_path / "soup").exists()

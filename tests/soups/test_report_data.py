@@ -85,7 +85,7 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
     def listen(event: Event) -> None:
         kinds.append(event.kind)
         if event.kind == "unsealed":
-            assert event.data == {"decisions": len(METHODS), "samples": 40}
+            assert event.data == {"decisions": len(METHODS), "samples": {"report": 40}}
             store.deadly = False
 
     results = compare(pool, task, listen=listen, each={"crossfit": {"steps": 3}}, steps=3)
@@ -103,13 +103,13 @@ def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
         if event.kind == "unsealed":
             written = [json.loads(file.read_text()) for file in run.rglob("result.json")]
             assert {value["method"] for value in written} == set(METHODS)
-            assert len(written) == event.data["decisions"] == len(METHODS) + 3  # the smaller pools' too
-            assert all(value["report"] is None for value in written)
+            assert len(written) == event.data["decisions"] == len(METHODS)
+            assert all(not value["reports"] for value in written)
             store.deadly = False
 
-    fingerprint = Task.report_fingerprint
+    fingerprint = Task.report_fingerprints
 
-    def hashed(self: Task) -> str | None:
+    def hashed(self: Task) -> dict[str, str]:
         store.deadly = False  # reads everything and tells nothing
         try:
             return fingerprint(self)
@@ -117,9 +117,9 @@ def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
             store.deadly = True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Task, "report_fingerprint", hashed)
+        patch.setattr(Task, "report_fingerprints", hashed)
         each = {"crossfit": BRIEF}
-        compare(pool, task, run=run, growth=True, listen=listen, each=each, **BRIEF)
+        compare(pool, task, run=run, listen=listen, each=each, **BRIEF)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events].count("unsealed") == 1
     last_decision = max(i for i, event in enumerate(events) if event["kind"] == "cooked")
@@ -173,8 +173,8 @@ def test_without_report_data_a_task_serves_for_ever(tmp_path: Path) -> None:
 
 def test_weights_of_a_file_are_one_decision(tmp_path: Path) -> None:
     pool, task = reporting(tmp_path)
-    scores = report_weights(task)
-    assert torch.equal(report_weights(task).table, scores.table)
+    scores = report_weights(task)["report"]
+    assert torch.equal(report_weights(task)["report"].table, scores.table)
     with torch.no_grad():
         next(task.model.parameters()).add_(1.0)
     with pytest.raises(TaskError, match="a new decision"):

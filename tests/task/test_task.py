@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from stockpot.errors import TaskError
 from stockpot.events import Event
+from stockpot.soups.result import report_weights
 from stockpot.task import METRICS, Data, Metric, Task
 from stockpot.task.data import Sealed, open_report
 
@@ -299,10 +300,10 @@ def test_scoring_is_in_evaluation_mode_and_leaves_modes_alone() -> None:
 
 def test_the_ensemble_needs_a_metric_of_logits() -> None:
     own = Task(linear(), (X, Y), metric="loss", loss=lambda m, b: m(b[0]).mean(1))
-    with pytest.raises(TaskError, match="found a loss of your own calls the model itself"):
+    with pytest.raises(TaskError, match="found a loss of your own as the metric, which calls the model itself"):
         own.ensemble_scores(range(1))
     task = Task(Encoder(), {"inputs": X, "labels": Y}, metric=lambda out, b: out.logits[:, 0])
-    with pytest.raises(TaskError, match="does not take a tensor of logits: AttributeError"):
+    with pytest.raises(TaskError, match="found score, a metric of your own that is given more than a tensor of logits"):
         task.ensemble_scores(range(1))
 
 
@@ -372,7 +373,7 @@ def test_no_public_name_of_a_task_gives_the_report_data_away() -> None:
     seal = task._sealed
     assert isinstance(seal, Sealed)
     assert [name for name in dir(seal) if not name.startswith("_")] == [
-        "check_may_decide", "fingerprint", "open",
+        "check_may_decide", "equal", "fingerprints", "largest", "open",
     ]  # fmt: skip
     assert not hasattr(seal, "__dict__")
 
@@ -381,11 +382,11 @@ def test_the_seal_is_broken_for_good() -> None:
     events: list[Event] = []
     task = Task(linear(), (X, Y), report=blobs(30, seed=5))
     task.check_may_decide("anything")
-    data = open_report(task, ["a", "b"])
+    data = open_report(task, ["a", "b"])["report"]
     assert len(data) == 30
     assert task.score(data, listen=events.append).n == 30
     assert events[-1].data["done"] == 30
-    assert open_report(task, ["b"]) is data  # what was decided before may be scored again
+    assert open_report(task, ["b"])["report"] is data  # what was decided before may be scored again
     task.check_may_decide("a")
     for again in (lambda: task.check_may_decide("c"), lambda: open_report(task, ["a", "c"])):
         with pytest.raises(TaskError, match="a new decision, although it was looked at for 2 earlier ones") as e:
@@ -400,7 +401,7 @@ def test_without_report_data_there_are_no_report_scores() -> None:
     assert not task.has_report
     task.check_may_decide("anything")
     with pytest.raises(TaskError, match=r"report scores: expected a task with report data, found none"):
-        open_report(task, [])
+        open_report(task, [])["report"]
 
 
 def test_the_memory_limit_holds_for_both_data_together() -> None:
@@ -434,3 +435,42 @@ def test_the_documentation_runs() -> None:
                 low, high = task.score().interval()
                 assert low <= task.score().value <= high
     assert all(f"`{name}`" in text for name in METRICS)
+
+
+# Several sets of report data
+
+
+def test_a_dict_without_tensors_among_its_values_is_several_sets() -> None:
+    sets = {"test": blobs(30, seed=5), "shifted": TensorDataset(*blobs(20, seed=6))}
+    task = Task(linear(), (X, Y), sets)
+    found = report_weights(task)
+    assert {name: one.n for name, one in found.items()} == {"test": 30, "shifted": 20}
+    assert found["shifted"].value == Task(linear(), sets["shifted"]).score().value
+    assert list(task.report_fingerprints()) == ["test", "shifted"]
+    columns = Task(Encoder(), {"inputs": X, "labels": Y}, {"inputs": X[:9], "labels": Y[:9]})
+    assert {name: one.n for name, one in report_weights(columns).items()} == {"report": 9}
+    nested = {"inputs": {"x": X}, "labels": {"y": Y}}  # of the form of the fitting data, so one set
+    own = Task(Encoder(), nested, nested, loss=lambda m, b: m(b["inputs"]["x"]).logits.mean(1), metric="loss")
+    assert list(own.report_fingerprints()) == ["report"]
+    assert own.reports_on_fit == ("report",)
+
+
+@pytest.mark.parametrize(
+    ("report", "groups", "text"),
+    [
+        ({"fit": (X, Y)}, None, "name of a set of report data: expected up to 40 letters, .* found 'fit'"),
+        ({"a/b": (X, Y)}, None, "none of fit, held_out, found 'a/b'"),
+        ({3: (X, Y)}, None, "found 3"),
+        ({"test": (X, Y)}, [0] * 60, "report_groups: expected a dict, as report is one, found list"),
+        ({"test": (X, Y)}, {"tset": [0] * 60}, "report_groups: expected groups of sets that are there, found 'tset'"),
+        ({"test": (X, Y), "shifted": (X, Y[:5])}, None, "report data 'shifted': expected the same number of rows"),
+    ],
+)
+def test_sets_that_cannot_be_meant_are_refused(report: Any, groups: Any, text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        Task(linear(), (X, Y), report, report_groups=groups)
+
+
+def test_each_set_has_its_own_groups() -> None:
+    task = Task(linear(), (X, Y), {"test": (X, Y), "more": (X, Y)}, report_groups={"more": [k // 6 for k in range(60)]})
+    assert {name: one.independent for name, one in report_weights(task).items()} == {"test": 60, "more": 10}

@@ -75,7 +75,7 @@ def prepare(folder: Path, seed: int) -> list[Case]:
     return [
         cooked("compare", "compare", "plain", "method.methods=[best, uniform, greedy, mehl+, crossfit]"),
         cooked("compare with BatchNorm", "compare", "normed", "method.methods=[greedy, ensemble, hl+, crossfit]"),
-        cooked("compare with growth", "compare", "plain", "method.methods=[uniform, greedy]", options=("--growth",)),
+        cooked("compare two", "compare", "plain", "method.methods=[uniform, greedy]"),
         cooked("cook crossfit with BatchNorm", "cook", "normed", "method.name=crossfit"),
         cooked("cook mehl+ in shards", "cook", "plain", "method.name=mehl+", "output.max_shard_size=200"),
         cooked("cook mehl+ like the authors", "cook", "normed", "method.name=mehl+", "method.preset=authors"),

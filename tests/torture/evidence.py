@@ -62,7 +62,7 @@ def facts(folder: Path) -> dict[str, Any]:
     run = folder / "run.json"
     if run.exists():
         value = json.loads(run.read_text())
-        found["run.json"] = {k: value.get(k) for k in ("status", "fit_digest", "report_digest", "recipe_digest")}
+        found["run.json"] = {k: value.get(k) for k in ("status", "fit_digest", "report_digests", "recipe_digest")}
     return found
 
 

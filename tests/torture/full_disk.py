@@ -27,7 +27,7 @@ from torture.evidence import damaged, differences, facts
 from torture.process import Command, warm_up
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-CASES = ("cook mehl+ in shards", "cook greedy with BatchNorm", "compare with growth", "finetune")
+CASES = ("cook mehl+ in shards", "cook greedy with BatchNorm", "compare two", "finetune")
 POINTS = 40  # calls of a command at which errors are injected, at most
 _INSIDE = "STOCKPOT_TORTURE_INSIDE"  # set where mounting is allowed
 # Rewritten in place, whole each time, as a run goes on; `damaged` looks at them.

@@ -2,21 +2,29 @@
 
 A template that marks them itself (`{% generation %}`) is believed. For any other the assistant's part of a chat is what
 a prefix of it gains by one more message of the assistant, and it is refused where prefixes are no prefixes.
+
+A template is a small program of whoever made the tokenizer. The library's sandbox keeps it from files and code, and
+`_rendered` from going on for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 from stockpot.adapters.extras import said, silent
-from stockpot.adapters.tables import bad_data
-from stockpot.errors import DataError
+from stockpot.adapters.tables import Table, as_text, bad_data, is_missing
 from stockpot.task.loss import IGNORED
 
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 _AT_ONCE = 128
+_SECONDS, _BYTES = 10, 2**30  # of processor time and memory that a template may take for one chat
+_ALSO_READ = ("tools", "documents", "chat_template_kwargs")  # columns that trainers give to a template, too
 
 
 def chat_parts(
@@ -38,17 +46,24 @@ def chat_parts(
     for start in range(0, len(chats), _AT_ONCE):
         some = [list(chat) for chat in chats[start : start + _AT_ONCE]]
         with silent():
-            try:
-                found = spans(tokenizer, some, lambda row: where(row + start))  # noqa: B023  (used before the next)
-            except DataError:
-                raise
-            except Exception as error:  # templates raise on chats they are not made for
-                place = f"{where(start)} or one of the next {len(some) - 1}" if len(some) > 1 else where(start)
-                fix = "correct the chat: roles must be those the template knows, in the order it wants"
-                raise bad_data(place, "a chat that the template takes", said(error), fix) from error
+            found = spans(tokenizer, some, lambda row: where(row + start))  # noqa: B023  (used before the next)
         for ids, learned in found:
             yield ids, [token if yes else IGNORED for token, yes in zip(ids, learned, strict=True)]
         tell(start + len(some))
+
+
+def check_columns(table: Table) -> None:
+    """Refuse what trainers would give to the template beside the messages: without it the text would be another."""
+    for name in table.columns.keys() & set(_ALSO_READ):
+        rows = table.column(name, "data.messages")
+        row = next(
+            (n for n, cell in enumerate(rows) if not (is_missing(cell) or (isinstance(cell, Sized) and not len(cell)))),
+            None,
+        )
+        if row is not None:
+            expected = "nothing that a trainer would give to the chat template beside the messages"
+            fix = "write each chat as data.prompt and data.completion, rendered with it, or remove the column"
+            raise bad_data(table.cell(name, "data.messages", row), expected, repr(rows[row])[:80], fix)
 
 
 def _check(chat: Any, where: str) -> None:
@@ -57,13 +72,17 @@ def _check(chat: Any, where: str) -> None:
         expected = "a list of messages, each with role and content"
         fix = "name a column of such lists in data.messages"
         raise bad_data(where, expected, repr(chat)[:80] if not good else f"messages {chat!r}"[:80], fix)
+    for number, message in enumerate(chat):
+        if is_missing(message["content"]) and not message.get("tool_calls"):
+            fix = "fill it in or remove the chat"  # a template would write the word None
+            raise bad_data(where, f"content in message {number} (from 0)", "nothing", fix)
 
 
 def _marked(
-    tokenizer: Any,
-    chats: list[list[dict[str, Any]]],
-    where: Callable[[int], str],  # noqa: ARG001  (as `_by_prefixes` has it)
+    tokenizer: Any, chats: list[list[dict[str, Any]]], where: Callable[[int], str]
 ) -> list[tuple[list[int], list[Any]]]:
+    for row, chat in enumerate(chats):
+        _rendered(tokenizer, chat, where(row))
     found = tokenizer.apply_chat_template(chats, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     return [*zip(found["input_ids"], found["assistant_masks"], strict=True)]
 
@@ -75,15 +94,16 @@ def _by_prefixes(
     texts: list[str] = []
     turns: list[list[int]] = []
 
-    def render(messages: list[dict[str, Any]], begin: bool = False) -> None:
-        texts.append(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin))
-
-    for chat in chats:
+    for row, chat in enumerate(chats):
         turns.append([n for n, message in enumerate(chat) if message["role"] == "assistant"])
-        render(chat)
+        texts.append(_rendered(tokenizer, chat, where(row)))
         for n in turns[-1]:
-            render(chat[:n], True)
-            render(chat[: n + 1])
+            if not n:
+                expected = "a message of somebody else first, where the chat template does not mark the assistant's"
+                fix = "begin the chat with its system or user message"
+                raise bad_data(where(row), expected, "one of the assistant", fix)
+            texts.append(_rendered(tokenizer, chat[:n], where(row), True))
+            texts.append(_rendered(tokenizer, chat[: n + 1], where(row)))
     ids = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
     made = []
     for row, ends in enumerate(turns):
@@ -102,3 +122,52 @@ def _by_prefixes(
             learned[len(before) : len(after)] = [True] * (len(after) - len(before))
         made.append((whole, learned))
     return made
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]], place: str, begin: bool = False) -> str:
+    expected = f"a text within {_SECONDS} s and {_BYTES / 2**30:g} GiB, and of bearable length"
+    fix = "read the template: it is a program of whoever made the tokenizer"
+    try:
+        with _bounded():
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begin)
+    except (_TooLongError, MemoryError) as error:
+        raise bad_data("the tokenizer's chat template", expected, "more", fix) from error
+    except Exception as error:  # templates raise on chats they are not made for
+        fix = "correct the chat: roles must be those the template knows, in the order it wants"
+        raise bad_data(place, "a chat that the template takes", said(error), fix) from error
+    raw = (str(m["content"]) for m in messages if isinstance(m["content"], (dict, list)))
+    if found := next((one for one in raw if one in text), None):
+        fix = "write the content as one text, or use the template that the models were trained with"
+        raise bad_data(place, "content that the chat template can read", f"it writes {found[:80]}", fix)
+    if len(text) > 2**18 + 32 * len(repr(messages)):
+        raise bad_data("the tokenizer's chat template", expected, f"{len(text):,} letters", fix)
+    return as_text(text, place)
+
+
+class _TooLongError(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """Limits of time and memory, where the system has them: a signal reaches the main thread only."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    import resource
+
+    def stop(number: int, frame: Any) -> None:  # noqa: ARG001  (a handler's shape)
+        raise _TooLongError
+
+    usual, limits = signal.signal(signal.SIGPROF, stop), resource.getrlimit(resource.RLIMIT_AS)
+    timer, size = signal.setitimer(signal.ITIMER_PROF, _SECONDS, 1), Path("/proc/self/statm")
+    try:
+        if size.exists():
+            most = int(size.read_text().split()[0]) * resource.getpagesize() + _BYTES
+            if limits[0] == resource.RLIM_INFINITY or most < limits[0]:
+                resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, *timer)
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.signal(signal.SIGPROF, usual)

@@ -45,7 +45,7 @@ class LoadedModel:
     tokenizer: Callable[[], Any] | None = None  # loads it when the first text is seen
     max_length: int | None = None  # in tokens
     keywords: bool = False  # batches are dicts of keyword arguments with `labels`, as transformers wants
-    purpose: str = ""  # causal (learns the next token, needs no label column), seq2seq, or any other
+    purpose: str = ""  # causal (learns the next token, needs no label column), seq2seq, tags, or any other
     vocabulary: int | None = None  # tokens that it has embeddings of
     classes: int | None = None  # the size of its head, where that is known
     class_names: tuple[str, ...] | None = None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from stockpot.adapters.tables import Array, Column, Table, as_numbers, as_text, bad_data, is_missing
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
+from stockpot.task.loss import IGNORED
 
 DEFAULTS = ("label", "labels", "y", "target")
 _MISSING = frozenset(["", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "-nan", "-NaN", "NULL", "null", "None"])
@@ -25,11 +27,12 @@ _OTHER = "correct the label, or list the labels in data.classes in the order of 
 _FILL = "fill it in or remove the row"
 
 
-def label_name(table: Table, given: str | None) -> str:
-    """The label column: the given one, or the first usual name that is there."""
+def label_column(table: Table, given: str | Sequence[str] | None) -> Column:
+    """The labels: the given column, several side by side, or the first usual name that is there."""
+    if given is not None and not isinstance(given, str):
+        return np.stack([table.numbers(name, "data.label") for name in given], axis=1)
     name = given or next((name for name in DEFAULTS if name in table.columns), DEFAULTS[0])
-    table.column(name, "data.label")
-    return name
+    return table.column(name, "data.label")
 
 
 def encode(
@@ -47,8 +50,15 @@ def encode(
     model has, where that is known.
     """
     if target != "class":
-        read = _numbers if target == "number" else _several
-        return {split: read(split, column) for split, column in columns.items()}
+        names = classes if classes is not None else model_names
+        read = {s: _numbers(s, c) if target == "number" else _several(s, c, names) for s, c in columns.items()}
+        for split, array in read.items():
+            width = 1 if array.ndim == 1 else array.shape[1]
+            if head is not None and width != head:
+                expected = f"{head} per sample, as many as the model has outputs"
+                fix = "name other columns in data.label, or the model that was trained for them; or check data.target"
+                raise bad_data(f"labels of the {split} data", expected, str(width), fix)
+        return read
     cells = {split: _cells(split, column) for split, column in columns.items()}
     first: dict[str, tuple[str, int]] = {}  # label: the split and row it is met in first
     for split, texts in cells.items():
@@ -146,13 +156,78 @@ def _numbers(split: str, column: Column) -> Array:
     return array.astype(np.float32)
 
 
-def _several(split: str, column: Column) -> Array:
-    """float32 (n, C) of 0 and 1."""
+def _several(split: str, column: Column, names: Sequence[str] | None) -> Array:
+    """float32 (n, C) of 0 and 1; names of the classes that apply are looked up."""
+    lists = not isinstance(column, np.ndarray) and all(isinstance(cell, (list, tuple)) for cell in column)
+    if lists and any(isinstance(name, str) for cell in column for name in cell):
+        return _named(split, list(column), names)
     array = column if isinstance(column, np.ndarray) else np.array([type(cell).__name__ for cell in column])
     if array.ndim != 2 or array.dtype.kind not in "biuf" or not bool(np.isin(array, (0, 1)).all()):
-        fix = "make it so, or leave data.target out if a sample has one class"
+        fix = "make it so, or give lists of names; or leave data.target out if a sample has one class"
         raise _odd_column(split, "a list of 0 and 1 per sample, one for each class", array, fix)
     return array.astype(np.float32)
+
+
+def _named(split: str, column: Sequence[Any], names: Sequence[str] | None) -> Array:
+    """From lists of names, such as [sport, politics], to float32 (n, C)."""
+    number = {name: index for index, name in enumerate(names or ())}
+    made = np.zeros((len(column), len(number)), np.float32)
+    for row, cells in enumerate(column):
+        for cell in cells:
+            if cell not in number:
+                known = f"one of the classes {', '.join(number)[:200]}" if number else "classes whose order is known"
+                fix = "list all classes in data.classes in the order of the head, or correct the label"
+                raise _odd(split, row, known, f"label {cell!r}", fix)
+            made[row, number[cell]] = 1
+    return made
+
+
+def read_tags(
+    table: Table,
+    words: str,
+    tags: str,
+    names: Sequence[str] | None,
+    model_names: Sequence[str] | None,
+    head: int | None,
+) -> tuple[list[list[str]], list[list[int]]]:
+    """Words of each sample, and the class of each of them: a number, or one of the names; -100 is no label."""
+    number = {name: index for index, name in enumerate(names or model_names or ())}
+    found: tuple[list[list[str]], list[list[int]]] = ([], [])
+    columns = table.column(words, "data.words"), table.column(tags, "data.tags")
+    for row, (cells, given) in enumerate(zip(*columns, strict=True)):
+        sentence = [
+            as_text(cell, table.cell(words, "data.words", row)) for cell in _in_list(table, words, "words", row, cells)
+        ]
+        marks = _in_list(table, tags, "tags", row, given)
+        where = table.cell(tags, "data.tags", row)
+        if len(marks) != len(sentence):
+            raise bad_data(where, f"{len(sentence)} tags, one for each word", str(len(marks)), "correct the sample")
+        found[0].append(sentence)
+        found[1].append([_tag(mark, number, head, where) for mark in marks])
+    return found
+
+
+def _in_list(table: Table, name: str, key: str, row: int, cell: Any) -> list[Any]:
+    found = cell.tolist() if hasattr(cell, "tolist") else cell
+    if not isinstance(found, (list, tuple)):
+        fix = "write JSONL or Parquet, with a list of words and a list of tags per sample"
+        raise bad_data(table.cell(name, f"data.{key}", row), f"a list of {key}", repr(cell)[:80], fix)
+    return [*found]
+
+
+def _tag(mark: Any, number: dict[str, int], head: int | None, where: str) -> int:
+    if isinstance(mark, int) and not isinstance(mark, bool):
+        if mark == IGNORED or (mark >= 0 and (head is None or mark < head)):
+            return mark
+        expected = "tags from 0" if head is None else f"tags 0 to {head - 1}, the classes of the model"
+        raise bad_data(where, expected, str(mark), "correct the tag, or use the model that knows it")
+    if not number:
+        fix = "list them in data.classes in the order of the head, or set id2label in the model's config.json"
+        raise bad_data(where, "tags as numbers, or names whose order is known", repr(mark)[:80], fix)
+    if mark not in number:
+        expected = f"one of the tags {', '.join(number)[:200]}"
+        raise bad_data(where, expected, repr(mark)[:80], "correct the tag, or list all of them in data.classes")
+    return number[mark]
 
 
 def _number(label: str) -> float | None:

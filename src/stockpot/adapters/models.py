@@ -18,6 +18,7 @@ from stockpot.adapters import transformers
 from stockpot.adapters.code import call_code
 from stockpot.adapters.extras import bad_model, need, silent, unknown_model
 from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.files import at_home
 from stockpot.pool import open_checkpoint
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -42,7 +43,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "transformers":
-            place = source if isinstance(source, dict) else folder / Path(source).expanduser()
+            place = source if isinstance(source, dict) else folder / at_home(source)
             given = {"auto_class": auto_class, "tokenizer": tokenizer, "classes": classes, "pretrained": pretrained}
             loaded = transformers.load(place, options=options, **given)  # type: ignore[arg-type]
         elif kind == "python":

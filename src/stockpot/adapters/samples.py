@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from stockpot.adapters.arrays import read_arrays
 from stockpot.adapters.arrow import read_dataset
 from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.labels import DEFAULTS, encode, label_name
+from stockpot.adapters.labels import DEFAULTS, encode, label_column
+from stockpot.adapters.questions import QuestionReader
 from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, read_table
+from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
 from stockpot.adapters.texts import Form, TextReader
 from stockpot.errors import StockpotError
-from stockpot.events import Listener, ignore
+from stockpot.events import Event, Listener, ignore
+from stockpot.task.data import Data
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
 
@@ -33,20 +35,26 @@ class Columns:
     messages: str | None = None
     prompt: str | None = None
     completion: str | None = None
+    choices: tuple[str, ...] | None = None
+    answer: str | None = None
+    words: str | None = None
+    tags: str | None = None
     image: str | None = None
     features: tuple[str, ...] | None = None
     tokens: str | None = None
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
+    group: str | None = None
 
     @property
     def is_text(self) -> bool:
-        return bool(self.text or self.messages or self.prompt)
+        return bool(self.text or self.messages or self.prompt or self.words)
 
     def with_input_of(self, table: Table) -> Columns:
         """Find the input where the recipe names none."""
         if self.is_text or self.image or self.features or self.tokens:
             return self
-        skipped = {self.label} if self.label is not None else set(DEFAULTS)
+        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
+        skipped = {self.group, *labels}
         others = [name for name in table.columns if name not in skipped]
         usual = [name for name in ("x", "text", "image") if name in others][-1:]
         if len(others) != 1 and not usual:
@@ -73,19 +81,30 @@ class DataSource:
     classes: tuple[str, ...] | None = None
     max_length: int | None = None
     long_texts: str = "refuse"  # refuse, truncate or split
+    separator: str | None = None  # between documents of a .txt file
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images
     target: str = "class"
+    metric: str = ""  # which may need columns of its own
+    generate: int | None = None  # samples whose answers are generated for it; None: all
     limits: Limits = LIMITS
 
 
-def _read(source: DataSource, part: str | None) -> Table:
+Part = tuple[Path, str | None]  # where samples are, and which of those
+
+
+def _part(source: DataSource, share: Share) -> Part:
+    return share.path or source.path, share.part
+
+
+def _read(source: DataSource, path: Path, part: str | None) -> Table:
     try:
-        return _READERS[source.kind](source.path, part, source.limits)
+        table = _READERS[source.kind](path, part, source.limits)
+        return table if source.separator is None else documents(table, source.separator)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        where = str(source.path if part is None else source.path / part)
+        where = str(path if part is None else path / part)
         raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
@@ -94,28 +113,39 @@ def read_splits(
 ) -> dict[str, Any]:
     """Tensors of the wanted splits. All splits' labels are looked at, so that classes never depend on `wanted`.
 
-    A split is `(x, y)`, or a dict of keyword arguments where the model wants that.
+    A split is `(x, y)`, or a dict of keyword arguments where the model wants that; a `Data` where samples have groups.
     """
     wanted = set(wanted)
-    parts = {part: _read(source, part) for part in dict.fromkeys(share.part for share in source.shares.values())}
+    parts = {part: _read(source, *part) for part in dict.fromkeys(_part(source, s) for s in source.shares.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
+        if len(table) == 1 and table.where.lower().endswith(".txt"):
+            fix = "name what separates documents, such as data.separator: '<|endoftext|>', or give a folder of files"
+            raise bad_data(table.where, "several documents, the independent units of all scores", "one", fix)
     targets = _targets(source, model, parts, listen)
     columns = source.columns.with_input_of(next(iter(parts.values())))
     made: dict[str, Any] = {}
+    groups: dict[str, Array] = {}
     for part, table in parts.items():
-        shares = {name: share for name, share in source.shares.items() if share.part == part}
+        shares = {name: share for name, share in source.shares.items() if _part(source, share) == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
-        rows = cut(len(table), classes, shares, source.seed, table.where, listed)
+        named = _groups(table, columns.group)
+        rows = cut(len(table), classes, shares, source.seed, table.where, listed, named)
         for name in (name for name in rows if name in wanted):
             share, y = replace(table, rows=rows[name]), None
+            if named is not None:
+                groups[name] = named[rows[name]]
             if part in targets:
                 y = torch.from_numpy(targets[part][rows[name]])
             if columns.is_text:
                 texts, origin = _texts(share, columns, name, source, model, listen)
                 y = None if y is None else y[torch.from_numpy(origin)]
+                if named is not None:
+                    groups[name] = groups[name][origin]
+                elif len(np.unique(origin)) < len(origin):  # pieces of one text
+                    groups[name] = origin
             inputs = texts if columns.is_text else _inputs(share, columns, name, source, model, image, listen)
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
@@ -124,18 +154,39 @@ def read_splits(
                 ids = inputs["input_ids"]
                 y = ids.masked_fill(inputs.get("attention_mask", torch.ones_like(ids)) == 0, -100)
             made[name] = inputs if y is None else {**inputs, "labels": y}
+    _tell_shared(groups if columns.group else {}, listen)
+    for name, given in groups.items():
+        made[name] = Data.of(made[name], groups=given, name=f"{name} data", memory_limit=source.memory_limit)
     return made
 
 
+def _groups(table: Table, name: str | None) -> Array | None:
+    """What each row belongs to, as text; (n,)."""
+    return None if name is None else np.array(table.texts(name, "data.group"), dtype=np.str_)
+
+
+def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
+    """Splits that were cut elsewhere may have groups in common, which flatters what is reported."""
+    for name in (name for name in groups if name.startswith("report") and "fit" in groups):
+        reported = np.unique(groups[name])
+        both = int(np.isin(reported, groups["fit"]).sum())
+        if both:
+            what = f"report data{name.removeprefix('report').replace('.', ' ', 1)}"
+            text = f"{what}: {both:,} of {len(reported):,} groups of data.group are in the fitting data too"
+            listen(Event("phase", {"text": text}))
+
+
 def _targets(
-    source: DataSource, model: LoadedModel, parts: Mapping[str | None, Table], listen: Listener
-) -> dict[str | None, Array]:
-    """Of every part; none for a language model, which learns its own input."""
-    if source.columns.label is None and (model.purpose == "causal" or source.columns.messages or source.columns.prompt):
+    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], listen: Listener
+) -> dict[Part, Array]:
+    """Of every part; none for a language model, which learns its own input, and for words that have tags."""
+    columns = source.columns
+    if columns.label is None and (model.purpose == "causal" or columns.messages or columns.prompt or columns.words):
         return {}
-    called = {part: " and ".join(name for name, share in source.shares.items() if share.part == part) for part in parts}
+    named = {name: _part(source, share) for name, share in source.shares.items()}
+    called = {part: " and ".join(name for name, its in named.items() if its == part) for part in parts}
     encoded = encode(
-        {called[p]: t.column(label_name(t, source.columns.label), "data.label") for p, t in parts.items()},
+        {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
         classes=source.classes,
         model_names=model.class_names,
@@ -183,13 +234,16 @@ def _ids(table: Table, name: str) -> Tensor:
 def _texts(
     table: Table, columns: Columns, split: str, source: DataSource, model: LoadedModel, listen: Listener
 ) -> tuple[dict[str, Tensor], Array]:
-    names = (columns.text, columns.messages, columns.prompt, columns.completion)
-    form = Form(*names, source.max_length, source.long_texts)
-    return TextReader(form, model, table, split, listen).read()
+    same = {field.name for field in fields(Form)}
+    given = {name: value for part in (columns, source) for name, value in vars(part).items() if name in same}
+    form = Form(**given, names=source.classes)
+    asks = form.choices is not None or (form.metric == "exact_match" and form.prompt is not None)
+    return (QuestionReader if asks else TextReader)(form, model, table, split, listen).read()
 
 
 def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
-    place = source.path / (source.shares[split].part or "")
+    path, part = _part(source, source.shares[split])
+    place = path / (part or "")
     images = decode(
         column,
         image,

@@ -31,6 +31,7 @@ class Share:
     fraction: float | None = None
     count: int | None = None
     rows: Path | None = None
+    path: Path | None = None  # of samples that are in another place than the source's
 
     def of(self, size: int) -> float:
         return self.count if self.count is not None else (self.fraction or 1.0) * size
@@ -46,8 +47,12 @@ def cut(
     seed: int,
     where: str,
     listed: Mapping[str, Array] | None = None,
+    groups: Array | None = None,
 ) -> dict[str, Array]:
-    """Disjoint, sorted row numbers for every share of one part; those of `listed` are decided already."""
+    """Disjoint, sorted row numbers for every share of one part; those of `listed` are decided already.
+
+    Samples of one of the `groups` (n,) stay together, so shares are as near to what was asked for as groups allow.
+    """
     rows: dict[str, Array] = dict(listed or {})
     for one, two in itertools.combinations(rows, 2):
         common = np.intersect1d(rows[one], rows[two])
@@ -56,18 +61,32 @@ def cut(
             fix = "take them out of one of the two files"
             raise bad_data(f"splits of {where}", f"different samples in data.{one} and data.{two}", found, fix)
     left = np.setdiff1d(np.arange(size), np.concatenate([np.empty(0, np.int64), *rows.values()]))
-    size, order = len(left), left[stratified_order(len(left), None if labels is None else labels[left], seed)]
-    others = {name: shares[name] for name in ORDER if name in shares and name not in rows}
+    size, kept = len(left), None if labels is None else labels[left]
+    ends = None  # where a share may end
+    if groups is None:
+        order = left[stratified_order(size, kept, seed)]
+    else:
+        _, first, unit, sizes = np.unique(groups[left], return_index=True, return_inverse=True, return_counts=True)
+        units = stratified_order(len(first), None if kept is None else kept[first], seed)
+        order = left[np.argsort(np.argsort(units)[unit], kind="stable")]
+        ends = np.cumsum(sizes[units])
+    ordered = sorted(shares, key=lambda name: ORDER.index(name.split(".")[0]))  # sets of report data: report.NAME
+    others = {name: shares[name] for name in ordered if name not in rows}
     start, exact = 0, 0.0
-    for name, share in others.items():
+    for to_come, (name, share) in zip(range(len(others) - 1, -1, -1), others.items(), strict=True):
         exact += share.of(size)
         end = round(exact)  # of the running total, not of each share: halves of an odd number make the whole
+        if ends is not None and end <= size:
+            free = ends[ends > start]
+            free = free[: max(len(free) - to_come, 0)]
+            end = int(free[np.abs(free - exact).argmin()]) if len(free) else start
         if end > size:
             wanted = ", ".join(f"{n}: {s}" for n, s in shares.items() if n in others)
             raise bad_data(f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples")
         if end == start:
-            found = f"none: {where} has {size}"
-            raise bad_data(f"data.{name}", "at least one sample", found, "ask for a larger share")
+            found = f"none: {where} has {size}" + ("" if ends is None else f", in {len(ends)} groups")
+            fix = "ask for a larger share" if ends is None or len(ends) > len(others) else "give data of more groups"
+            raise bad_data(f"data.{name}", "at least one sample", found, fix)
         rows[name] = np.sort(order[start:end])
         start = end
     return rows

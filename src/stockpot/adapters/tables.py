@@ -23,7 +23,7 @@ from stockpot.files import parse_json
 Array = np.ndarray[Any, Any]
 Column = Array | list[Any]
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")  # the last may lie beside a table as a note
 _INFLATION = 100  # Times its size that any file may unfold to: data worth having does not shrink a thousandfold.
 
 
@@ -124,7 +124,13 @@ def as_text(value: Any, where: str) -> str:
         except UnicodeDecodeError as error:
             raise bad_data(where, "UTF-8 text", f"bytes {value[:8].hex(' ')}", "save it as UTF-8") from error
     if isinstance(value, (str, bool, int, float, np.generic)):
-        return str(value)
+        if not (text := str(value)).isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                fix = "correct what it was escaped as (\\ud83d alone is no letter)"
+                raise bad_data(where, "text", f"half of a letter, {text[error.start]!a}", fix) from error
+        return text
     raise bad_data(where, "text", type(value).__name__, "name a column of texts")
 
 
@@ -151,6 +157,10 @@ def as_numbers(column: Column, what: str, where: Callable[[int], str]) -> Array:
 def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
     from stockpot.adapters.arrow import read_parquet
 
+    place = path if part is None else path / part
+    if texts := _folder_of_texts(place):
+        limits.check_rows(place, len(texts))
+        return Table(str(place), {"text": [_text(file) for file in texts], "file": [file.name for file in texts]})
     file = _file(path, part)
     suffix = file.suffix.lower()
     try:
@@ -158,9 +168,35 @@ def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
             return Table(str(file), read_parquet(file, limits))
         if suffix in (".jsonl", ".ndjson"):
             return Table(str(file), _jsonl(file, limits))
+        if suffix == ".txt":
+            return Table(str(file), {"text": [_text(file)]})
         return Table(str(file), _csv(file, "\t" if suffix == ".tsv" else ",", limits))
     except UnicodeDecodeError as error:
         raise bad_data(file, "UTF-8 text", str(error), "save the file as UTF-8") from error
+
+
+def _folder_of_texts(place: Path) -> list[Path]:
+    """The documents of a folder that has several `.txt` files, or one, and no other table."""
+    if not place.is_dir():
+        return []
+    found = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    return found if all(file.suffix.lower() == ".txt" for file in found) else []
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise bad_data(file, "UTF-8 text", str(error), "save the file as UTF-8") from error
+
+
+def documents(table: Table, separator: str) -> Table:
+    """The texts of `.txt` files cut where documents end; blank ones are dropped."""
+    if not (table.where.lower().endswith(".txt") or Path(table.where).is_dir()):
+        fix = "remove it: in other tables each row is a document"
+        raise bad_data("data.separator", "a .txt file or a folder of them", f"the table {table.where}", fix)
+    texts = [part for text in table.columns["text"] for part in text.split(separator) if part.strip()]
+    return Table(table.where, {"text": texts})
 
 
 def _file(path: Path, part: str | None) -> Path:
@@ -174,7 +210,7 @@ def _file(path: Path, part: str | None) -> Path:
         if (named := path / f"{part}{suffix}").is_file():
             return named
     if path.is_dir():
-        known = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
+        known = sorted(f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES[:-1] and f.is_file())
         if part is None and len(known) == 1:
             return path / known[0]
         found = f"a folder with {', '.join(known)}" if known else "a folder without tables"
@@ -182,7 +218,7 @@ def _file(path: Path, part: str | None) -> Path:
     if path.is_file():
         fix = "set data.table to the folder, or use fractions for the splits"
         raise bad_data(f"part {part!r}", f"a file in a folder, but {path} is one file", "no parts in it", fix)
-    raise not_there(place, "a CSV, TSV, JSONL or Parquet file")
+    raise not_there(place, "a CSV, TSV, JSONL, Parquet or .txt file")
 
 
 def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:

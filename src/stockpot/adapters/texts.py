@@ -8,14 +8,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.chats import chat_parts
+from stockpot.adapters.chats import chat_parts, check_columns
 from stockpot.adapters.extras import said, silent
 from stockpot.adapters.inputs import LoadedModel
+from stockpot.adapters.labels import read_tags
 from stockpot.adapters.tables import Array, Table, bad_data
 from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED
@@ -23,7 +25,8 @@ from stockpot.task.loss import IGNORED
 _AT_ONCE = 512  # texts that become ids before it is told
 _PIECE = 1024  # tokens of a piece, where neither the recipe nor the model says less
 
-Part = tuple[Sequence[int], Sequence[int]]  # ids, and labels of the same length: the id, or IGNORED
+# Ids, labels of the same length (the id, or IGNORED), and bytes of each token's text or nothing.
+Part = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 
 class Ids:
@@ -51,6 +54,14 @@ class Ids:
         return torch.from_numpy(table), torch.from_numpy(mask.astype(np.int64))
 
 
+def learned_after(before: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """Labels of a text: its ids behind those that it shares with its beginning, tokenised alone."""
+    shared = 0
+    while shared < min(len(before), len(ids)) and before[shared] == ids[shared]:
+        shared += 1
+    return [IGNORED] * shared + [*ids[shared:]]
+
+
 @dataclass(frozen=True)
 class Form:
     """Which columns of a table are read as what, and how long a sequence may be."""
@@ -59,15 +70,24 @@ class Form:
     messages: str | None = None
     prompt: str | None = None
     completion: str | None = None
+    choices: tuple[str, ...] | None = None
+    answer: str | None = None
+    words: str | None = None
+    tags: str | None = None
     max_length: int | None = None
     long_texts: str = "refuse"  # refuse, truncate or split
+    metric: str = ""  # which may read further columns
+    generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
+    seed: int = 0
+    memory_limit: int = 8 * 2**30
+    names: tuple[str, ...] | None = None  # of the tags
 
 
 class TextReader:
     """Reads the texts of one split with a model's tokenizer."""
 
     def __init__(self, form: Form, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
-        key = next((k for k in ("text", "messages", "prompt") if getattr(form, k)), "text")
+        key = next((k for k in ("text", "messages", "prompt", "words") if getattr(form, k)), "text")
         self.form, self.model, self.table, self.split, self.listen, self.key = form, model, table, split, listen, key
         if model.tokenizer is None:
             fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
@@ -76,7 +96,11 @@ class TextReader:
         size = getattr(tokenizer, "vocab_size", 0)
         if model.vocabulary is not None and size > model.vocabulary:
             self._vocabulary(f"a tokenizer of {size:,} tokens")
-        known = [n for n in (model.max_length, getattr(tokenizer, "model_max_length", None)) if n]
+        own = getattr(tokenizer, "model_max_length", None)
+        if isinstance(own, bool) or not isinstance(own, int | float | None) or (own is not None and not own >= 1):
+            fix = "correct model_max_length in tokenizer_config.json, or remove it"
+            raise bad_data("the tokenizer", "a positive model_max_length", repr(own)[:80], fix)
+        known = [n for n in (model.max_length, own and int(min(own, 2**30))) if n]
         context, given = min(known, default=2**30), form.max_length
         if given is not None and model.max_length is not None and given > model.max_length:
             expected = f"at most {model.max_length:,}, the model's context"
@@ -91,33 +115,69 @@ class TextReader:
 
     def read(self) -> tuple[dict[str, Tensor], Array]:
         """Columns of a batch, and the row of the table (as it is, or its share) that each sample is from."""
+        if self.key == "words":
+            return self._tagged()
         if self.model.purpose == "seq2seq" and self.key == "prompt":
             return self._seq2seq()
         if self.model.purpose != "causal":
             return self._inputs()
         if self.key == "text":
-            return self._causal((ids, ids) for ids in self._encoded(self._texts()[0]))
+            return self._causal((ids, ids, sizes) for ids, sizes in self._sized(self._texts()[0]))
         if self.key == "messages":
             name = str(self.form.messages)
             chats = list(self.table.column(name, "data.messages"))
+            check_columns(self.table)
             tell = self._told("chats", len(chats))
-            return self._causal(
-                chat_parts(self.tokenizer, chats, lambda row: self.table.cell(name, "data.messages", row), tell)
-            )
+            parts = chat_parts(self.tokenizer, chats, lambda row: self.table.cell(name, "data.messages", row), tell)
+            return self._causal((ids, labels, ()) for ids, labels in parts)
         return self._causal(self._completions(*self._pair()))
 
     def _inputs(self) -> tuple[dict[str, Tensor], Array]:
         """What a classifier is called with."""
         texts = self._texts()
+        return self._columns(self._whole(*texts)), np.arange(len(texts[0]))
+
+    def _whole(self, *texts: Sequence[Any], **options: Any) -> Any:
+        """What the tokenizer makes of texts, or of pairs of them, with all that it puts around them."""
         with silent():
-            whole = self.tokenizer(*texts)
+            whole = self.tokenizer(*texts, **options)
             long = [row for row, ids in enumerate(whole["input_ids"]) if len(ids) > self.longest]
             self._check_long(long, lambda row: len(whole["input_ids"][row]))
             if long:
-                whole = self.tokenizer(*texts, truncation=True, max_length=self.longest)
+                whole = self.tokenizer(*texts, truncation=True, max_length=self.longest, **options)
+        return whole
+
+    def _columns(self, whole: Any) -> dict[str, Tensor]:
         made = {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
         self._check_ids(made["input_ids"])
-        return made, np.arange(len(texts[0]))
+        return made
+
+    def _tagged(self) -> tuple[dict[str, Tensor], Array]:
+        """Words with tags: each word's first token has the label; sentences without words are left out and counted."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            fix = "save the tokenizer as tokenizer.json (AutoTokenizer does), or give data.python"
+            raise bad_data("data.words", "a fast tokenizer, which says which word a token is of", "a slow one", fix)
+        columns = str(self.form.words), str(self.form.tags)
+        words, tags = read_tags(self.table, *columns, self.form.names, self.model.class_names, self.model.classes)
+        rows = np.array([row for row, sentence in enumerate(words) if sentence], dtype=np.int64)
+        if not len(rows):
+            raise bad_data(f"{self.split} data, data.words", "sentences with words", "none", "check the column")
+        if empty := len(words) - len(rows):
+            self._tell(f"{empty:,} without a word, left out")
+        try:
+            whole = self._whole([words[row] for row in rows], is_split_into_words=True)
+        except (AssertionError, ValueError) as error:
+            fix = "save it with add_prefix_space=True, if it says so"
+            raise bad_data("data.words", "a tokenizer that takes single words", said(error), fix) from error
+        made = self._columns(whole)
+        labels = torch.full_like(made["input_ids"], IGNORED)
+        for place, row in enumerate(rows.tolist()):
+            before = None
+            for position, word in enumerate(whole.word_ids(place)):
+                if word is not None and word != before:
+                    labels[place, position] = tags[row][word]
+                before = word
+        return {**made, "labels": labels}, rows
 
     def _seq2seq(self) -> tuple[dict[str, Tensor], Array]:
         prompts, answers = self._pair()
@@ -140,20 +200,18 @@ class TextReader:
         """
         end = getattr(self.tokenizer, "eos_token_id", None)
         whole = [p + c for p, c in zip(prompts, completions, strict=True)]
-        for before, ids in zip(self._encoded(prompts), self._encoded(whole), strict=True):
-            ids = [*ids] if end is None or (ids and ids[-1] == end) else [*ids, end]
-            shared = 0
-            while shared < min(len(before), len(ids)) and before[shared] == ids[shared]:
-                shared += 1
-            yield ids, [IGNORED] * shared + ids[shared:]
+        for before, (ids, sizes) in zip(self._encoded(prompts), self._sized(whole), strict=True):
+            if end is not None and (not ids or ids[-1] != end):
+                ids, sizes = [*ids, end], [*sizes, 0] if sizes else sizes
+            yield ids, learned_after(before, ids), sizes
 
     # From sequences to columns ------------------------------------------------------------------------
 
     def _causal(self, parts: Iterable[Part]) -> tuple[dict[str, Tensor], Array]:
         """Ids and labels of one length; sequences without a label to predict are left out and counted."""
-        ids, labels, rows = Ids(), Ids(), array("q")
+        ids, labels, rows, judged = Ids(), Ids(), array("q"), array("q")
         long, longest, empty = [], {}, 0
-        for row, (tokens, target) in enumerate(parts):
+        for row, (tokens, target, sizes) in enumerate(parts):
             if len(tokens) > self.longest:
                 long.append(row)
                 longest[row] = len(tokens)
@@ -167,6 +225,8 @@ class TextReader:
                 ids.add(tokens[piece])
                 labels.add(target[piece])
                 rows.append(row)
+                seen = zip(sizes[piece][1:], target[piece][1:], strict=False)  # the first token is not predicted
+                judged.append(sum(size for size, label in seen if label != IGNORED))
             empty += not learns
         self._check_long(long, longest.__getitem__)
         if not len(rows):
@@ -178,6 +238,8 @@ class TextReader:
         target_table, _ = labels.padded(IGNORED)
         self._check_ids(table)
         columns = {"input_ids": table, "attention_mask": mask, "labels": target_table}
+        if self._wants_bytes:
+            columns["bytes"] = torch.from_numpy(np.array(judged, np.int64))
         return columns, np.frombuffer(rows, np.int64)
 
     def _check_long(self, long: list[int], size: Callable[[int], int]) -> None:
@@ -225,6 +287,25 @@ class TextReader:
                 raise bad_data(where, "texts that the tokenizer takes", said(error), "check the texts") from error
             yield from found["input_ids"]
             tell(start + len(some))
+
+    @property
+    def _wants_bytes(self) -> bool:
+        return self.form.metric == "bits_per_byte"
+
+    def _sized(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Sequence[int]]]:
+        """Ids of each text and, where they are wanted, how many bytes of it each token adds."""
+        if not self._wants_bytes:
+            yield from ((ids, ()) for ids in self._encoded(texts))
+            return
+        if not getattr(self.tokenizer, "is_fast", False):
+            fix = "save the tokenizer as tokenizer.json (AutoTokenizer does), or report nats_per_token"
+            raise bad_data("metric bits_per_byte", "a fast tokenizer, which says where a token is", "a slow one", fix)
+        for text, ids in zip(texts, self._encoded(texts), strict=True):
+            with silent():
+                places = self.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+            until = np.cumsum([0, *(len(letter.encode("utf-8", "surrogatepass")) for letter in text)])
+            ends = np.maximum.accumulate([until[stop] for _, stop in places]) if places else np.zeros(0, np.int64)
+            yield ids, np.diff(ends, prepend=0).tolist()
 
     def _told(self, what: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(self.listen, f"reading {self.split} {what}", done, total, unit=what)

@@ -58,7 +58,7 @@ def load(
         tokenizer=None
         if place is None
         else partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
-        max_length=getattr(config, "max_position_embeddings", None),
+        max_length=_context(model, config),
         keywords=True,
         purpose=_purpose(type(model).__name__),
         vocabulary=_vocabulary(model),
@@ -69,11 +69,21 @@ def load(
 
 def _purpose(name: str) -> str:
     auto = need("transformers.models.auto.modeling_auto")
-    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM"}
+    lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM", "tags": "TOKEN_CLASSIFICATION"}
     found = (
         what for what, title in lists.items() if name in getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES").values()
     )
     return next(found, "")
+
+
+def _context(model: Any, config: Any) -> int | None:
+    """Tokens at most. Positions of RoBERTa and its relatives begin behind that of padding, which is an entry, too."""
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:  # XLNet says -1: any number
+        return None
+    tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
+    taken = (getattr(one, "padding_idx", None) for one in tables if getattr(one, "num_embeddings", None) == most)
+    return most - max((padding + 1 for padding in taken if padding is not None), default=0)
 
 
 def _vocabulary(model: Any) -> int | None:
@@ -89,6 +99,12 @@ def _tokenizer(transformers: Any, folder: Path) -> Any:
     if not any(name.startswith(("token", "vocab", "merges", "tekken")) or name.endswith(".model") for name in files):
         fix = "save the tokenizer there (tokenizer.save_pretrained), or set model.tokenizer to its folder"
         raise bad_model(str(folder), "the files of a tokenizer", "none", fix)
+    for name in ("tokenizer_config.json", "config.json"):
+        content = _json(folder / name) if (folder / name).is_file() else {}
+        kind = content.get("tokenizer_class") if isinstance(content, dict) else None
+        if kind is not None and not re.fullmatch(r"\w*Tokenizer(Fast|Legacy)?|\w+Backend", str(kind)):
+            fix = "correct tokenizer_class"  # the library would call a model by that name, and read its weights
+            raise bad_model(str(folder / name), "the class of a tokenizer", repr(kind)[:80], fix)
     return transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
 
 

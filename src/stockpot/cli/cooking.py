@@ -13,12 +13,14 @@ import typer
 
 from stockpot.cli.progress import drawing, scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.events import Listener
+from stockpot.events import Listener, ignore
 from stockpot.report import words
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
     from stockpot.report import Row
+    from stockpot.report.tables import Cell
+    from stockpot.run.record import MethodRecord
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's.")
@@ -27,11 +29,9 @@ Overwrite = Annotated[
     bool,
     typer.Option("--overwrite", help="Remove the run that is in that directory, with its results, and start anew."),
 ]
-Growth = Annotated[
-    bool,
-    typer.Option(
-        "--growth", help="Also cook with the first half, quarter and eighth of the ingredients. Takes longer."
-    ),
+As = Annotated[
+    str | None,
+    typer.Option("--as", metavar="FORM", help="What a soup of LoRA adapters is written as: adapter, a rank, merged."),
 ]
 
 
@@ -39,6 +39,7 @@ def cook(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -53,16 +54,17 @@ def cook(
     stockpot cook recipe.yaml
     stockpot cook recipe.yaml --set method.name=greedy --out runs/greedy
     stockpot cook recipe.yaml --set method.preset=paper --set method.name=mehl+
+    stockpot cook recipe.yaml --as 64                    # of LoRA adapters: one of at most this rank
     ```
     """
-    _cook("cook", recipe, overrides, out, as_json, overwrite=overwrite)
+    _cook("cook", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
 def compare(
     recipe: RecipeFile,
     overrides: Overrides = [],  # noqa: B006  (typer copies it)
     out: Out = None,
-    growth: Growth = False,
+    form: As = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -79,24 +81,33 @@ def compare(
     stockpot compare recipe.yaml
     stockpot compare recipe.yaml --set 'method.methods=[best, greedy, crossfit]'
     stockpot compare recipe.yaml --set 'method.each={mehl+: {steps: 500}}'
-    stockpot compare recipe.yaml --growth --out runs/growth
     stockpot compare recipe.yaml --json > results.json
     ```
     """
-    _cook("compare", recipe, overrides, out, as_json, overwrite=overwrite, growth=growth)
+    _cook("compare", recipe, overrides, out, form, as_json, overwrite=overwrite)
 
 
-def _cook(kind: str, recipe: Path, overrides: list[str], out: Path | None, as_json: bool, **options: bool) -> None:
+def _cook(
+    kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
+) -> None:
+    from stockpot import ranks
     from stockpot.report import write_report
 
-    wanted = read_recipe(recipe, overrides, out)
-    with drawing() as listen:
-        run = run_recipe(wanted, kind, title_of(recipe), listen, **options)
+    ranks.join()
+    wanted = read_recipe(recipe, overrides, out, form)
+    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
+        run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
+    first = ranks.first()
+    ranks.leave()
+    if not first:
+        return
     report = write_report(run)
     if as_json:
         document(summary(run, report))
     elif (soup := show(run, report)) is not None:
-        same = shown(run / "recipe.yaml") if overrides else str(recipe)  # what ran, which may not be what is written
+        same = (
+            shown(run / "recipe.yaml") if overrides or form else str(recipe)
+        )  # what ran, which may not be what is written
         say("Next:")
         say(f"  stockpot evaluate {shlex.quote(shown(soup))} {shlex.quote(same)}")
         say(f"  stockpot rebuild {shlex.quote(shown(run))}    # the same soup again, from its record")
@@ -107,39 +118,48 @@ def title_of(recipe: Path) -> str:
     return recipe.absolute().parent.name or recipe.stem if recipe.stem == "recipe" else recipe.stem
 
 
-def run_recipe(
-    recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False, **more: Any
-) -> Path:
+def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False) -> Path:
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
-    from stockpot import cooking
+    from stockpot import cooking, ranks
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
     from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
-    check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"])
-    writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
+    ranks.on_first(lambda: check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"]))
+    scalar = recipe.output.tensorboard and ranks.first()
+    writing = scalars(run / "tensorboard", listen) if scalar else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
         function = cooking.cook if kind == "cook" else cooking.compare
-        function(pool, task, listen=tell, **{**arguments, **more})
+        function(pool, task, listen=tell, **arguments)
     return run
 
 
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.run.record import read_run
+    from stockpot.soup.adapter import WRITTEN_AS
 
     results = read_run(run).results
     soup = _recommended(run, results)
     print_table(run)
     say(results["verdict"])
+    for name, why in results["absent"].items():
+        say(f"{name} is not in the table: {why}")
     for name, why in results["failed"].items():
         say(f"{name} failed: {why}", err=True)
     say()
     if soup is not None:
+        from stockpot.soup.card import loading
+
         say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
+            if note.startswith(WRITTEN_AS):
+                say(f"        {note}")
+        for line in filter(None, loading(soup, shown(soup))):
+            say(f"        {line}")
     elif results["recommended"] is None:
         say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
     say(f"Report: {shown(report)}")
@@ -163,27 +183,28 @@ def print_table(run: Path) -> None:
     say()
     if rows:
         marked = next((i for i, row in enumerate(rows) if row.recommended), None)
-        headings = ("method", rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
-        table(headings, [_cells(row) for row in rows], marked=marked)
+        headings: tuple[str, ...] = (rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
+        if len(rows[0].sets) > 1:
+            headings = tuple(heading for name in rows[0].sets for heading in (name, "vs. best single"))
+        table(("method", *headings), [_cells(row) for row in rows], marked=marked)
     say()
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    """Narrower than the report's, so that the table fits 80 columns."""
+    """Narrower than the report's, so that the table of one set fits 80 columns; of several it leaves out the costs."""
+    percent = row.metric.unit == "%"
 
     def short(value: float, sign: str = "") -> str:
-        return f"{100 * value:{sign}.1f}" if row.metric.percent else f"{value:{sign}.3g}"
+        return f"{100 * value:{sign}.1f}" if percent else f"{value:{sign}.3g}"
 
-    score, change = row.score, row.difference
-    return (
-        row.method,
-        "-" if score is None else row.metric.value(score.value),
-        "-" if score is None else f"{short(score.low)}–{short(score.high)}",
-        "-" if change is None else f"{short(change[0], '+')} ({short(change[1], '+')} to {short(change[2], '+')})",
-        words.seconds(row.seconds),
-        words.size(row.peak),
-        str(row.models_used),
-    )
+    cells, one = [row.method], len(row.sets) == 1
+    for score, change in ((cell.score, cell.difference) for cell in row.sets.values()):
+        value = "-" if score is None else row.metric.value(score.value)
+        dash = "–" if percent else " to "  # behind which a minus would be misread
+        between = "-" if score is None else f"{short(score.low)}{dash}{short(score.high)}"
+        cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
+        cells.append("-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change)))
+    return (*cells, words.seconds(row.seconds), words.size(row.peak), str(row.models_used)) if one else tuple(cells)
 
 
 def summary(run: Path, report: Path) -> dict[str, Any]:
@@ -193,21 +214,25 @@ def summary(run: Path, report: Path) -> dict[str, Any]:
 
     record = read_run(run)
     soup = _recommended(run, record.results)
-    results = {one.name: one.result for one in record.methods}
+    results = {one.name: one for one in record.methods}
     costs = ("seconds", "peak_host", "peak_device", "models_used")
     return {
         "run": str(run),
         "report": str(report),
         "soup": None if soup is None else str(soup),
-        **{key: record.results[key] for key in ("recommended", "verdict", "failed")},
+        **{key: record.results[key] for key in ("recommended", "verdict", "failed", "absent")},
         "methods": [
             {
                 "method": row.method,
                 "data": row.kind,
-                "score": results[row.method].get(row.kind),
-                "difference": row.difference,
-                **{key: results[row.method].get(key) for key in costs},
+                **_set(results[row.method], next(iter(row.sets)), row.first),
+                "sets": {name: _set(results[row.method], name, cell) for name, cell in row.sets.items()},
+                **{key: results[row.method].result[key] for key in costs},
             }
             for row in summary_rows(run)
         ],
     }
+
+
+def _set(method: MethodRecord, name: str, cell: Cell) -> dict[str, Any]:
+    return {"score": method.scores.get(name), "difference": cell.difference}

@@ -37,7 +37,7 @@ Target = Annotated[
 Ingredients = Annotated[
     list[Path], typer.Option("--pool", metavar="PATH", help="Where the ingredients are now; they are known by content.")
 ]
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 
@@ -75,25 +75,38 @@ def evaluate(
         task.check_names(checkpoint.specs)
         task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
         where = on or ("report" if task.has_report else "fit")
-        scores = report_weights(task, listen) if where == "report" else task.score(listen=listen)
+        sets = report_weights(task, listen) if where == "report" else {"fit": task.score(listen=listen)}
     if as_json:
-        document({"path": str(checkpoint.path), "metric": task.metric.name, "on": where, "score": encode(scores)})
+        every = {name: encode(scores) for name, scores in sets.items()}
+        about = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
+        document({**about, "score": next(iter(every.values())), "sets": every})
         return
-    metric, (low, high) = words.Metric(task.metric.name, task.metric.percent), scores.interval()
-    data = "report data" if where == "report" else "fitting data"
-    say(
-        f"{metric.title} {metric.value(scores.value)} on {data}"
-        f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
-    )
+    metric = words.Metric(task.metric.name, task.metric.unit)
+    for name, scores in sets.items():
+        low, high = scores.interval()
+        data = {"report": "report data", "fit": "fitting data"}.get(name, name)
+        say(
+            f"{metric.title} {metric.value(scores.value)} on {data}"
+            f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
+        )
 
 
 def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot import files
     from stockpot.errors import RunError
     from stockpot.pool import open_checkpoint
+    from stockpot.pool.lora import open_adapters
+    from stockpot.pool.peft_folders import adapter_folder
+    from stockpot.recipe.build import pool_base
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN, SOUP
     from stockpot.soup.record import RECORD
+
+    def opened(path: Path) -> Checkpoint:
+        if (folder := adapter_folder(path)) is None:
+            return open_checkpoint(path)
+        (one,), *_ = open_adapters([folder], pool_base(recipe), recipe.pool.rename)
+        return one
 
     if not path.exists():
         fix = "give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint"
@@ -103,9 +116,11 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         expected = "a saved soup, a run directory or a checkpoint"
         raise RunError.of(str(path), expected=expected, found="nothing at this path", fix=fix)
     if (path / RUN).is_file():
-        return open_checkpoint(files.check_entries(path, recommended_soup(path)))
+        return opened(files.check_entries(path, recommended_soup(path)))
     if path.is_dir() and (path / RECORD).is_file():
-        return open_checkpoint(files.check_entries(path, path))  # a soup has its final names already
+        return opened(files.check_entries(path, path))  # a soup has its final names already
+    if adapter_folder(path) is not None:
+        return opened(path)
     return open_checkpoint(path, key=recipe.pool.key, rename=recipe.pool.rename)
 
 

@@ -30,6 +30,7 @@ Sources = Annotated[
 Key = Annotated[str | None, typer.Option("--key", metavar="NAME", help="Where the weights are in nested files.")]
 Rename = Annotated[list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")]
 Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different floating-point types.")]
+Base = Annotated[str | None, typer.Option("--base", metavar="MODEL", help="The model that LoRA adapters are on.")]
 Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")]
 
 
@@ -39,6 +40,7 @@ def inspect(
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
     mixed_dtypes: Mixed = False,
+    base: Base = None,
     overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
@@ -57,23 +59,20 @@ def inspect(
     ```
     """
     from stockpot.pool import Pool
-    from stockpot.recipe.build import pool_paths
+    from stockpot.recipe.build import pool_base, pool_paths
 
-    for pair in rename:
-        if "=" not in pair:
-            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
-    prefixes = dict(pair.split("=", 1) for pair in rename) or None
+    prefixes = prefixes_of(rename)
     limit = None if budget is None else _bytes(budget)
     recipe = None
     if len(pool) == 1 and pool[0].endswith((".yaml", ".yml")):
         recipe = read_recipe(Path(pool[0]), overrides)
         section, pool = recipe.pool, pool_paths(recipe)
         key, prefixes = key or section.key, prefixes or section.rename
-        mixed_dtypes = mixed_dtypes or section.mixed_dtypes
+        mixed_dtypes, base = mixed_dtypes or section.mixed_dtypes, base or pool_base(recipe)
     elif overrides:
         raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
     with drawing() as listen:
-        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, listen=listen)
+        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, base=base, listen=listen)
         nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
         found = survey(opened, limit, listen, nonfinite=nonfinite)
         if recipe is not None:
@@ -84,6 +83,13 @@ def inspect(
         _show(found)
     if found["problems"]:
         raise typer.Exit(1)
+
+
+def prefixes_of(pairs: Sequence[str]) -> dict[str, str] | None:
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"expected OLD=NEW, found {pair!r}", param_hint="--rename")
+    return dict(pair.split("=", 1) for pair in pairs) or None
 
 
 def _bytes(budget: str) -> int:

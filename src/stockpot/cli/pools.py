@@ -75,14 +75,14 @@ def finetune(
 def _show_trials(records: list[TrialRecord], name: str) -> None:
     from stockpot.task import METRICS
 
-    metric = words.Metric(name, name in METRICS and METRICS[name].percent)
+    metric = words.Metric(name, METRICS[name].unit if name in METRICS else "")
 
     def score(record: TrialRecord) -> str:
         found = record.score
         if record.failed or found is None or found["value"] is None:
             return "failed" if record.failed else "-"
         low, high = found.get("low"), found.get("high")
-        if low is None or high is None or not metric.percent:
+        if low is None or high is None or metric.unit != "%":
             return metric.value(found["value"])
         return f"{metric.value(found['value'])} ±{100 * (high - low) / 2:.1f}"
 
@@ -124,7 +124,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
         listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
         make_demo_pool(out, seed=seed, listen=listen)
         listen(Event("phase", {"text": "2 of 3: cooking by every method"}))
-        run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite, growth=True)
+        run = run_recipe(recipe, "demo", "Digits, a demo", listen, overwrite=overwrite)
         listen(Event("phase", {"text": "3 of 3: writing the report"}))
         report = write_report(run)
     if as_json:

@@ -31,7 +31,7 @@ class Activity:
         self.text, self.done, self.total = "", 0, 0
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
-        self._name = self._method = self._models = ""  # the method, as it is shown, and with how many models
+        self._method = ""
         self._taken = self._trials = 0
 
     def hear(self, event: Event) -> str | None:
@@ -46,14 +46,18 @@ class Activity:
                 return _classes(data["names"])
             case "dropped":
                 return f"left out, because their weights are not finite: {', '.join(data['names'])}"
+            case "strangers":
+                who = f"{', '.join(data['names'][:3])}{' and others' if len(data['names']) > 3 else ''}"
+                what = (
+                    "farther from every other ingredient than from zero; fine-tunes of one model are not so far apart"
+                )
+                return f"warning: {who}: {what}. An average of models from different starts is no model."
             case "start":
                 self._plan = {**self._plan, **data}
-            case "growth":
-                self._models = f" with {data['models']} models"
             case "reused":
                 return f"{data['method']}: finished earlier, not repeated"
             case "method":
-                self._name, self._method, self._taken = data["method"], data["method"] + self._models, 0
+                self._method, self._taken = data["method"], 0
                 self._set(self._method)
             case "pace":
                 greedy = data["greedy"]
@@ -97,9 +101,9 @@ class Activity:
         where = "".join(
             f"{word} {data[word] + 1}, "
             for word in ("block", "fold")
-            if self._plan[f"{word}s"].get(self._name, 1) > 1 or data[word] > 0
+            if self._plan[f"{word}s"].get(self._method, 1) > 1 or data[word] > 0
         )
-        total = self._plan["methods"].get(self._name, 0)
+        total = self._plan["methods"].get(self._method, 0)
         self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
 
     def state(self) -> str:
@@ -209,7 +213,7 @@ def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
                 if event.kind == "step":
                     writer().add_scalar(f"{place}/lr", data["lr"], data["step"])
             elif event.kind == "report":
-                writer().add_scalar(f"{data['method']}/report", data["value"], 0)
+                writer().add_scalar(f"{data['method']}/{data['set']}", data["value"], 0)
             listen(event)
 
         yield both

@@ -27,11 +27,12 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 
 
-def read_recipe(path: Path, overrides: Sequence[str], out: Path | None = None) -> Recipe:
+def read_recipe(path: Path, overrides: Sequence[str], out: Path | None = None, form: str | None = None) -> Recipe:
     from stockpot.recipe import load_recipe
 
     where = [] if out is None else [f"output.dir={json.dumps(str(out.absolute()))}"]
-    return load_recipe(path, [*overrides, *where])
+    how = [] if form is None else [f"output.form={form}"]
+    return load_recipe(path, [*overrides, *where, *how])
 
 
 def harmless(text: str) -> str:
@@ -68,3 +69,10 @@ def shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def say_loading(soup: Path) -> None:
+    """The lines of Python that load what a command wrote."""
+    from stockpot.soup.card import loading
+
+    say("\n".join(["Load it:", *(f"    {line}" for line in loading(soup, shown(soup)) if line)]))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stockpot.engine import distributed, plan, resources
+from stockpot import ranks
+from stockpot.engine import plan, resources
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
@@ -64,7 +65,7 @@ class Engine:
         self._eager = (
             not options.graphs
             or not self._cuda
-            or distributed.active()
+            or ranks.active()
             or live.task.autocast == torch.float16  # a step may have to be tried again
         )
         self._told = False
@@ -72,7 +73,7 @@ class Engine:
         self._next: tuple[int, ...] = ()
         self._directions: Directions | None = None
         try:
-            self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
+            self.plan = ranks.decided_once(lambda: self._choose(data, block_size, fixed_block))
             self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
@@ -250,11 +251,13 @@ class Engine:
                 slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
                 of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
-                distributed.add_up([slope, sums, *of_beta])
-                unscale = batch.size / (scale * sums[1])
+                ranks.add_up([slope, sums, *of_beta])
+                # A batch of masked labels alone: a sum of nothing over nothing, from which nothing is learned.
+                count = torch.where((sums == 0).all(), 1, sums[1])
+                unscale = batch.size / (scale * count)
             if scale == 1.0 or bool(slope.isfinite().all()):
                 break
-        return sums[0] / sums[1], slope * unscale, of_beta[0] * unscale if of_beta else None
+        return sums[0] / count, slope * unscale, of_beta[0] * unscale if of_beta else None
 
     def loss_on(self, data: Data, beta: float | None) -> float:
         """The mean loss of the model as it is, on all samples of the data, in pieces of equal size.
@@ -264,18 +267,18 @@ class Engine:
         """
         live, task = self.live, self.live.task
         factor = None if beta is None else torch.tensor(beta, dtype=live.dtype, device=live.device)
-        if self._cuda and not distributed.active() and task.loss_adds_up and not task.has_statistics:
+        if self._cuda and not ranks.active() and task.loss_adds_up and not task.has_statistics:
             return task.evaluator.mean_loss(data, task.batch_size, factor)
         # In double precision, which Apple's devices do not have.
         sums = torch.zeros(2, dtype=torch.float64, device=live.device if self._cuda else "cpu")
         with torch.no_grad(), forked_random(live.device) as seed:
             seed(0)  # a model that draws numbers draws the same whenever it is judged, after a restart too
             for piece in self._pieces(len(data)):
-                mine = distributed.share(piece)
+                mine = ranks.share(piece)
                 if len(mine):
                     loss = task.loss(task.evaluator.batch(data, mine), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
-        distributed.add_up([sums])
+        ranks.add_up([sums])
         return float(sums[0] / sums[1])
 
     def _pieces(self, n: int) -> tuple[Tensor, ...]:
@@ -337,7 +340,7 @@ class Engine:
         if self._captured is not None:
             self._captured.batches.put(data.rows(indices))
             return self._captured.batches.batch
-        mine = distributed.share(indices)
+        mine = ranks.share(indices)
         pieces = mine.chunk(min(self.plan.accumulate, max(1, len(mine))))
         return Batch([self.live.task.to_device(data.batch(p)) for p in pieces if len(p)], len(indices))
 

@@ -36,11 +36,14 @@ def _no_collection() -> Iterator[None]:
 
 
 @_no_collection()
-def open_checkpoint(path: str | Path, key: str | None = None, rename: Rename | None = None) -> Checkpoint:
-    """Open a file, or a Hugging Face directory, and read its headers."""
+def open_checkpoint(path: str | Path | Checkpoint, key: str | None = None, rename: Rename | None = None) -> Checkpoint:
+    """Open a file, or a Hugging Face directory, and read its headers. What is in memory is given as a checkpoint."""
     check_rename(rename)
-    path = Path(path)
-    opened = _open(path, key)
+    if isinstance(path, Checkpoint):
+        opened, path = path, path.path
+    else:
+        path = Path(path)
+        opened = _open(path, key)
     if not opened.specs:
         raise refusal(path, "a model", "no tensors at all", "leave it out of the pool")
     stored = _new_names(opened.specs, rename, path)

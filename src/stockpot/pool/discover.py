@@ -6,11 +6,13 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stockpot.errors import CheckpointError
-from stockpot.pool.source import SUFFIXES, is_directory, natural_key, reason, refusal
+from stockpot.files import at_home
+from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal
+from stockpot.pool.torch_files import in_memory
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
 # look, so that we mix the weights the user evaluates.
@@ -21,14 +23,23 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)(_\d+)*\.\w+")
 
 
-def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
-    """The paths, and a line for everything that is wrong with the sources."""
+def find_checkpoints(
+    sources: Iterable[object], held: dict[Path, Checkpoint] | None = None
+) -> tuple[list[Path], list[str]]:
+    """The paths, and a line for everything that is wrong with the sources. State dicts go into `held`, each under a
+    path that stands for it."""
     paths: list[Path] = []
+    held = {} if held is None else held
     problems: list[str] = []
 
     for source in _flatten(sources):
         try:
-            paths += _expand(source)
+            if isinstance(source, Mapping):
+                path = Path(f"state dict {len(held) + 1}")
+                held[path] = in_memory(source, path)
+                paths.append(path)
+            else:
+                paths += _expand(source)
         except CheckpointError as error:
             problems.append(str(error))
         except (OSError, ValueError, RecursionError) as error:  # `**` follows links, in a circle too
@@ -41,7 +52,7 @@ def find_checkpoints(sources: Iterable[object]) -> tuple[list[Path], list[str]]:
 
 def _flatten(sources: Iterable[object]) -> Iterator[object]:
     for source in sources:
-        if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Path)):
+        if isinstance(source, Iterable) and not isinstance(source, (str, bytes, Path, Mapping)):
             yield from _flatten(source)
         else:
             yield source
@@ -51,14 +62,14 @@ def _expand(source: object) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
         raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
-    path = Path(source).expanduser()
+    path = at_home(source)
     if is_directory(path):
         if weights_of(path) is not None:
             return [path]
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
         nothing = f"none among its {len(entries)} entries"
-        fix = "give the folder that holds the checkpoint files themselves"
+        fix = f"give the folder that holds the checkpoints themselves, or a pattern such as {path}/*/*"
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
         return [path]  # if it does not exist, opening it says so
     else:

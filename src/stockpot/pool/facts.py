@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -74,6 +75,31 @@ class PoolFacts:
             fix = "ask for pool.facts() without measured=False"
             raise PoolError.of("distances", expected="facts of a measuring pass", found="hashes only", fix=fix)
         return self.measured
+
+
+_SAMPLE, _MATRICES = 1 << 16, 32  # values of a matrix, and matrices, that tell a stranger from a fine-tune
+
+
+def strangers_of(checkpoints: Sequence[Checkpoint], common: Mapping[str, TensorSpec]) -> list[int]:
+    """`Distances.strangers` by the beginnings of some matrices alone, so that asking costs next to nothing."""
+    matrices = [name for name, spec in common.items() if spec.dtype.is_floating_point and len(spec.shape) > 1]
+    names = [name for name in matrices[:: len(matrices) // _MATRICES + 1] if common[name].numel]
+    specs = {name: TensorSpec(common[name].dtype, (min(common[name].numel, _SAMPLE),)) for name in names}
+    samples = [
+        replace(
+            checkpoint,
+            specs={name: TensorSpec(checkpoint.specs[name].dtype, spec.shape) for name, spec in specs.items()},
+            read=partial(_beginning, checkpoint),
+            aliases=(),
+        )
+        for checkpoint in checkpoints
+    ]
+    measured = facts_of(samples, specs, frozenset(), scan(samples, specs, ignore)).distances
+    return measured.strangers() if float(measured.norms.sum()) else []  # nothing differs where nothing was counted
+
+
+def _beginning(checkpoint: Checkpoint, name: str) -> Tensor:
+    return checkpoint.tensor(name).reshape(-1)[:_SAMPLE]
 
 
 def facts_of(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +19,8 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
-from stockpot.files import read_json
+from stockpot.files import at_home, read_json
+from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, open_adapter
 from stockpot.pool.scan import raw_bytes
@@ -38,7 +41,9 @@ def open_adapters(
         raise CheckpointError("\n".join(problems))
     _check_one_base(opened, explicit=base is not None)
     found = _base(opened, base, rename)
+    opened = [_oriented(one, found) for one in opened]
     _check_untied(opened, found)
+    problems += quantised([found, *(one.file for one in opened)])
     specs = dict(found.specs)
     lacking = {name for one in opened for name in one.dense if name not in specs}  # such as a new classifier
     for one in opened:
@@ -50,6 +55,29 @@ def open_adapters(
     specs = {name: specs[name] for name in natural_order(tuple(specs))}
     adapters = Adapters(found, tuple(opened), specs)
     return [adapters.checkpoint(k) for k in range(len(opened))], specs, adapters
+
+
+def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
+    """How the base keeps each weight, by its shape: fan_in_fan_out is one word, that of the module PEFT saw last."""
+    found, seen, square = dict(adapter.factors), set(), []
+    for name, one in adapter.factors.items():
+        shape = _shape(replace(one, transposed=False), adapter.file.specs)  # (out, in)
+        if name not in base.specs or "lora_embedding_" in one.A:
+            continue
+        if shape == shape[::-1]:
+            square.append(name)
+        elif len(shape) > 2 or base.specs[name].shape in (shape, shape[::-1]):
+            found[name] = replace(one, transposed=len(shape) == 2 and base.specs[name].shape != shape)
+            if len(shape) == 2:
+                seen.add(found[name].transposed)
+    if square and len(seen | {bool(adapter.config.get("fan_in_fan_out"))}) > 1:
+        expected = f"fan_in_fan_out in {CONFIG} that fits the shapes in {shown(base.path)}"
+        problem = (
+            f"weights kept as (in, out) beside others kept as (out, in), and square ones of either: {listed(square)}"
+        )
+        fix = "merge the adapter into a full checkpoint (merge_and_unload) and mix such checkpoints"
+        raise MismatchError.of(shown(adapter.path), expected=expected, found=problem, fix=fix)
+    return replace(adapter, factors=found)
 
 
 def _check_one_base(opened: Sequence[Adapter], *, explicit: bool) -> None:
@@ -89,11 +117,14 @@ def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
 def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | None) -> Checkpoint:
     """The base model, under the names that the adapters' model has."""
     name, revision = opened[0].base
-    path = Path(str(base) if base is not None else name).expanduser()
-    if (base is None and not name) or not path.exists():
+    # What a stranger's adapter names is opened as a checkpoint, if it is a path here. It is no home of somebody, and no
+    # place on another machine: Windows would sign in there.
+    path = Path(name) if base is None else at_home(base)
+    elsewhere = base is None and (not name or name.replace("\\", "/").startswith("//"))
+    if elsewhere or not os.path.exists(path):  # noqa: PTH110  (also for names that no path can have)
         cached = _cached(str(base) if base is not None else name, revision)
         if cached is None:
-            found = f"{str(base or name)!r} neither as a path here nor in the Hugging Face cache"
+            found = f"{str(base or name)!r:.300} neither as a path here nor in the Hugging Face cache"
             fix = "download the base and give its folder: Pool.open(..., base='path/to/base')"
             raise PoolError.of(
                 "the base of the adapters",
@@ -130,6 +161,9 @@ def _prefix(base: Checkpoint, opened: Sequence[Adapter]) -> str | None:
 
 def _cached(name: str, revision: str) -> Path | None:
     """The folder of a model in the Hugging Face cache; nothing is downloaded."""
+    # The library would read whatever file a revision leads to, from the cache on.
+    if not re.fullmatch(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", revision):
+        return None
     try:
         from huggingface_hub import snapshot_download
 
@@ -153,8 +187,20 @@ def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapt
     for name, (key, _) in adapter.added.items():
         if name in base.specs and base.specs[name].shape != specs[key].shape:
             shapes.append(f"{name} has {list(specs[key].shape)} instead of {list(base.specs[name].shape)}")
+    changed = {**adapter.dense, **{name: one.A for name, one in adapter.factors.items()}}
+    changed |= {name: key for name, (key, _) in adapter.added.items()}
+    kinds = [
+        f"{name} is {dtype_name(base.specs[name].dtype)} there, {dtype_name(specs[key].dtype)} here"
+        for name, key in changed.items()
+        if name in base.specs and base.specs[name].dtype.is_floating_point != specs[key].dtype.is_floating_point
+    ]
     absent = sorted(lacking - adapter.dense.keys())
-    sorts = {"not in the base": unknown, "of another shape": shapes, "saved by others, missing here": absent}
+    sorts = {
+        "not in the base": unknown,
+        "of another shape": shapes,
+        "of another kind": kinds,
+        "saved by others, missing here": absent,
+    }
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []

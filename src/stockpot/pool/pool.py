@@ -67,7 +67,7 @@ class Pool:
     ) -> Pool:
         """Open every checkpoint and compare all of them, or raise one error that lists everything wrong.
 
-        Sources are files, Hugging Face directories, folders of either, and patterns; what a folder or
+        Sources are files, Hugging Face directories, folders of either, patterns, and state dicts; what a folder or
         pattern yields is in natural order. `key` is the dotted path to the weights in nested files (`"ema"`:
         any form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper
         prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
@@ -76,7 +76,8 @@ class Pool:
         Folders of LoRA adapters, as PEFT saves them, make a pool of the models they make of their `base`: its folder,
         or its name in the Hugging Face cache; by default what the adapters name. `rename` is for the base's names.
         """
-        paths, problems = find_checkpoints(sources)
+        held: dict[Path, Checkpoint] = {}
+        paths, problems = find_checkpoints(sources, held)
         if any(adapter_folder(path) for path in paths) and not problems:
             return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
         if base is not None:
@@ -87,7 +88,7 @@ class Pool:
         for done, path in enumerate(paths):
             progress(listen, "open", done, len(paths), unit="files")
             try:
-                opened.append(open_checkpoint(path, key=key, rename=rename))
+                opened.append(open_checkpoint(held.get(path, path), key=key, rename=rename))
             except CheckpointError as error:
                 unreadable.append(str(error))
         progress(listen, "open", len(paths), len(paths), unit="files")
@@ -96,6 +97,8 @@ class Pool:
         if len(paths) < 2 and not problems and not unreadable:
             found = f"only one, {shown(paths[0])}" if paths else "no sources"
             fix = "give several checkpoints of the same model"
+            if paths and paths[0].is_dir():  # a Trainer leaves the last model beside the folders of earlier ones
+                fix += f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
             problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))
@@ -204,6 +207,16 @@ class Pool:
         if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
+
+    def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
+        """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
+        self.facts(listen, measured=measured)
+        assert self._scan is not None
+        return self._scan
+
+    def adopt(self, found: Scan) -> None:
+        """What another process has found in the same files, instead of reading them here."""
+        self._scan, self._facts = found, None
 
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:

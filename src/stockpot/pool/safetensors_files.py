@@ -6,7 +6,9 @@ that appears twice: it keeps one of the two. So all of it is checked here before
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,7 +17,7 @@ from safetensors import safe_open
 
 from stockpot.files import parse_json
 from stockpot.pool import source
-from stockpot.pool.source import Checkpoint, reason, refusal, spec_of
+from stockpot.pool.source import Checkpoint, TensorSpec, reason, refusal, spec_of
 
 METADATA = "__metadata__"  # an entry of the header that is no tensor
 _MOST_HEADER = 100_000_000  # bytes; the library's own limit
@@ -30,6 +32,11 @@ _NAMES = {
 }  # fmt: skip
 # The newest float8 types are missing in older torch.
 _DTYPES: dict[str, torch.dtype] = {n: getattr(torch, name) for n, name in _NAMES.items() if hasattr(torch, name)}
+# The library writes wide types first, so that all of them are aligned: this order, backwards.
+_ORDER = (
+    *("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16"),
+    *("I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+)
 
 
 class HeaderError(Exception):
@@ -76,6 +83,23 @@ def read_header(path: Path, size: int) -> dict[str, Any]:
     if 8 + length + end != size:
         raise HeaderError(f"{size:,} bytes where the header speaks of {8 + length + end:,}")
     return header
+
+
+def header_of(specs: Mapping[str, TensorSpec]) -> tuple[bytes, dict[str, int]]:
+    """The header of a file with these tensors, as the library writes it, and where behind it each tensor begins."""
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    order = sorted(specs, key=lambda name: (-_ORDER.index(codes[specs[name].dtype]), name.encode()))
+    places: dict[str, int] = {}
+    entries: dict[str, Any] = {METADATA: {"format": "pt"}}
+    end = 0
+    for name in order:
+        spec, places[name] = specs[name], end
+        end += spec.nbytes
+        offsets = [places[name], end]
+        entries[name] = {"dtype": codes[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places
 
 
 def _stretch(name: str, entry: Any) -> tuple[int, int, str]:

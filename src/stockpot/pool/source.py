@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -121,7 +122,9 @@ def _part(part: str) -> tuple[int, int, str]:
 
 def shown(path: str | Path) -> str:
     """A path as printable text, also when its bytes are no valid UTF-8 or would break the line."""
-    text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    text = str(path)
+    with contextlib.suppress(UnicodeEncodeError):  # halves of pairs, of which JSON may speak, are escaped below
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -70,6 +70,15 @@ def open_torch(path: Path, key: str | None = None) -> Checkpoint:
     )
 
 
+def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
+    """A state dict that is in memory already; `path` is what it is called."""
+    weights, place, others = find_weights(state, None, path)
+    values = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: _plain(value.detach().cpu(), name, path, 2**62) for name, value in values.items()}
+    specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others)
+
+
 def _load(path: Path) -> object:
     looks = source.looks_like(path)
     if looks != source.ZIP:

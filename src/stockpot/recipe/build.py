@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from stockpot.errors import DataError, RecipeError, RunError, TaskError
 from stockpot.events import Listener, ignore
+from stockpot.recipe.judging import MODELS, code_of, judged, settle_problem
 from stockpot.recipe.schema import Recipe
 from stockpot.recipe.values import PythonCode
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from stockpot.adapters.inputs import ImageInput, LoadedModel
     from stockpot.pool import Pool
     from stockpot.task import Task
@@ -38,14 +37,19 @@ def pool_paths(recipe: Recipe) -> list[str]:
     return [str(folder)]
 
 
+def pool_base(recipe: Recipe) -> str | None:
+    """The base of adapters: a path of the recipe, or else a name."""
+    given = recipe.pool.base
+    return str(recipe.path(given)) if given is not None and recipe.path(given).exists() else given
+
+
 def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
     from stockpot.pool import Pool
 
     section = recipe.pool
-    pool = Pool.open(
-        *pool_paths(recipe), key=section.key, rename=section.rename, mixed_dtypes=section.mixed_dtypes, listen=listen
-    )
+    options = section.model_dump(include={"key", "rename", "mixed_dtypes"})
+    pool = Pool.open(*pool_paths(recipe), base=pool_base(recipe), listen=listen, **options)
     return finite(pool, section.nonfinite, listen)
 
 
@@ -61,7 +65,7 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
     from stockpot.run.directory import RecipeFacts
 
     section, output, run = recipe.method, recipe.output, recipe.path(recipe.output.dir)
-    load = functools.partial(_code, recipe)
+    load = functools.partial(code_of, recipe)
     if run.resolve() == recipe.folder.resolve():
         what, expected = f"output.dir {output.dir!r}", "a directory of its own"
         fix = "choose another directory, such as output.dir: runs/first"
@@ -73,6 +77,7 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
         "overwrite": output.overwrite,
         "recipe": RecipeFacts(title, kind, tuple(command), *content, output.max_shard_size),
         "seed": output.seed,
+        "form": output.form,
     }
     if kind == "cook":
         return {**shared, "method": section.name, **section.for_cook(load)}
@@ -82,6 +87,7 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     """The model on the CPU; `pretrained` also gives it the weights that `finetune` starts from."""
     from stockpot.adapters.models import load_model
+    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.model
     loaded = load_model(
@@ -94,14 +100,14 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         seed=recipe.output.seed,
         **section.model_dump(include={"classes", "options", "auto_class"}),
     )
-    if recipe.data.messages is not None and loaded.purpose != "causal":
-        what, expected = "data.messages", "a causal language model"
-        fix = "set model.auto_class: AutoModelForCausalLM, or name other columns"
-        raise TaskError.of(what, expected=expected, found=type(loaded.model).__name__, fix=fix)
-    if recipe.data.prompt is not None and loaded.purpose == "":
-        what, expected = "data.prompt", "a language model: causal or sequence-to-sequence"
-        fix = "set model.auto_class, such as AutoModelForCausalLM, or name other columns"
-        raise TaskError.of(what, expected=expected, found=type(loaded.model).__name__, fix=fix)
+    for key, (purposes, expected, name) in MODELS.items():
+        if getattr(recipe.data, key) is not None and loaded.purpose not in purposes:
+            fix = f"set model.auto_class, such as {name}, or name other columns"
+            raise TaskError.of(f"data.{key}", expected=expected, found=type(loaded.model).__name__, fix=fix)
+    if recipe.data.python is None:
+        settle_problem(recipe.data.target, loaded)
+        with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
+            loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)
     own = section.kind == "python" and recipe.data.kind == "python"
     if not own or any(value is not None for value in recipe.data.preprocessing.model_dump().values()):
         _image(recipe, loaded).attach(loaded.model)  # touches nothing but uint8 images
@@ -114,67 +120,30 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 
     loaded = build_model(recipe)
     data = build_data(recipe, loaded, ("fit", "report"), listen)
+    named = (name for name in recipe.data.splits if name.startswith("report."))  # in their order: the first counts
+    sets = {name.removeprefix("report."): data[name] for name in named}
     return Task(
         loaded.model,
         data["fit"],
-        data.get("report"),
-        **_judge(recipe, loaded),
+        sets or data.get("report"),
+        **judged(recipe, loaded),
         statistics=recipe.model.statistics,
         memory_limit=_memory_limit(recipe),
         listen=listen,
     )
 
 
-def _judge(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
-    """How the model is run and scored, as keyword arguments that `Task` and `finetune` share."""
-    import torch
-
-    section, device = recipe.data, recipe.model.device
-    if device == "auto":
-        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-        device = next(name for name, there in found.items() if there)
-    loss = None if section.loss is None else _code(recipe, section.loss)
-    if loss is None and section.target != "class" and not loaded.keywords:
-        loss = functools.partial(target_loss, section.target)
-    language = loaded.purpose != "" and section.label is None and section.python is None
-    metric = section.metric or ("nats_per_token" if language else "accuracy")
-    return {
-        "loss": loss,
-        "metric": metric if isinstance(metric, str) else _code(recipe, metric),
-        "device": device,
-        "autocast": None if recipe.model.autocast == "none" else getattr(torch, recipe.model.autocast),
-        "batch_size": section.batch_size,
-    }
-
-
-def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
-    """Squared error or binary cross-entropy of each sample, its mean over several outputs. (n,)"""
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    from stockpot.task.batches import need_logits
-
-    found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
-    if found.numel() != labels.numel():
-        expected = f"one output for each number of the labels, {tuple(labels.shape)}"
-        fix = "give the model a head of that size, or write another data.target or a data.loss of your own"
-        what, outputs = f"model and data.target: {target}", f"outputs {tuple(found.shape)}"
-        raise TaskError.of(what, expected=expected, found=outputs, fix=fix)
-    found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
-    if target == "multi":
-        return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
-    errors: Tensor = (found - labels).square().mean(1)
-    return errors
-
-
 def build_data(
     recipe: Recipe, loaded: LoadedModel, wanted: tuple[str, ...], listen: Listener = ignore
 ) -> dict[str, Any]:
-    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has."""
+    """The samples of each wanted split (`train`, `fit`, `report`) that the recipe has.
+
+    Of several sets of report data each is a split, `report.NAME`.
+    """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import Columns, DataSource, read_splits
     from stockpot.adapters.splits import Share
     from stockpot.adapters.tables import Limits
-    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.data
     if section.python is not None:
@@ -184,13 +153,13 @@ def build_data(
             expected, fix = f"data for {missing[0]!r}", "return tensors, a Dataset or a DataLoader for it"
             raise DataError.of(f"python: {section.python}", expected=expected, found="None", fix=fix)
         return made
-    with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
-        loaded = replace(loaded, class_names=pool_class_names(pool_paths(recipe)) or loaded.class_names)
-    splits = {name: s for name in ("train", "fit", "report") if (s := getattr(section, name)) is not None}
     shares = {
-        name: Share(s.of, s.fraction, s.count, None if s.rows is None else recipe.path(s.rows))
-        for name, s in splits.items()
+        name: Share(
+            s.of, s.fraction, s.count, *(None if place is None else recipe.path(place) for place in (s.rows, s.path))
+        )
+        for name, s in section.splits.items()
     }
+    wanted = tuple(name for name in shares if name.split(".")[0] in wanted)
     source = DataSource(
         section.kind,
         recipe.path(getattr(section, section.kind)),
@@ -199,7 +168,9 @@ def build_data(
         section.split_seed,
         cache=None if section.cache is None else recipe.path(section.cache),
         limits=Limits(**section.limits.model_dump()),
-        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts"}),
+        **section.model_dump(include={"classes", "memory_limit", "target", "max_length", "long_texts", "separator"}),
+        generate=section.generate,
+        metric=section.metric if isinstance(section.metric, str) else "",
     )
     return read_splits(source, loaded, _image(recipe, loaded), wanted, listen)
 
@@ -233,7 +204,7 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
         fit,
         recipe.path(section.dir),
         plan,
-        **_judge(recipe, loaded),
+        **judged(recipe, loaded),
         code=code_digests(recipe),
         as_directories=folder is not None,
         companions=folder,
@@ -261,9 +232,3 @@ def code_digests(recipe: Recipe) -> dict[str, str]:
     references = [one for one in (recipe.model.python, recipe.data.python, *named) if one is not None]
     found = (code_digest(one, recipe.folder) for one in references)
     return dict(one for one in found if one is not None)
-
-
-def _code(recipe: Recipe, reference: PythonCode) -> Any:
-    from stockpot.adapters.code import load_code
-
-    return load_code(reference.python, recipe.folder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
 
+from stockpot.files import at_home
 from stockpot.recipe.method import Method
 from stockpot.recipe.values import (
     Bytes,
@@ -19,12 +20,26 @@ from stockpot.recipe.values import (
     Number,
     Pixels,
     PythonCode,
+    Report,
     Section,
     ShortSpace,
     ShortSplit,
     Space,
     Split,
 )
+
+# Metrics whose columns only some data has: any of these keys, and how to write them.
+_NEEDED: dict[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys(("multiple_choice", "multiple_choice_normalised"), (("choices",), "prompt, choices and answer")),
+    "exact_match": (("completion",), "prompt and completion"),
+    "entity_f1": (("words",), "words and tags"),
+    "bits_per_byte": (("text", "completion"), "text, or prompt and completion: their bytes are known"),
+    **dict.fromkeys(
+        ("token_accuracy", "token_f1"),
+        (("text", "messages", "prompt", "tokens", "words"), "text, messages, prompt and completion, or words and tags"),
+    ),
+}
+_OF_NUMBERS = ("r2", "negative_mse", "negative_mae", "pearson", "spearman")
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 # The names of `stockpot.task.METRICS`, whose module needs torch; a test holds the two together.
@@ -63,6 +78,9 @@ class PoolSection(Section):
     """Prefixes of tensor names to replace, old to new: `{model.: ''}`."""
     mixed_dtypes: bool = False
     """Allow checkpoints of different floating-point types."""
+    base: str | None = None
+    """Of LoRA adapters: the folder of the model they were trained on, or its name in the Hugging Face cache. Default:
+    what the adapters name."""
     nonfinite: Literal["refuse", "drop", "ignore"] = "refuse"
     """What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), leave them out (`drop`), or
     do not look (`ignore`)."""
@@ -147,7 +165,8 @@ class Data(_OfOneKind):
     images: str | None = None
     """Folder with one sub-folder of images per class. Needs `stockpot[images]`."""
     table: str | None = None
-    """CSV, TSV, JSONL or Parquet file, or the folder such files are in. Parquet needs `stockpot[tables]`."""
+    """CSV, TSV, JSONL or Parquet file, or the folder such files are in. Parquet needs `stockpot[tables]`. Or documents
+    for a language model: a folder of `.txt` files, or one such file with `separator`; they are the column `text`."""
     dataset: str | None = None
     """Hugging Face dataset on disk (`save_to_disk`); parts are its splits. Needs `stockpot[tables]`."""
     arrays: str | None = None
@@ -169,22 +188,41 @@ class Data(_OfOneKind):
     """For language models: column with what comes before `completion`; not learned."""
     completion: str | None = None
     """Column with what the model is to answer; its tokens are learned. Causal models learn the end of text after it."""
+    choices: Names | None = None
+    """For multiple choice by a causal language model: column with lists of options, or one column for each option. An
+    option stands directly behind `prompt`, so one of them has the blank between."""
+    answer: str | None = None
+    """Column with the right one of `choices`: its number (from 0), its letter (from A) or its text. It is learned."""
+    generate: int | None = Field(default=None, ge=1)
+    """For metric `exact_match`: in how many samples of each split, drawn by `split_seed`, answers are generated and
+    judged, which takes most of the time of such a run. Default: all."""
+    words: str | None = None
+    """For token classification: column with lists of words."""
+    tags: str | None = None
+    """Column with lists of tags, one for each of `words`: names or numbers. A word's first token has its tag."""
     max_length: int | None = Field(default=None, ge=2)
     """Most tokens of a sequence. Default: as many as model and tokenizer take; for `long_texts: split` at most 1024."""
     long_texts: Literal["refuse", "truncate", "split"] = "refuse"
     """What happens to longer ones: `refuse`; `truncate`, and the number of them is said; or `split` into several
-    sequences (a causal language model's `text` only)."""
+    sequences (a causal language model's `text` only), which count as one group."""
+    separator: str | None = Field(default=None, min_length=1)
+    """What separates the documents in `.txt` files, such as `<|endoftext|>`. Default: each file is one document."""
+    group: str | None = None
+    """Column that says what a sample belongs to: a patient, document or speaker. Splits and folds never divide a group,
+    and intervals, differences and the guard count groups."""
     image: str | None = None
     """Column with images or paths of images."""
     features: Names | None = None
     """Column or columns with numbers."""
     tokens: str | None = None
     """Column with token ids, all of one length; `attention_mask` is taken along if there is one."""
-    label: str | None = None
-    """Column with what is predicted. Default: `label`, `labels`, `y` or `target`."""
+    label: str | Names | None = None
+    """Column with what is predicted, or for target `number` and `multi` several. Default: `label`, `labels`, `y` or
+    `target`."""
     target: Literal["class", "number", "multi"] = "class"
     """What a label is. `class`: the name or the whole number of one class. `number`: a measurement, for regression.
-    `multi`: 0 or 1 for each of several classes. Nothing is guessed: other labels are refused."""
+    `multi`: 0 or 1 for each of several classes, or a list of the names of those that apply. Nothing is guessed: other
+    labels are refused."""
     classes: tuple[str, ...] | None = None
     """Names of the classes in the order of the head. Default: the model's own names, or all names in the data,
     sorted."""
@@ -193,8 +231,9 @@ class Data(_OfOneKind):
     fit: ShortSplit | None = None
     """Samples the method may look at. A fraction (0.5), a number of samples, a named part (a file, sub-folder or
     split), or a mapping. Default: half."""
-    report: ShortSplit | None = None
-    """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given."""
+    report: Report | None = None
+    """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given.
+    Several sets by name, such as `{test: test, shifted: {path: other.csv}}`, are all scored; the first one counts."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Which samples fall into which fraction."""
     limits: Limits = Limits()
@@ -211,10 +250,19 @@ class Data(_OfOneKind):
     metric: MetricName | PythonCode | None = None
     """What is reported and compared: one of these words, or `{python: module:name}` of a function that gives one score
     per sample, or of a `Metric`. Higher is better; `loss` and `perplexity` are negated. Default: `r2` for target
-    `number`, `micro_f1` for `multi`, `nats_per_token` for language models, otherwise `accuracy`."""
+    `number`, `micro_f1` for `multi`, `multiple_choice` where there are `choices`, for `words` `entity_f1` if the tags
+    are `O`, `B-X`, `I-X`, else `token_f1`, `nats_per_token` for language models, otherwise `accuracy`."""
     loss: PythonCode | None = None
     """`{python: module:function}` called with model and batch. Default: the model's own loss, or by `target`
     cross-entropy, the squared error or binary cross-entropy."""
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """All of them by name, such as `fit`, `report` or, of several sets, `report.shifted`."""
+        report = self.report if isinstance(self.report, dict) else {"": self.report}
+        named = {"train": self.train, "fit": self.fit}
+        named |= {f"report.{name}" if name else "report": split for name, split in report.items()}
+        return {name: split for name, split in named.items() if split is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -222,51 +270,80 @@ class Data(_OfOneKind):
         # Defaults that depend on other keys are written out, so that the resolved recipe states them.
         if not isinstance(given, dict):
             return given
-        usual: str | None = {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")), "accuracy")
-        if given.get("label") is None and any(given.get(name) for name in ("text", "tokens", "messages", "prompt")):
-            usual = None  # the model says it
+        usual = {"number": "r2", "multi": "micro_f1"}.get(str(given.get("target")))
+        texts = ("text", "tokens", "messages", "prompt", "words")
+        if given.get("choices") is not None:
+            usual = "multiple_choice"
+        elif usual is None and (given.get("label") is not None or not any(given.get(name) for name in texts)):
+            usual = "accuracy"  # otherwise the model says it
         given = {"metric": usual, **given}
         splits = any(given.get(name) is not None for name in ("train", "report")) or "fit" in given
         return given if splits or given.get("python") is not None else {**given, "fit": 0.5, "report": 0.5}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        splits = {name: s for name in ("train", "fit", "report") if (s := getattr(self, name)) is not None}
+        splits = self.splits
         if self.python is not None:
             if splits:
                 raise ValueError(f"{next(iter(splits))}: the python function makes the splits itself")
+            if self.group is not None:
+                raise ValueError("group: let the python function return stockpot.task.Data.of(samples, groups=...)")
             return self
         if self.fit is None:
             raise ValueError("fit: required when train or report is given")
-        kinds = ("text", "messages", "prompt", "image", "features", "tokens")
+        kinds = ("text", "messages", "prompt", "image", "features", "tokens", "words")
         inputs = [name for name in kinds if getattr(self, name) is not None]
         if len(inputs) > 1:
             raise ValueError(f"expected at most one of {', '.join(kinds)}, found {' and '.join(inputs)}")
-        if (self.prompt is None) != (self.completion is None):
-            raise ValueError("completion: expected prompt and completion together")
+        follows = [name for name in ("completion", "choices") if getattr(self, name) is not None]
+        if len(follows) != (self.prompt is not None):
+            raise ValueError("prompt: expected prompt and completion together, or prompt, choices and answer")
+        for one, other in (("choices", "answer"), ("words", "tags")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"{other}: expected {one} and {other} together")
+        if self.generate is not None and self.metric != "exact_match":
+            raise ValueError("generate: only for metric: exact_match, which generates answers")
         if self.long_texts == "split" and inputs != ["text"]:
             raise ValueError("long_texts: expected refuse or truncate: only text can be split, and data.text names it")
+        if self.separator is not None and inputs != ["text"]:
+            raise ValueError("separator: only for documents, which data.text: text names")
         if self.text is not None and len(self.text) > 2:
             raise ValueError(f"text: expected one or two columns, found {len(self.text)}")
         if self.target != "class" and self.images is not None:
             raise ValueError("target: expected class, which folders of images are sorted by")
+        if isinstance(self.label, tuple) and self.target == "class":
+            raise ValueError("label: several columns need target: number or target: multi")
+        self._check_metric(kinds)
         _check_disjoint(splits)
         return self
+
+    def _check_metric(self, kinds: tuple[str, ...]) -> None:
+        """A metric by name needs what it is computed from; the task would say so too, after the data was read."""
+        keys, words = _NEEDED.get(str(self.metric), (kinds, ""))
+        if words and not any(getattr(self, key) is not None for key in keys):
+            raise ValueError(f"metric: {self.metric} needs data.{words}; write them, or another metric")
+        if self.metric in _OF_NUMBERS and self.target != "number":
+            raise ValueError(f"metric: {self.metric} needs target: number, for labels that are measurements")
+        fitting = {"number": (*_OF_NUMBERS, "loss"), "multi": ("micro_f1", "macro_f1", "loss")}.get(self.target)
+        if fitting is not None and isinstance(self.metric, str) and self.metric not in fitting:
+            raise ValueError(f"metric: expected one of {', '.join(fitting)} for target: {self.target}")
 
 
 def _check_disjoint(splits: dict[str, Split]) -> None:
     """Two splits may share a part only in fractions or counts that leave room for each other."""
-    by_part: dict[str | None, dict[str, Split]] = {}
+    by_part: dict[tuple[str | None, str | None], dict[str, Split]] = {}
     for name, split in splits.items():
         if split.rows is None:
-            by_part.setdefault(split.of, {})[name] = split
-    for part, sharing in by_part.items():
+            by_part.setdefault((split.path, split.of), {})[name] = split
+    for (path, part), sharing in by_part.items():
         whole = [name for name, s in sharing.items() if s.fraction is None and s.count is None]
         where = "the data" if part is None else f"part {part!r}"
+        where += "" if path is None else f" of {path}"
+        named = "".join(f"{key}: {value}, " for key, value in (("path", path), ("of", part)) if value is not None)
         if whole and len(sharing) > 1:
             raise ValueError(
                 f"{' and '.join(sharing)} would share samples: {whole[0]} takes all of {where}; "
-                f"give each a fraction, such as {{of: {part}, fraction: 0.5}}"
+                f"give each a fraction, such as {{{named}fraction: 0.5}}"
             )
         total = sum(s.fraction or 0.0 for s in sharing.values())
         if total > 1 + 1e-9:
@@ -355,6 +432,9 @@ class Output(Section):
     """Seed of everything random except the split of the data."""
     max_shard_size: Bytes = 5 * 10**9
     """Soups above this size are written in several files."""
+    form: Literal["auto", "merged", "adapter"] | Annotated[int, Field(ge=1)] = "auto"
+    """What a soup of LoRA adapters is written as: `adapter` (exact, ranks added up), a number (an adapter of at most
+    that rank), `merged` (a full model), or `auto`: the exact adapter where its rank is at most 512, else merged."""
     tensorboard: bool = False
     """Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."""
     overwrite: bool = False
@@ -395,7 +475,7 @@ class Recipe(Section):
 
     def path(self, given: str) -> Path:
         """A path of the recipe as it is on this machine; works for glob patterns too."""
-        return self._folder / Path(given).expanduser()
+        return self._folder / at_home(given)
 
     def resolved(self) -> dict[str, Any]:
         """Every default filled in, in plain values; loads again from any folder as the same recipe."""
@@ -409,6 +489,7 @@ class Recipe(Section):
         del content["base"]
         del content["data"]["cache"]
         content["output"] = {"seed": self.output.seed}
+        content["output"] |= {} if self.output.form == "auto" else {"form": self.output.form}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
 
 
@@ -94,6 +94,8 @@ Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type"
 class Split(Section):
     """Written short: `0.5` (a fraction), `2000` (samples), `val` (a named part); or in full as a mapping."""
 
+    path: str | None = None
+    """Another file or folder of the same kind as the source, where these samples are instead."""
     of: str | None = None
     """The named part: a file or sub-folder of the source, or one of its splits."""
     fraction: float | None = Field(default=None, gt=0, le=1)
@@ -124,6 +126,18 @@ ShortSplit = Annotated[
     Split,
     BeforeValidator(_short_split),
     _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT, Split.model_json_schema()),
+]
+
+
+def _sets(value: Any) -> Any:
+    """Whether a report is one split or several by name. A single unknown key is a misspelt one, not a name."""
+    named = isinstance(value, dict) and len(value) > 1 and not value.keys() & Split.model_fields.keys()
+    return "several" if named else "one"
+
+
+SetName = Annotated[str, Field(pattern=r"^[\w.-][\w .-]{0,39}$")]
+Report = Annotated[
+    Annotated[ShortSplit, Tag("one")] | Annotated[dict[SetName, ShortSplit], Tag("several")], Discriminator(_sets)
 ]
 
 

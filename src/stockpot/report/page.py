@@ -8,9 +8,8 @@ from typing import Any
 from stockpot.report import words
 from stockpot.report.charts.curves import curves
 from stockpot.report.charts.drawing import Picture
-from stockpot.report.charts.ingredients import distances, score_against_weight
-from stockpot.report.charts.scores import comparison, growth
-from stockpot.report.charts.weights import weights_by_group, weights_by_method
+from stockpot.report.charts.scores import comparison
+from stockpot.report.charts.weights import weights_by_group
 from stockpot.report.reading import Run
 from stockpot.report.tables import (
     DATA,
@@ -18,11 +17,13 @@ from stockpot.report.tables import (
     common_kind,
     greedy_decisions,
     guard_decision,
+    headings,
     ingredient_table,
     machine_facts,
     pool_facts,
     rows_of,
-)  # fmt: skip
+    stands_apart,
+)
 from stockpot.soups.registry import METHODS
 
 
@@ -31,13 +32,17 @@ def page_of(run: Run) -> dict[str, Any]:
     rows = rows_of(run)
     greedy, greedy_summary = greedy_decisions(run)
     guard, guard_summary = guard_decision(run)
+    decision, _, why = (run.results["verdict"] or _verdict(rows)).partition("\n")
     return {
         "title": run.about["title"] or run.path.name,
+        "decision": decision,
+        "why": why,
         "subtitle": _subtitle(run),
         "notices": _notices(run, rows),
-        "verdict": run.results.get("verdict") or _verdict(rows),
         "tiles": _tiles(run, next((row for row in rows if row.recommended), None)),
+        **_soup(run),
         "rows": rows,
+        "headings": headings(rows) if rows else (),
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.recommended)],
         "pictures": _pictures(run, rows),
@@ -46,6 +51,7 @@ def page_of(run: Run) -> dict[str, Any]:
         "guard": guard,
         "guard_summary": guard_summary,
         "ingredients": ingredient_table(run),
+        "stands_apart": stands_apart(run),
         "facts": pool_facts(run),
         "command": shlex.join(run.about["command"]),
         "recipe": run.recipe.strip(),
@@ -55,12 +61,23 @@ def page_of(run: Run) -> dict[str, Any]:
     }
 
 
+def _soup(run: Run) -> dict[str, str]:
+    """Where the saved soup is in the run directory, and the lines that load it; empty without one."""
+    if run.soup is None:
+        return {"soup": "", "loading": ""}
+    from stockpot.soup.card import loading  # with torch
+
+    place = run.soup.relative_to(run.path).as_posix()
+    return {"soup": place, "loading": "\n".join(loading(run.soup, place))}
+
+
 def _notes(run: Run) -> list[tuple[str, str]]:
     """Each note with its method; what holds for all of them once."""
     several = len(run.methods) > 1
     shared = [n for n in run.methods[0].notes if all(n in m.notes for m in run.methods)] if several else []
     own = [(m.name, note) for m in run.methods for note in m.notes if note not in shared]
-    return [("every method", note) for note in shared] + own
+    absent = [(name, f"not in the table: {why}") for name, why in run.results["absent"].items()]
+    return [("every method", note) for note in shared] + own + absent
 
 
 def _pictures(run: Run, rows: list[Row]) -> dict[str, Picture]:
@@ -68,11 +85,7 @@ def _pictures(run: Run, rows: list[Row]) -> dict[str, Picture]:
     found = {
         "comparison": comparison(rows),
         "weights": weights_by_group(run, shown) if shown else None,
-        "pot": weights_by_method(run),
-        "ingredients": score_against_weight(run, shown) if shown else None,
         "curves": curves(run),
-        "distances": distances(run),
-        "growth": growth(run),
     }
     return {name: chart for name, chart in found.items() if chart is not None}
 
@@ -111,15 +124,14 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
     if row is None:
         return []
     tiles, m = [], row.metric
-    if row.score is not None:
-        between = f" (95 %: {m.bare(row.score.low)} to {m.bare(row.score.high)})"
-        what = f"{row.method} on {DATA[row.kind]}, {row.score.n:,} examples{between}"
-        tiles.append((m.value(row.score.value), what, ""))
-    if row.difference is not None:
-        mean, low, high = row.difference
-        tone = "good" if low > 0 else "bad" if high < 0 else ""
-        what = f"against the best single model (95 %: {m.change(low)} to {m.change(high)})"
-        tiles.append((f"{m.change(mean)} {m.unit}".strip(), what, tone))
+    for name, cell in row.sets.items():
+        score, change, data = cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
+        if score is not None:
+            between = f" (95 %: {m.bare(score.low)} to {m.bare(score.high)})"
+            tiles.append((m.value(score.value), f"{row.method} on {data}, {score.n:,} examples{between}", ""))
+        if change is not None:
+            what = f"on {data} against the best single model (95 %: {m.change(change[1])} to {m.change(change[2])})"
+            tiles.append((f"{m.change(change[0])} {m.points}".strip(), what, cell.tone))
     serve, what = (1, "model to serve") if row.servable else (len(run.names), "models to serve")
     tiles.append((str(serve), f"{what}; {row.models_used} of {words.plural(len(run.names), 'ingredient')} used", ""))
     return [*tiles, (words.seconds(row.seconds), f"to cook it, with {words.size(row.peak)} of memory at most", "")]
@@ -127,7 +139,7 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
 
 def _verdict(rows: list[Row]) -> str:
     """For runs that were stopped before they wrote their own."""
-    scored = [(row.score.value, row) for row in rows if row.score is not None]
+    scored = [(row.first.score.value, row) for row in rows if row.first.score is not None]
     if not scored:
         return "Nothing has been scored yet."
     best = max(scored, key=lambda pair: pair[0])[1]

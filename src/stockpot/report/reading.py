@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stockpot.report.words import Metric
-from stockpot.run.record import KINDS, MethodRecord, read_run
+from stockpot.run.record import METHODS, SOUP, MethodRecord, read_run, slug
 from stockpot.soups.registry import LEARNED
 
 Numbers = NDArray[np.float64]
@@ -48,19 +48,21 @@ class Method:
         self.groups: list[str] = record.result["groups"]
         self.notes: list[str] = record.result["notes"]
         self.learned = record.name in LEARNED
+        # By kind of data, most honest first, and by set; a set without a finite score is not there.
+        given = {"report": record.result["reports"]} | {one: {one: record.result[one]} for one in ("held_out", "fit")}
+        read = {kind: {name: Score.read(one) for name, one in sets.items()} for kind, sets in given.items()}
+        known = {kind: {name: one for name, one in sets.items() if one is not None} for kind, sets in read.items()}
+        self.scores = {kind: sets for kind, sets in known.items() if sets}
 
     @cached_property
     def weight(self) -> Numbers | None:
         """Mean weight of each ingredient over the groups. (K,)"""
         return None if self.W is None else np.asarray(self.W.mean(axis=1))
 
-    def score(self, kind: str) -> Score | None:
-        return Score.read(self.result[kind])
-
     @property
     def best_known(self) -> float:
         """Its value on the most honest data there is."""
-        return next((score.value for kind in KINDS if (score := self.score(kind)) is not None), -math.inf)
+        return next((score.value for sets in self.scores.values() for score in sets.values()), -math.inf)
 
 
 class Run:
@@ -69,27 +71,31 @@ class Run:
     def __init__(self, path: Path) -> None:
         record = read_run(path)
         self.path, self.about, self.pool, self.recipe = record.path, record.about, record.pool, record.recipe
-        self.results = {"recommended": None, "baseline": "best", "differences": {}, "failed": {}, **record.results}
+        lists: dict[str, Any] = {name: {} for name in ("differences", "failed", "absent")}
+        self.results = {"recommended": None, "baseline": "best", "verdict": "", **lists, **record.results}
         self.methods = [Method(one) for one in record.methods]
-        self.metric = Metric(self.about["metric"], self.about["percent"])
+        self.metric = Metric(self.about["metric"], self.about["unit"])
         self.ingredients: list[Mapping[str, Any]] = record.pool.get("ingredients", [])
         self.outlier: int | None = record.pool.get("outlier")  # who stands apart, as `stockpot inspect` says it
         rows = next((len(m.W) for m in self.methods if m.W is not None), 0)
         # A run that was stopped before the pool was written has numbers instead of names.
         self.names = [one["name"] for one in self.ingredients] or [f"ingredient {k + 1}" for k in range(rows)]
         own = [Score.read(one["fit"]) for one in self.ingredients] or [None] * len(self.names)
-        self.own_scores = np.array(
-            [math.nan if score is None else score.value for score in own]
-        )  # (K,) on fitting data
+        # (K,) on the fitting data
+        self.own_scores = np.array([math.nan if score is None else score.value for score in own])
         self.best_first = sorted(range(len(own)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k))
-
-    def method(self, name: object) -> Method | None:
-        return next((m for m in self.methods if m.name == name), None)
 
     @property
     def recommended(self) -> Method | None:
-        chosen = self.method(self.results["recommended"])
+        chosen = next((m for m in self.methods if m.name == self.results["recommended"]), None)
         return chosen or (self.methods[0] if len(self.methods) == 1 else None)
+
+    @property
+    def soup(self) -> Path | None:
+        """The saved soup of the recommended method."""
+        chosen = self.recommended
+        folder = None if chosen is None else self.path / METHODS / slug(chosen.name) / SOUP
+        return folder if folder is not None and folder.is_dir() and not folder.is_symlink() else None
 
     @property
     def showpiece(self) -> Method | None:

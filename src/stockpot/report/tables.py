@@ -10,10 +10,22 @@ from typing import Any
 
 from stockpot.report import words
 from stockpot.report.reading import Method, Run, Score
-from stockpot.run.record import KINDS
 
-HEADINGS = ("method", "score", "95 % interval", "vs. best single model", "time", "peak memory", "models used")
 DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one method reached on one set of data."""
+
+    score: Score | None
+    difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
+
+    @property
+    def tone(self) -> str:
+        """ "good" or "bad" where the difference is beyond chance."""
+        low, high = (0.0, 0.0) if self.difference is None else self.difference[1:]
+        return "good" if low > 0 else "bad" if high < 0 else ""
 
 
 @dataclass(frozen=True)
@@ -23,8 +35,7 @@ class Row:
     method: str
     metric: words.Metric
     kind: str
-    score: Score | None
-    difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
+    sets: Mapping[str, Cell]  # by set of data, the one that counts first
     seconds: float
     peak_host: int  # bytes
     peak_device: int
@@ -34,22 +45,29 @@ class Row:
     servable: bool  # one model to serve; the ensemble is not
 
     @property
+    def first(self) -> Cell:
+        """On the set that counts."""
+        return next(iter(self.sets.values()))
+
+    @property
     def peak(self) -> int:
         """The scarce memory: of the device where one was used, else of the host."""
         return self.peak_device or self.peak_host
 
     def cells(self) -> tuple[str, ...]:
-        """As text, in the order of `HEADINGS`."""
-        m, score = self.metric, self.score
-        return (
-            self.method,
-            "–" if score is None else m.value(score.value),
-            "–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}",
-            "–" if self.difference is None else "{} ({} to {})".format(*map(m.change, self.difference)),
-            words.seconds(self.seconds),
-            words.size(self.peak),
-            str(self.models_used),
-        )
+        """As text, in the order of `headings`."""
+        m, cells = self.metric, [self.method]
+        for score, change in ((one.score, one.difference) for one in self.sets.values()):
+            cells.append("–" if score is None else m.value(score.value))
+            cells.append("–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}")
+            cells.append("–" if change is None else "{} ({} to {})".format(*map(m.change, change)))
+        return (*cells, words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
+
+
+def headings(rows: list[Row]) -> tuple[str, ...]:
+    sets = [name if len(rows[0].sets) > 1 else "score" for name in rows[0].sets]
+    each = (heading for name in sets for heading in (name, "95 % interval", "vs. best single model"))
+    return ("method", *each, "time", "peak memory", "models used")
 
 
 def summary_rows(run_dir: Path) -> list[Row]:
@@ -63,17 +81,18 @@ def rows_of(run: Run) -> list[Row]:
 
 def common_kind(run: Run, method: Method | None = None) -> str:
     """The most honest data that all methods were scored on: scores on different data must not be compared."""
-    shared = [kind for kind in KINDS if run.methods and all(m.score(kind) is not None for m in run.methods)]
-    own = [kind for kind in KINDS if method is not None and method.score(kind) is not None]
+    shared = [kind for kind in DATA if run.methods and all(kind in m.scores for m in run.methods)]
+    own = [kind for kind in DATA if method is not None and kind in method.scores]
     return (shared or own or ["fit"])[0]
 
 
 def _row(run: Run, method: Method, kind: str) -> Row:
-    result = method.result
-    known = run.results["differences"].get(method.name) if run.results.get("compared_on") == kind else None
+    result, scores = method.result, method.scores.get(kind, {})
+    names = dict.fromkeys(name for one in run.methods for name in one.scores.get(kind, {})) or {kind: None}
+    known = run.results["differences"].get(method.name, {}) if run.results.get("compared_on") == kind else {}
+    changes = {name: (one[0], one[1], one[2]) for name, one in known.items() if None not in one}
     return Row(
-        method.name, run.metric, kind, method.score(kind),
-        None if known is None or None in known else (known[0], known[1], known[2]),
+        method.name, run.metric, kind, {name: Cell(scores.get(name), changes.get(name)) for name in names},
         result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
         recommended=method is run.recommended,
         baseline=method.name == run.results["baseline"],
@@ -93,8 +112,28 @@ def ingredient_table(run: Run) -> list[dict[str, str]]:
         line = {"ingredient": run.names[k] + (" (outlier)" if k == run.outlier else ""), "own score": own}
         if shown is not None and shown.weight is not None:
             line[f"weight in {shown.name}"] = f"{shown.weight[k]:.3f}".replace("-", "−")
+        far = run.pool["to_mean"][k]
+        line["distance to the mean"] = "not finite" if far is None else f"{far:.3g}"
         lines.append({**line, **{key: _text(trials[k].get(key, "")) for key in settings}, "digest": one["digest"][:8]})
     return lines
+
+
+def stands_apart(run: Run) -> str:
+    """Whether an ingredient is unlike the others, and how long the distances are."""
+    lengths = [math.nan if d is None else float(d) for d in run.pool.get("to_mean") or []]
+    norms = [float(norm) for norm in run.pool.get("norms") or [] if norm is not None]
+    known = sorted(d for d in lengths if math.isfinite(d))
+    if not known or not norms:
+        return ""
+    middle, norm = known[len(known) // 2], sorted(norms)[len(norms) // 2]
+    scale = f" Weights have a norm of {norm:.3g}, and lie {middle:.3g} from the mean of all (medians)."
+    if run.outlier is None:
+        few = "" if len(lengths) > 2 else "With so few ingredients nothing can be said of outliers."
+        return (few or "No ingredient stands apart.") + scale
+    name, far = words.middle(run.names[run.outlier], 60), lengths[run.outlier]
+    if not math.isfinite(far):
+        return f"{name} has weights that are not finite.{scale}"
+    return f"The outlier is {name}: {far / middle:.1f} times as far from the mean of all as usual.{scale}"
 
 
 def pool_facts(run: Run) -> list[tuple[str, str]]:

@@ -11,38 +11,37 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """How scores are written: shares in percent, anything else as the number it is."""
+    """How scores are written: shares in percent, others as the number they are, with its unit where it has one."""
 
     name: str = "accuracy"
-    percent: bool = True
+    unit: str = "%"  # "%", "nats", "bits" or nothing
 
     @property
     def scale(self) -> float:
-        return 100.0 if self.percent else 1.0
+        return 100.0 if self.unit == "%" else 1.0
 
     @property
     def title(self) -> str:
-        if self.name in ("loss", "perplexity"):
-            return f"score (minus the {self.name})"  # higher is better everywhere
+        if self.name in ("loss", "perplexity", "nats_per_token", "bits_per_byte"):
+            return f"minus {self.name.replace('_', ' ')}"  # higher is better everywhere
         return self.name.replace("_", " ")
 
     @property
-    def axis(self) -> str:
-        return f"{self.title} (%)" if self.percent else self.title
+    def points(self) -> str:
+        """The unit of differences."""
+        return "points" if self.unit == "%" else self.unit
 
     @property
-    def unit(self) -> str:
-        return "points" if self.percent else ""
+    def axis(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit == "%" else self.title
 
     def value(self, score: float) -> str:
-        if not math.isfinite(score):
-            return "none"
-        return f"{self.bare(score)} %" if self.percent else self.bare(score)
+        return f"{self.bare(score)} {self.unit}".rstrip() if math.isfinite(score) else "none"
 
     def bare(self, score: float) -> str:
         if not math.isfinite(score):
             return "?"
-        shown = f"{100 * score:.2f}" if self.percent else _decimal(score)
+        shown = f"{100 * score:.2f}" if self.unit == "%" else _decimal(score)
         return shown.replace("-", "−")
 
     def between(self, ends: Mapping[str, Any] | Sequence[Any] | None) -> str:
@@ -53,7 +52,7 @@ class Metric:
     def change(self, difference: float) -> str:
         if not math.isfinite(difference):
             return "?"
-        shown = f"{100 * difference:+.2f}" if self.percent else _decimal(difference, "+")
+        shown = f"{100 * difference:+.2f}" if self.unit == "%" else _decimal(difference, "+")
         return shown.replace("-", "−") if float(shown) else shown.lstrip("+-")
 
 

@@ -12,7 +12,6 @@ from stockpot import files
 from stockpot.errors import RunError
 from stockpot.report.page import page_of
 from stockpot.report.reading import Run
-from stockpot.report.tables import HEADINGS
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -47,13 +46,16 @@ def html(page: Mapping[str, Any]) -> str:
 
 
 def markdown(page: Mapping[str, Any]) -> str:
-    lines = [f"# {escape(page['title'])}", "", escape(page["subtitle"]), ""]
+    lines = [f"# {escape(page['decision'])}", "", f"{escape(page['title'])} · {escape(page['subtitle'])}", ""]
     lines += [f"> {escape(notice)}\n" for notice in page["notices"]]
-    lines += [f"**{escape(page['verdict'])}**", ""]
+    lines += [escape(page["why"]), ""] if page["why"] else []
+    if page["soup"]:
+        lines += [f"The soup is in {escape(page['soup'])}, in this directory. To load it:", ""]
+        lines += [_fenced(page["loading"], "python"), ""]
     if page["rows"]:
         lines += [
-            "| " + " | ".join(HEADINGS) + " |",
-            "|---|" + "---:|" * (len(HEADINGS) - 1),
+            "| " + " | ".join(map(escape, page["headings"])) + " |",
+            "|---|" + "---:|" * (len(page["headings"]) - 1),
             *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
             "",
             f"Scores are on {page['data']}. Differences are paired sample by sample, with their 95 % interval.",

@@ -21,12 +21,13 @@ from stockpot._version import __version__
 from stockpot.errors import RunError, WriteError, describe
 from stockpot.pool.source import listed
 from stockpot.run import record
-from stockpot.run.record import FORMAT, GROWTH, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
+from stockpot.run.record import FORMAT, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
 from stockpot.run.shapes import ANY, POOL_SHAPE, plain, read_json
 from stockpot.run.state import Journal
+from stockpot.task.checks import REPORT
 
 # Everything a run writes; only these are ever removed, and run.json is replaced by the next one's.
-_OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, GROWTH, record.TENSORBOARD, SCORES, "report.html", "report.md")
+_OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, record.TENSORBOARD, SCORES, "report.html", "report.md")
 _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
 _WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.tensorboard", "output.overwrite")
@@ -50,8 +51,8 @@ class RecipeFacts:
 class RunDirectory:
     """A directory that this process works in: `claim` it, as a context manager, and then `begin`.
 
-    `facts` are what cooking knows of the run: kind, title, seed, metric, percent, settings by method, layout (what is
-    mixed), fit_digest and report_digest.
+    `facts` are what cooking knows of the run: kind, title, seed, metric, unit, settings by method, layout (what is
+    mixed), fit_digest and report_digests.
     """
 
     def __init__(
@@ -90,11 +91,10 @@ class RunDirectory:
             self.write(RUN, {**self._replaces, "status": "clearing"})
             files.clear(self.path, _OWN, self.path)
         files.sweep(self.path, self.path)  # what killed processes left half-written
-        for group in (METHODS, GROWTH):
-            folder = files.check_inside(self.path, self.path / group)
-            for inner in folder.iterdir() if folder.is_dir() else ():
-                if inner.is_dir() and not inner.is_symlink():
-                    files.sweep(inner, self.path)
+        folder = files.check_inside(self.path, self.path / METHODS)
+        for inner in folder.iterdir() if folder.is_dir() else ():
+            if inner.is_dir() and not inner.is_symlink():
+                files.sweep(inner, self.path)
         self.note(status="running", environment=plain(dict(environment)))
         if self._recipe and not self._continues:
             self.write(RECIPE, self._recipe)  # JSON is YAML
@@ -126,11 +126,8 @@ class RunDirectory:
     def write(self, name: str, value: Any) -> None:
         files.write_json(self.path / name, value, self.path)
 
-    def method(self, name: str, models: int | None = None) -> Path:
-        """The folder of a method, or of the same with the first so many ingredients."""
-        if models is None:
-            return self.path / METHODS / slug(name)
-        return self.path / GROWTH / f"{slug(name)}-{models:04d}"
+    def method(self, name: str) -> Path:
+        return self.path / METHODS / slug(name)
 
     def same_pool(self, names: Sequence[str], digests: Sequence[str]) -> bool:
         """Whether pool.json is there; if it is, the ingredients must be the same."""
@@ -184,7 +181,7 @@ def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
     if number != FORMAT:
         return None
     about = record.read_about(path)
-    empty = not any((path / name).exists() for name in (METHODS, GROWTH, RESULTS, SCORES))
+    empty = not any((path / name).exists() for name in (METHODS, RESULTS, SCORES))
     failed = about["status"] in ("running", "interrupted") and empty
     return about if failed or about["status"] == "clearing" else None
 
@@ -224,11 +221,22 @@ def _same_facts(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         versions = f" (begun by stockpot {begun}, this is {__version__})" if begun != __version__ else ""
         last = "\n  Nothing was touched: report, evaluate and rebuild still read that run."
         raise _refused(path, "the settings this run was started with", f"{found}{versions}", changed, last)
-    for key, what in (("fit_digest", "fitting data"), ("report_digest", "report data")):
-        if before[key] != now[key]:
-            first, second = (str(digest)[:12] for digest in (before[key], now[key]))
+    digests = [
+        {"fitting data": about["fit_digest"]}
+        | {
+            "report data" if name == REPORT else f"report data {name!r}": digest
+            for name, digest in about["report_digests"].items()
+        }
+        for about in (before, now)
+    ]
+    for what in {**digests[0], **digests[1]}:
+        first, second = (str(one.get(what))[:12] for one in digests)
+        if first != second:
             lines = [f"the content of the {what}: fingerprint {first} -> {second}"]
             raise _refused(path, f"the {what} this run was started with", "other samples", lines)
+    old, new = (", ".join(about["report_digests"]) for about in (before, now))
+    if old != new:  # the first counts
+        raise _refused(path, "the sets of report data in the same order", "another order", [f"{old} -> {new}"])
 
 
 def _refused(path: Path, expected: str, found: str, differing: Sequence[str], last: str = "") -> RunError:

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from stockpot.soups.settings import Settings
     from stockpot.task import Metric, Scores
 
-FORMAT = 2
+FORMAT = 3
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
-METHODS, GROWTH, TENSORBOARD, SOUP = "methods", "growth", "tensorboard", "soup"
+METHODS, TENSORBOARD, SOUP = "methods", "tensorboard", "soup"
 RESULT, WEIGHTS, SCORES = "result.json", "weights.safetensors", "ingredients.safetensors"
 KINDS = ("report", "held_out", "fit")  # of data, most honest first
+OWN = KINDS[1:]  # what a method scores itself on
 PARTS = ("table", "units")  # of scores, sample by sample
 VALUES = "values.json"  # the tensor that holds JSON: a safetensors header is for names and is kept small
 COSTS = ("seconds", "peak_host", "peak_device", "models_used")
@@ -56,8 +57,8 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
     from stockpot.soups.settings import as_json
 
     files.make_directory(folder, root)
-    scored = {kind: scores for kind in KINDS if (scores := getattr(result, kind)) is not None}
-    arrays = {name: array for kind, scores in scored.items() for name, array in _tables(kind, scores).items()}
+    own = {kind: getattr(result, kind) for kind in OWN}
+    arrays = _tables({**result.reports, **own})
     if result.soup is not None:
         arrays["W"] = result.soup.W.numpy()
         soup_record.write(folder, result.soup, max_shard, root=root)
@@ -66,7 +67,8 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
         "method": result.method,
         "settings": as_json(result.settings),
         **{name: getattr(result, name) for name in (*COSTS, "notes")},
-        **{kind: encode(getattr(result, kind)) for kind in KINDS},
+        **{kind: encode(scores) for kind, scores in own.items()},
+        "reports": {name: encode(scores) for name, scores in result.reports.items()},
         "groups": [] if result.soup is None else list(result.soup.layout.groups),
         "curves": curves(result.history),
         "greedy": [entry for entry in result.history if entry["kind"] == "greedy"] or None,
@@ -75,16 +77,24 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
     _write(root, folder, value, arrays)
 
 
-def write_report_scores(root: Path, folder: Path, scores: Scores) -> None:
-    """Add the score on the report data to a method's files."""
+def write_report_scores(root: Path, folder: Path, reports: Mapping[str, Scores]) -> None:
+    """Add the scores on all sets of report data to a method's files."""
     value = read_json(folder / RESULT, root, shapes.RESULT_SHAPE)
-    arrays = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_{part}": 2 for kind in KINDS for part in PARTS}})
-    _write(root, folder, {**value, "report": encode(scores)}, {**arrays, **_tables("report", scores)})
+    arrays = _read_arrays(folder / WEIGHTS, root, {"W": 2, **_parts(OWN)})
+    encoded = {name: encode(scores) for name, scores in reports.items()}
+    _write(root, folder, {**value, "reports": encoded}, {**arrays, **_tables(reports)})
 
 
-def _tables(kind: str, scores: Scores) -> dict[str, Any]:
-    units = {} if scores.units is None else {f"{kind}_units": scores.units[:, None].numpy()}
-    return {f"{kind}_table": scores.table.numpy(), **units}
+def _tables(scored: Mapping[str, Scores | None]) -> dict[str, Any]:
+    """Scores sample by sample, and the unit of each sample where samples have groups."""
+    known = {name: scores for name, scores in scored.items() if scores is not None}
+    tables = {f"{name}_table": scores.table.numpy() for name, scores in known.items()}
+    units = {name: scores.units for name, scores in known.items()}
+    return tables | {f"{name}_units": one[:, None].numpy() for name, one in units.items() if one is not None}
+
+
+def _parts(names: Iterable[str]) -> dict[str, int]:
+    return {f"{name}_{part}": 2 for name in names for part in PARTS}
 
 
 def _write(root: Path, folder: Path, value: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
@@ -103,7 +113,8 @@ class MethodRecord:
     folder: Path
     result: Mapping[str, Any]  # result.json
     W: NDArray[np.float64] | None  # (K, G); None for the ensemble
-    tables: Mapping[str, NDArray[np.float64]]  # sample by sample, by kind of data, where they were asked for
+    scores: Mapping[str, Mapping[str, Any]]  # by set of data: those of report data, held_out, fit
+    tables: Mapping[str, NDArray[np.float64]]  # the same sample by sample, where they were asked for
     units: Mapping[str, NDArray[np.float64]]  # (N, 1) the unit of each sample, where samples have groups
 
 
@@ -117,18 +128,19 @@ def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) ->
         if any(len(curve["x"]) != len(curve["loss"]) for every in result["curves"].values() for curve in every):
             raise ValueError("a curve has more places than losses, or fewer")
     # A table without a score is that of a process that was killed between the two files; it is made again.
-    known = [kind for kind in KINDS if tables and result[kind] is not None]
-    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **{f"{kind}_{part}": 2 for kind in known for part in PARTS}})
+    scores = {**result["reports"], **{kind: result[kind] for kind in OWN if result[kind] is not None}}
+    known = list(scores) if tables else []
+    found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **_parts(known)})
     W = found.pop("W", None)
     with readable(folder / WEIGHTS):
         if (W is None) != (name == "ensemble") or (W is not None and W.shape[1] != len(result["groups"])):
             raise ValueError(f"no W with a column for each of the {len(result['groups'])} groups")
         if W is not None and not np.isfinite(W).all():
             raise ValueError("mixing weights that are not finite")
-        if any(len(array) != result[name.rpartition("_")[0]]["n"] for name, array in found.items()):
+        if any(len(array) != scores[key.rpartition("_")[0]]["n"] for key, array in found.items()):
             raise ValueError(f"more samples than in {RESULT}, or fewer")
-    tables_, units = ({kind: found[key] for kind in known if (key := f"{kind}_{part}") in found} for part in PARTS)
-    return MethodRecord(name, folder, result, W, tables_, units)
+    tables_, units = ({one: found[key] for one in known if (key := f"{one}_{part}") in found} for part in PARTS)
+    return MethodRecord(name, folder, result, W, scores, tables_, units)
 
 
 def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, metric: Metric) -> Result | None:
@@ -151,12 +163,15 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
                 raise ValueError("other mixing weights than in soup.json")
             if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
                 raise ValueError("another method or other settings in soup.json")
-    scores: dict[str, Any] = dict.fromkeys(KINDS)
-    for kind, table in record.tables.items():
-        scores[kind] = _scores(table, metric, value[kind]["loss"], record.units.get(kind))
+    known = {
+        kind: _scores(table, metric, record.scores[kind]["loss"], record.units.get(kind))
+        for kind, table in record.tables.items()
+    }
+    reports = {one: known[one] for one in value["reports"] if one in known}
+    fit, held_out = known.get("fit"), known.get("held_out")
     guard = [] if value["guard"] is None else [{"kind": "guard", **value["guard"]}]
     history, costs = (*(value["greedy"] or ()), *guard), {key: value[key] for key in COSTS}
-    return Result(name, settings, soup, history=history, notes=tuple(value["notes"]), **scores, **costs)
+    return Result(name, settings, soup, fit, held_out, reports, history, notes=tuple(value["notes"]), **costs)
 
 
 def _scores(
@@ -322,7 +337,9 @@ def read_run(path: Path, *, tables: bool = False) -> RunRecord:
     order = [name for name in results.get("methods", ()) if name in REGISTRY]
     names = dict.fromkeys([*order, *REGISTRY])
     found = [read_method(path, path / METHODS / slug(name), name, tables=tables) for name in names]
-    methods = tuple(replace(one, result=cleaned(one.result)) for one in found if one is not None)
+    methods = tuple(
+        replace(one, result=cleaned(one.result), scores=cleaned(one.scores)) for one in found if one is not None
+    )
     _check_sizes(path, pool, methods)
     text = recipe.decode("utf-8", "replace")
     return RunRecord(path, cleaned(about), cleaned(pool), cleaned(results), cleaned(text), methods)

@@ -24,7 +24,8 @@ ANY = object()
 NUMBER, TEXT, COUNT = float, str, int
 MAYBE = (None, NUMBER)
 
-SCORE = (None, {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE})
+_SCORED = {"value": MAYBE, "low": MAYBE, "high": MAYBE, "n": COUNT, "loss": MAYBE}
+SCORE = (None, _SCORED)
 _CURVES = [{"fold": COUNT, "block": COUNT, "x": [NUMBER], "loss": [MAYBE]}]
 _GREEDY = {"kind": TEXT, "ingredient": TEXT, "index": COUNT, "added": bool, "score": MAYBE, "evaluated": COUNT}
 GUARD_SHAPE = {
@@ -32,8 +33,8 @@ GUARD_SHAPE = {
 }  # fmt: skip
 RUN_SHAPE = {
     "format": COUNT, "kind": TEXT, "title": TEXT, "created": TEXT, "stockpot": TEXT, "command": [TEXT],
-    "status": TEXT, "metric": TEXT, "percent": bool, "seed": COUNT, "recipe_digest": TEXT, "code": {"*": TEXT},
-    "settings": {"*": {"*": ANY}}, "layout": {"*": ANY}, "fit_digest": TEXT, "report_digest": (None, TEXT),
+    "status": TEXT, "metric": TEXT, "unit": TEXT, "seed": COUNT, "recipe_digest": TEXT, "code": {"*": TEXT},
+    "settings": {"*": {"*": ANY}}, "layout": {"*": ANY}, "fit_digest": TEXT, "report_digests": {"*": TEXT},
     "environment": {"*": ANY},
 }  # fmt: skip
 POOL_SHAPE = {
@@ -49,14 +50,14 @@ POOL_SHAPE = {
 }  # fmt: skip
 RESULT_SHAPE = {
     "method": TEXT, "settings": {"*": ANY}, "seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT,
-    "models_used": COUNT, "notes": [TEXT], "fit": SCORE, "held_out": SCORE, "report": SCORE, "groups": [TEXT],
+    "models_used": COUNT, "notes": [TEXT], "fit": SCORE, "held_out": SCORE, "reports": {"*": _SCORED}, "groups": [TEXT],
     "curves": {"fit": _CURVES, "held_out": _CURVES}, "greedy": (None, [_GREEDY]), "guard": (None, GUARD_SHAPE),
 }  # fmt: skip
 RESULTS_SHAPE = {
     "methods": [TEXT], "recommended": (None, TEXT), "verdict": TEXT, "baseline": (None, TEXT),
-    "compared_on": (None, TEXT), "differences": {"*": [MAYBE] * 3},
+    "compared_on": (None, TEXT), "differences": {"*": {"*": [MAYBE] * 3}},
     "held_out": {"*": {"value": NUMBER, "low": MAYBE, "high": MAYBE}},
-    "growth": (None, {"*": [{"models": COUNT, "report": SCORE}]}), "failed": {"*": TEXT},
+    "failed": {"*": TEXT}, "absent": {"*": TEXT},
 }  # fmt: skip
 
 

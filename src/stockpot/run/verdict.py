@@ -1,4 +1,4 @@
-"""Which soup to take, and what it is worth, in one sentence.
+"""Which soup to take, and what it is worth, in words.
 
 The choice is made on held-out data: samples that each method was scored on by coefficients that were not fitted on
 them. Scores on the fitting data flatter whatever learned most, and the report data must not be chosen on. Methods have
@@ -8,13 +8,14 @@ and the greedy soup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stockpot.run.record import KINDS, encode
 from stockpot.run.shapes import plain
 from stockpot.soups.result import Result
-from stockpot.task import Scores
+from stockpot.task import Metric, Scores
+from stockpot.task.checks import REPORT
 from stockpot.task.scores import worded
 
 BASELINE = "best"
@@ -46,53 +47,87 @@ def compared_on(results: Mapping[str, Result]) -> str | None:
     return every[0] if every and results else None
 
 
-def differences(results: Mapping[str, Result], kind: str | None) -> dict[str, list[float | None]]:
-    """Each method against the best single model, sample by sample: difference, low, high."""
+def differences(results: Mapping[str, Result], kind: str | None) -> dict[str, dict[str, list[float | None]]]:
+    """Each method against the best single model, sample by sample: difference, low, high by set of data."""
     if kind is None or BASELINE not in results:
         return {}
-    base = getattr(results[BASELINE], kind)
-    others = {name: getattr(one, kind) for name, one in results.items() if name != BASELINE}
-    return {name: plain(scores.difference(base)) for name, scores in others.items()}
+    every = {name: one.reports if kind == "report" else {kind: getattr(one, kind)} for name, one in results.items()}
+    base = every.pop(BASELINE)
+    return {
+        name: {part: plain(scores.difference(base[part])) for part, scores in sets.items()}
+        for name, sets in every.items()
+    }
 
 
-def verdict(results: Mapping[str, Result], name: str | None, models: int) -> str:
+def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequence[str]) -> str:
+    """First line: what to do. Second: why, by the first set of report data, and what happened on the others."""
     if name is None:
         return (
-            "No method is recommended: none of them was scored on samples that it was not fitted on, and scores on the"
-            " fitting data flatter. Add crossfit, or learn with folds of 2 or more."
+            "No method is recommended.\n"
+            "None of them was scored on samples that it was not fitted on, and scores on the fitting data flatter. Add"
+            " crossfit, or learn with folds of 2 or more."
         )
-    chosen = results[name]
-    kind = "report" if chosen.report is not None else "fit"
-    scores = getattr(chosen, kind)
-    data = "data nothing was chosen on"
-    if kind == "fit":
-        data = "the data it was fitted on (no report data was given)"
+    chosen, base, K = results[name], results.get(BASELINE), len(ingredients)
+    sets = _scored(chosen)
+    first, *others = sets
+    scores = sets[first]
+    data = "the data it was fitted on (no report data was given)" if first == "fit" else _called(first)
     said = f"scores {worded(scores)} on {data}"
-    if name == "ensemble":
-        what = f"the ensemble of {models} models {said}"
-    elif chosen.models_used == 1:
-        return f"{name} keeps a single model of the {models}, which {said}: mixing did not do better here."
+    soup = chosen.soup
+    if soup is not None and chosen.models_used == 1:
+        kept = ingredients[int(soup.W[:, 0].argmax())]
+        return f"No gain from mixing: keep {kept}.\n{name} keeps that single model of the {K}, which {said}."
+    mixes = f"averages the outputs of {K} models and" if soup is None else f"mixes {chosen.models_used} of {K} models;"
+    what = f"{name} {mixes} {said}"
+    if base is None or base.soup is None or name == BASELINE:
+        return f"Not known whether to use it: it was compared with nothing.\n{what}."
+    best = ingredients[int(base.soup.W[:, 0].argmax())]
+    known = _scored(base)
+    why = [f"{what}; the best single model, {best}, scores {worded(known[first])}."]
+    found = {part: scores.difference(known[part]) for part, scores in sets.items() if part in known}
+    metric = scores.metric
+    why[0] += f" {_difference(metric, *found[first])}"
+    forgot = [part for part, (_, _, high) in found.items() if part != first and high < 0]
+    for part in others:
+        if part in known:
+            verb = "It forgot: on" if part in forgot else "On"
+            why.append(f"{verb} {part} it scores {worded(sets[part])}, {best} {worded(known[part])}.")
+            why.append(_difference(metric, *found[part]))
+    _, low, high = found[first]
+    if first == "fit":
+        decision = f"Not known whether to use it: give report data, or keep {best}."
+    elif low > 0:
+        lost = ", ".join(f"{_signed(metric, found[part][0])} on {part}" for part in forgot)
+        but = f", but it forgot: {lost}" if forgot else ""
+        decision = f"Use it: {name} gains {_signed(metric, found[first][0])} beyond chance{but}."
     else:
-        what = f"{name} mixes {chosen.models_used} of {models} models into one that {said}"
-    base = getattr(results[BASELINE], kind) if BASELINE in results and name != BASELINE else None
-    if base is None:
-        return f"{what}."
-    return f"{what}; the best single model scores {worded(base)}. {_difference(scores, base)}"
+        decision = f"A loss beyond chance: keep {best}." if high < 0 else f"No gain beyond chance: keep {best}."
+    return f"{decision}\n{' '.join(why)}"
 
 
-def _difference(scores: Scores, other: Scores) -> str:
-    value, low, high = scores.difference(other)
-    percent = scores.metric.percent
+def _scored(result: Result) -> dict[str, Scores]:
+    """On every set of report data, or on the fitting data where there is none."""
+    assert result.fit is not None
+    return dict(result.reports) or {"fit": result.fit}
 
-    def signed(number: float) -> str:
-        return f"{100 * number:+.2f}" if percent else f"{number:+.4g}"
 
-    interval = f"95 % interval {signed(low)} to {signed(high)}"
-    amount = f"{signed(value)} points" if percent else signed(value)
+def _called(part: str) -> str:
+    return "data nothing was chosen on" + ("" if part == REPORT else f" ({part})")
+
+
+def _signed(metric: Metric, number: float, unit: bool = True) -> str:
+    shown = f"{100 * number:+.2f}" if metric.percent else f"{number:+.4g}"
+    name = "points" if metric.percent else metric.unit
+    return f"{shown} {name}" if unit and name else shown
+
+
+def _difference(metric: Metric, value: float, low: float, high: float) -> str:
+    interval = f"95 % interval {_signed(metric, low, False)} to {_signed(metric, high, False)}"
+    amount = _signed(metric, value)
     if low > 0:
         return f"The gain of {amount} is beyond chance ({interval})."
     if high < 0:
-        return f"The loss of {amount} is beyond chance ({interval}): take the best single model."
+        return f"The loss of {amount} is beyond chance ({interval})."
     if value == 0:
         return f"There is no difference on this data ({interval})."
     return f"The difference of {amount} is within chance on this much data ({interval})."

@@ -50,6 +50,7 @@ def write(folder: Path, soup: Soup, max_shard: int, dtype: torch.dtype | None = 
         "opened_with": pool.opened_with,
         "dtype": None if dtype is None else dtype_name(dtype),
         "max_shard": max_shard,
+        **({} if soup.pool.adapters is None else {"form": soup.written_as}),
         "statistics": statistics,
         "layout": soup.layout.to_json(),
         "W": soup.W.tolist(),
@@ -89,7 +90,8 @@ def load(path: Path, ingredients: Ingredients, listen: Listener) -> Soup:
         pool = _matched(pool, value["ingredients"], listen)
         _check_layout(layout, pool)
         statistics = _statistics(path if path.is_dir() else path.parent, pool) if said == "recalibrated" else None
-        return Soup(pool, layout, W, statistics, statistics_rule=_RULES[said], about=dict(value["about"]))
+        form, about = value.get("form", "merged"), dict(value["about"])  # a soup without one is a full model
+        return Soup(pool, layout, W, statistics, statistics_rule=_RULES[said], about=about, form=form)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, OSError) as error:
         raise _damaged(str(path), "a complete soup record", f"{type(error).__name__}: {error}") from error
 

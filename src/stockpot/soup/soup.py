@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup import build, record, weights
+from stockpot.soup import build, card, record, weights
+from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.mix import StatisticsRule
 
@@ -32,14 +34,36 @@ class Soup:
     statistics: Mapping[str, Tensor] | None = None  # recalibrated running statistics, by name
     statistics_rule: StatisticsRule = field(default="average", kw_only=True)  # for those that are not given
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)  # method, settings: whatever made it
+    form: Form = field(default="auto", kw_only=True)  # of adapters: an exact adapter, one of at most a rank, or merged
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "W", weights.check(self.W, len(self.pool), len(self.layout)))
+        self.written_as  # noqa: B018  (refuses a form that this soup cannot have)
 
     @classmethod
     def uniform(cls, pool: Pool, layout: Layout | None = None) -> Soup:
         layout = layout or Layout.of(pool, "model")
         return cls(pool, layout, weights.uniform(len(pool), len(layout)), about={"method": "uniform"})
+
+    @cached_property
+    def written_as(self) -> Literal["merged", "adapter"] | int:
+        """What `form` means for this soup."""
+        rank = None if self._exact is None else self._exact.exact_rank
+        return resolve(self.form, rank, statistics=self.statistics is not None)
+
+    @cached_property
+    def _exact(self) -> Factored | None:
+        return None if self.pool.adapters is None else Factored(self.pool, self.layout, self.W, None)
+
+    @cached_property
+    def factored(self) -> Factored | None:
+        """Of adapters: the deltas as they are written, their ranks and relative errors."""
+        rank = self.written_as
+        return Factored(self.pool, self.layout, self.W, rank) if isinstance(rank, int) else self._exact
+
+    def as_form(self, form: Form) -> Soup:
+        """The same soup, to be written in another form."""
+        return self if form == self.form else replace(self, form=form)
 
     def state_dict(self, dtype: torch.dtype | None = None, listen: Listener = ignore) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._tensors(dtype, listen)}
@@ -58,6 +82,7 @@ class Soup:
         self,
         path: str | Path,
         *,
+        form: Form | None = None,
         dtype: torch.dtype | None = None,
         max_shard: int | str = MAX_SHARD,
         overwrite: bool = False,
@@ -66,47 +91,70 @@ class Soup:
     ) -> Path:
         """Write weights, mixing weights and ingredients' digests into a directory, whole or not at all.
 
+        `form` of a soup of adapters: `adapter` is exact, a number is the highest rank that it may have, `merged` is a
+        full model; `auto`, the default, is the exact adapter where servers take its rank, and otherwise merged.
         `root`: the directory that the user named, below which no link is followed.
         """
+        if form is not None and form != self.form:
+            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen, "root": root}
+            return self.as_form(form).save(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
         with self._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
                 alone = self.pool.hashed
                 hashing = beside.submit(self.pool.digests, listen)  # reads the same pages as mixing does
-                build.write_weights(folder, self._tensors(dtype, listen, alone=alone), shard)
+                self._write_weights(folder, dtype, shard, listen, alone=alone)
                 hashing.result()
             record.write(folder, self, shard, dtype)
+            bases, made = card.base_models(self.pool), card.ingredients_of(self.pool, self.W)
+            relation, what = ("merge", "model soup") if self.written_as == "merged" else ("adapter", "soup of adapters")
+            card.write_card(folder, made, base_models=bases, relation=relation, what=what, recipe=self.about)
         return path
 
     def export(
         self,
         path: str | Path,
         *,
+        form: Form | None = None,
         dtype: torch.dtype | None = None,
         max_shard: int | str = MAX_SHARD,
         overwrite: bool = False,
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
+        if form is not None and form != self.form:
+            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen}
+            return self.as_form(form).export(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard = Path(path), parse_size(max_shard)
         with self._writing(path, dtype, overwrite, None) as folder:
-            build.write_weights(folder, self._tensors(dtype, listen), shard)
+            self._write_weights(folder, dtype, shard, listen)
         return path
+
+    def _write_weights(
+        self, folder: Path, dtype: torch.dtype | None, shard: int, listen: Listener, alone: bool = True
+    ) -> None:
+        if self.written_as == "merged" or self.factored is None:
+            coming = self._tensors(dtype, listen, alone=alone)
+            build.write_weights(folder, build.stored_specs(self.pool, dtype), coming, shard)
+        else:
+            whole = dict(self._tensors(dtype, listen, only=self.factored.dense, alone=alone))
+            self.factored.write(folder, whole, dtype)
 
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(
-            spec.numel * (dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype).itemsize
-            for spec in self.pool.specs.values()
-        )
+        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
+        if self.written_as != "merged" and self.factored is not None:
+            needed = self.factored.nbytes(dtype)
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
+            donor, adapters = self.pool.checkpoints[self.layout.donor].path, self.pool.adapters
+            for source in (donor,) if adapters is None else (adapters.base.path, donor):
+                if source.is_dir():  # an adapter's own tokenizer and chat template go before those of its base
+                    # With a config.json transformers takes an adapter's folder for a full model, and fails.
+                    without = () if self.written_as == "merged" else ("config.json",)
+                    build.copy_companions(source, folder, without)
             yield folder
-            adapters = self.pool.adapters
-            source = self.pool.checkpoints[self.layout.donor].path if adapters is None else adapters.base.path
-            if source.is_dir():
-                build.copy_companions(source, folder)
             self.pool.verify_unchanged()
 
     @classmethod
@@ -117,9 +165,12 @@ class Soup:
         """
         return record.load(Path(path), ingredients, listen)
 
-    def _tensors(self, dtype: torch.dtype | None, listen: Listener, alone: bool = True) -> Iterable[tuple[str, Tensor]]:
+    def _tensors(
+        self, dtype: torch.dtype | None, listen: Listener, only: Collection[str] | None = None, alone: bool = True
+    ) -> Iterable[tuple[str, Tensor]]:
         given, rule = self.statistics, self.statistics_rule
-        return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, alone=alone, listen=listen)
+        options: dict[str, Any] = {"factored": self.factored, "only": only, "alone": alone, "listen": listen}
+        return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
 
 
 def _check_takes(

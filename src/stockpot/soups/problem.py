@@ -19,6 +19,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
+from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
@@ -65,12 +66,16 @@ class Problem:
         include: Iterable[str] | None = None,
         exclude: Iterable[str] | None = None,
         donor: int | str = 0,
+        form: Form = "auto",
         listen: Listener = ignore,
     ) -> None:
+        statistics = task.has_statistics and task.statistics == "recalibrate"
+        resolve(form, None if pool.adapters is None else 0, statistics=statistics)  # refused now, not after learning
         task.check_names(pool.specs)  # before everything is read for its facts
         self.pool = pool
         self.task = task
         self.listen = listen
+        self.form: Form = form  # of the soup, where the ingredients are adapters
         self.facts: PoolFacts = pool.facts(listen, measured=False)
         self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
         self._layouts: dict[Any, Layout] = {}
@@ -214,10 +219,10 @@ class Problem:
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
         rule = self.task.statistics
-        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about)
+        soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about, form=self.form)
         soup.load_into(self.task.model)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
-            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about)
+            soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about, form=self.form)
         return soup

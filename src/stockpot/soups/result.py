@@ -12,21 +12,24 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
+from stockpot import ranks
 from stockpot.engine import PeakMemory
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup
+from stockpot.soup.adapter import described
 from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
+from stockpot.task.checks import REPORT
 from stockpot.task.data import open_report
 from stockpot.task.scores import worded
 
@@ -45,13 +48,18 @@ class Result:
     # Each sample scored by coefficients that were not fitted on it (folds). A little too good: when to stop was chosen
     # on the same samples.
     held_out: Scores | None = None
-    report: Scores | None = None  # on the report data, touched once
+    reports: Mapping[str, Scores] = field(default_factory=dict)  # on every set of report data, all touched once
     history: tuple[Mapping[str, Any], ...] = ()  # decisions, steps and evaluations, in order
     models_used: int = 0
     seconds: float = 0.0
     peak_host: int = 0  # bytes, without file-backed pages
     peak_device: int = 0  # bytes
     notes: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> Scores | None:
+        """On the first set of report data, the one that counts."""
+        return next(iter(self.reports.values()), None)
 
     @property
     def score(self) -> Scores:
@@ -78,7 +86,9 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
-    with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(settings.memory is None):
+    # Ranks must see the same numbers, and what one device has free is not what another has.
+    fast = settings.memory is None and not ranks.active()
+    with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):
         if store is not None:
             store.peaks = peak.so_far
         try:
@@ -100,7 +110,7 @@ def decided(
     return Result(
         name, settings, soup, scores, found.held_out,
         history=found.history, models_used=used, seconds=seconds,
-        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task)),
+        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task, soup)),
     )  # fmt: skip
 
 
@@ -122,36 +132,41 @@ def decision(how: Mapping[str, Any], digests: Iterable[str], layout: Layout | No
 
 
 def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple[Key, Result]]:
-    """The same results with their scores on the report data, one after the other.
+    """The same results with their scores on all sets of report data, one after the other.
 
     All of them must be given at once: from the first look on, the task takes part in no other decision.
     """
     listen = problem.listen
     problem.last_block.clear()  # nothing is learned any more
-    data = open_report(problem.task, [_decision_of(problem, result) for result in results.values()])
-    listen(Event("unsealed", {"decisions": len(results), "samples": len(data)}))
+    sets = open_report(problem.task, [_decision_of(problem, result) for result in results.values()])
+    samples = {name: len(data) for name, data in sets.items()}
+    listen(Event("unsealed", {"decisions": len(results), "samples": samples}))
     for key, result in results.items():
-        with problem.task.evaluator.fast(result.soup is None):  # all models are scored for the ensemble
-            scores = _report_scores(problem, result, data)
-        listen(Event("report", {"method": result.method, "value": scores.value, "n": scores.n}))
-        yield key, replace(result, report=scores)
+        with problem.task.evaluator.fast(
+            result.soup is None and not ranks.active()
+        ):  # all models are scored for the ensemble
+            reports = _report_scores(problem, result, sets)
+        for name, scores in reports.items():
+            listen(Event("report", {"method": result.method, "set": name, "value": scores.value, "n": scores.n}))
+        yield key, replace(result, reports=reports)
 
 
-def report_weights(task: Task, listen: Listener = ignore) -> Scores:
-    """The weights that are in the model now, decided elsewhere: those of a file."""
+def report_weights(task: Task, listen: Listener = ignore) -> dict[str, Scores]:
+    """The weights that are in the model now, decided elsewhere: those of a file. On every set of report data."""
     total = hashlib.sha256()
     for name, tensor in task.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             total.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
-    return task.score(open_report(task, [total.hexdigest()]), listen=listen)
+    return {name: task.score(data, listen=listen) for name, data in open_report(task, [total.hexdigest()]).items()}
 
 
-def _report_scores(problem: Problem, result: Result, data: Data) -> Scores:
+def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -> dict[str, Scores]:
+    task, listen = problem.task, problem.listen
     if result.soup is None:
-        return problem.task.ensemble_scores(problem.members(), data, listen=problem.listen)
-    result.soup.load_into(problem.task.model)
-    return problem.task.score(data, listen=problem.listen)
+        return {name: task.ensemble_scores(problem.members(), data, listen=listen) for name, data in sets.items()}
+    result.soup.load_into(task.model)
+    return {name: task.score(data, listen=listen) for name, data in sets.items()}
 
 
 def _decision_of(problem: Problem, result: Result) -> str:
@@ -163,8 +178,8 @@ def _decision_of(problem: Problem, result: Result) -> str:
 # What a reader of any result must know about the pool and the data ---------------------------------------
 
 
-def _notes(pool: Pool, task: Task) -> tuple[str, ...]:
-    found = []
+def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
+    found = [] if soup is None or soup.factored is None else [described(soup.factored, soup.written_as)]
     if pool.dropped:
         more = f" and {len(pool.dropped) - SHOWN} more" if len(pool.dropped) > SHOWN else ""
         found.append(f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}")
@@ -175,8 +190,10 @@ def _notes(pool: Pool, task: Task) -> tuple[str, ...]:
             found.append(
                 f"all {len(labels)} labels of the fitting data are {int(labels[0])}: whatever always says so is right"
             )
-    if task.reports_on_fit:
+    for name in task.reports_on_fit:
+        which = "" if name == REPORT else f" {name!r}"
         found.append(
-            "the report data is the fitting data: its scores are too good to be true, and say nothing of new data"
+            f"the report data{which} is the fitting data: its scores are too good to be true, and say nothing of new"
+            " data"
         )
     return tuple(found)

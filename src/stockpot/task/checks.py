@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from stockpot.task.metrics import METRICS
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
 _PIECE = 1024  # samples looked at together
+REPORT = "report"  # the name of the only set of report data
+_TAKEN = ("fit", "held_out")  # what scores are called that are on other data
 
 
 def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_size: Any, statistics: Any) -> None:
@@ -43,6 +46,32 @@ def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_siz
     if statistics not in ("recalibrate", "average", "copy"):
         fix = "use 'recalibrate' unless the fitting data is unlike the training data"
         raise wrong("statistics", "'recalibrate', 'average' or 'copy'", repr(statistics), fix)
+
+
+def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]]:
+    """All sets of report data by name, each with its groups; the first counts. One alone is called "report".
+
+    A mapping is several sets where none of its values is a tensor: batches have tensors of their own, mostly labels.
+    Where the fitting data is a mapping with the same keys, it is data of the same form.
+    """
+    columns = isinstance(report, Mapping) and any(isinstance(value, (Tensor, np.ndarray)) for value in report.values())
+    if not isinstance(report, Mapping) or columns or (isinstance(fit, Mapping) and fit.keys() == report.keys()):
+        return {} if report is None else {REPORT: (report, groups)}
+    for name in report:
+        if not isinstance(name, str) or name in _TAKEN or not re.fullmatch(r"[\w.-][\w .-]{0,39}", name):
+            raise TaskError.of(
+                "name of a set of report data",
+                expected=f"up to 40 letters, digits, spaces, dots or hyphens, and none of {', '.join(_TAKEN)}",
+                found=repr(name),
+                fix="use a short name, such as 'shifted' or 'base domain'",
+            )
+    if groups is not None and not isinstance(groups, Mapping):
+        fix = f"write report_groups={{{next(iter(report), 'test')!r}: groups}}"
+        raise TaskError.of("report_groups", expected="a dict, as report is one", found=type(groups).__name__, fix=fix)
+    if unknown := [name for name in groups or () if name not in report]:
+        fix = f"use the names of report: {', '.join(report)}"
+        raise TaskError.of("report_groups", expected="groups of sets that are there", found=repr(unknown[0]), fix=fix)
+    return {name: (source, (groups or {}).get(name)) for name, source in report.items()}
 
 
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -248,16 +248,18 @@ _FIX = (
 
 
 class Sealed:
-    """Samples that no attribute and no method gives away, except `open`."""
+    """Sets of samples that no attribute and no method gives away, except `open`, which gives all of them at once."""
 
-    __slots__ = ("__data", "__decisions")
+    __slots__ = ("__decisions", "__sets")
 
-    def __init__(self, data: Data) -> None:
-        self.__data = data
+    def __init__(self, sets: Mapping[str, Data]) -> None:
+        self.__sets = dict(sets)
         self.__decisions: frozenset[str] | None = None  # None: nobody has looked
 
-    def __len__(self) -> int:
-        return len(self.__data)
+    @property
+    def largest(self) -> int:
+        """How many samples the largest set has."""
+        return max(len(data) for data in self.__sets.values())
 
     def check_may_decide(self, decision: str) -> None:
         """Refuse a decision that could have been influenced; one that was named before may be made again."""
@@ -269,22 +271,27 @@ class Sealed:
                 fix=_FIX,
             )
 
-    def open(self, decisions: Iterable[str]) -> Data:
-        """The samples, to score these decisions and no others ever after."""
+    def open(self, decisions: Iterable[str]) -> dict[str, Data]:
+        """The sets by name, to score these decisions and no others ever after."""
         named = frozenset(decisions)
         for decision in named:
             self.check_may_decide(decision)
         if self.__decisions is None:
             self.__decisions = named
-        return self.__data
+        return dict(self.__sets)
 
-    def fingerprint(self) -> str:
-        """Tells one set of samples from another, and nothing else about them."""
-        return fingerprint(self.__data)
+    def equal(self, data: Data) -> tuple[str, ...]:
+        """The sets that have the same samples; only those of the same size are looked at."""
+        sets = {name: one for name, one in self.__sets.items() if len(one) == len(data)}
+        return tuple(name for name, one in sets.items() if fingerprint(one) == fingerprint(data))
+
+    def fingerprints(self) -> dict[str, str]:
+        """Tells each set of samples from others, and nothing else about it."""
+        return {name: fingerprint(data) for name, data in self.__sets.items()}
 
 
-def open_report(task: Task, decisions: Iterable[str]) -> Data:
-    """Break a task's seal to score these decisions, after the last of them was made."""
+def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data]:
+    """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
     if task._sealed is None:
         fix = "give Task(..., report=...) data that nothing was fitted on"
         raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)

@@ -233,9 +233,9 @@ class Evaluator:
         return on_host(torch.cat(tables)), loss_sum / weight if weight else math.nan
 
     def logits(self, data: Data, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each batch: its samples, and the model's logits, to be copied before the next."""
+        """Of each batch: its samples, and what an ensemble averages, to be copied before the next."""
         rows, key = torch.arange(len(data)), "logits" if self.judge.users_loss is None else None
-        for part, (logits,) in self.over(lambda batch, _: (self.judge.logits(batch),), data, rows, size, key):
+        for part, (logits,) in self.over(lambda batch, _: (self.judge.averaged(batch),), data, rows, size, key):
             yield part, logits
 
     def mean_loss(self, data: Data, size: int, beta: Tensor | None) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError
+from stockpot.errors import EnsembleError, TaskError
 from stockpot.task import batches
 from stockpot.task import loss as losses
 from stockpot.task.batches import batch_rows, find_labels, find_logits, find_loss, need_logits
@@ -139,27 +139,26 @@ class Judge:
             return outputs, batch
         return need_logits(outputs, f'metric="{self.metric.name}"'), {"labels": shifted(labels)}
 
+    def averaged(self, batch: Any) -> Tensor:
+        """What an ensemble takes the mean of: logits or values, where that has a meaning."""
+        if self.metric.calls_model:
+            raise EnsembleError(f"{self.metric.name} calls the model itself")
+        if self.metric in LOSSES and self.users_loss is not None:
+            raise EnsembleError("a loss of your own as the metric, which calls the model itself")
+        outputs = self.call(batch)
+        found = find_logits(outputs)
+        if found is None or not found.is_floating_point():
+            what = f"outputs of type {type(outputs).__name__}" if found is None else f"outputs of {found.dtype}"
+            raise EnsembleError(f"{what}, whose mean is no output")
+        if found is not outputs and self.metric not in METRICS.values() and not self.metric.tokens:
+            raise EnsembleError(f"{self.metric.name}, a metric of your own that is given more than a tensor of logits")
+        return batches.at_least_single(found)
+
     def statistics_of_logits(self, logits: Tensor, batch: Any) -> Tensor:
         """The metric's statistics (n, m) for logits from anywhere."""
-        if self.metric.calls_model:
-            reason = f"{self.metric.name} calls the model itself"
-        elif self.metric not in LOSSES:
-            try:
-                return self.metric.of_batch(*self._judged(logits, batch), logits.shape[0])
-            except TaskError as error:
-                if error.__cause__ is None:
-                    raise
-                reason = f"a metric that does not take a tensor of logits: {error.__cause__!r}"
-        elif self.users_loss is None:
+        if self.metric in LOSSES:
             return self._loss_table(self._sample_losses(logits, batch), batch)
-        else:
-            reason = "a loss of your own calls the model itself"
-        raise TaskError.of(
-            "score of averaged logits",
-            expected="a metric that needs logits and labels only",
-            found=reason,
-            fix='use metric="accuracy", or a metric that also takes logits as outputs',
-        )
+        return self.metric.of_batch(*self._judged(logits, batch), logits.shape[0])
 
     def _sample_losses(self, outputs: Any, batch: Any) -> Loss:
         logits = need_logits(outputs, f'metric="{self.metric.name}"')
@@ -201,7 +200,7 @@ class Judge:
         check_tokens(data, self.model, self.metric)
         if self.metric == ENTITIES and (names := getattr(getattr(self.model, "config", None), "id2label", None)):
             self.metric = entity_f1([str(names[number]) for number in sorted(names)])
-        if default and self.metric.name in METRICS and isinstance(batch, Mapping):
+        if default and self.metric in METRICS.values() and isinstance(batch, Mapping):
             known = (*batches.JUDGED, *batches.LABEL_KEYS)
             if unread := [key for key in batches.not_taken(self.model, batch) if key not in known]:
                 raise TaskError.of(

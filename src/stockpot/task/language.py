@@ -100,18 +100,21 @@ def _once(counted: Callable[[Tensor], Counted], table: Tensor) -> float:
     return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
 
 
+def is_iob2(names: Sequence[str]) -> bool:
+    return "O" in names and all(name == "O" or name[:2] in ("B-", "I-") for name in names)
+
+
 def entity_f1(names: Sequence[str]) -> Metric:
     """F1 of whole entities, of classes with such names (O, B-X, I-X), as seqeval has it by default.
 
     An I-X that follows no X begins an entity. Positions without a label are passed over.
     """
-    bad = [name for name in names if name != "O" and name[:2] not in ("B-", "I-")]
-    if bad or "O" not in names:
+    if not is_iob2(names):
         raise TaskError.of(
             'metric="entity_f1"',
             expected="class names O, B-X and I-X (IOB2)",
             found=f"the names {', '.join(names)[:200]}",
-            fix="set id2label in the model's configuration, or give metric=entity_f1(names)",
+            fix="set id2label in the model's config.json, or give data.classes in a recipe, or metric=entity_f1(names)",
         )
     kinds = sorted({name[2:] for name in names} - {""})
     begins = torch.tensor([name.startswith("B-") for name in names])
@@ -190,6 +193,8 @@ def exact_match(decode: Decode | None = None, max_new_tokens: int | None = None)
         config = getattr(model, "config", None)
         both = bool(getattr(config, "is_encoder_decoder", False))  # then the prompt is the input
         keys = ("input_ids", "attention_mask", "labels") if both else ("prompt_ids", "prompt_mask", "answer_ids")
+        if both and "answer_ids" in batch:  # of some samples only, where labels are of all
+            keys = (*keys[:2], "answer_ids")
         prompt, mask, answers = (column(batch, key, "exact_match") for key in keys)
         settings = getattr(model, "generation_config", None)
         ends = getattr(settings, "eos_token_id", None)

@@ -69,6 +69,11 @@ class Metric:
                 fix="leave out is_mean and ceiling, or leave out reduce and return one score per sample",
             )
 
+    @property
+    def unit(self) -> str:
+        """What stands behind scores: "%", "nats", "bits" or nothing."""
+        return "%" if self.percent else {"nats_per_token": "nats", "bits_per_byte": "bits"}.get(self.name, "")
+
     def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
         """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
         with users_code(f"metric {self.name}", self.statistics):

@@ -26,7 +26,10 @@ def as_metric(metric: str | Metric | MetricFunction) -> Metric:
     """What a task was given, as a `Metric`."""
     if isinstance(metric, Metric):
         return metric
-    return METRICS[metric] if isinstance(metric, str) else Metric("score", metric, is_mean=True)
+    if isinstance(metric, str):
+        return METRICS[metric]
+    name = getattr(metric, "__name__", "score")
+    return Metric("score" if name == "<lambda>" else name, metric, is_mean=True)
 
 
 # Statistics of samples ----------------------------------------------------------------------------------

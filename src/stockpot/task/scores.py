@@ -117,7 +117,7 @@ def worded(scores: Scores) -> str:
     n = f"n = {scores.n}" if scores.units is None else f"n = {scores.n} in {scores.independent} groups"
     if scores.metric.percent:
         return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, {n})"
-    return f"{value:.4g} (95 % interval {low:.4g} to {high:.4g}, {n})"
+    return f"{value:.4g}{scores.metric.unit and ' '}{scores.metric.unit} (95 % interval {low:.4g} to {high:.4g}, {n})"
 
 
 # Closed forms -----------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from stockpot.errors import TaskError
+from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
-from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, fingerprint, forked_random
+from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
@@ -37,7 +37,9 @@ class Task:
     sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
     `metric(outputs, batch)` with one score per sample, or a `Metric`.
     `groups` and `report_groups` number or name what samples belong to (a patient, document or speaker): one per sample.
-    The report data is checked here and then sealed: methods open it after their last decision (`Sealed`).
+    The report data is checked here and then sealed: methods open it after their last decision (`Sealed`). A dict of
+    data, such as `{"test": (x, y), "shifted": (x2, y2)}`, is several sets: all are scored, and the first one counts
+    (`report_groups` is then a dict too).
     """
 
     def __init__(
@@ -70,10 +72,14 @@ class Task:
         self.fit = read(fit, name="fit data", groups=groups)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
-        if report is not None:
-            data = read(report, name="report data", groups=report_groups, memory_used=self.fit.nbytes)
-            self._check_data(data)
-            self._sealed = Sealed(data)
+        sets: dict[str, Data] = {}
+        for key, (source, own_groups) in checks.report_sets(report, report_groups, fit).items():
+            used = sum(one.nbytes for one in (self.fit, *sets.values()))
+            name = "report data" if key == checks.REPORT else f"report data {key!r}"
+            sets[key] = read(source, name=name, groups=own_groups, memory_used=used)
+            self._check_data(sets[key])
+        if sets:
+            self._sealed = Sealed(sets)
 
     @property
     def metric(self) -> Metric:
@@ -91,14 +97,13 @@ class Task:
             self._sealed.check_may_decide(decision)
 
     @cached_property
-    def reports_on_fit(self) -> bool:
-        """Whether the report data is the fitting data over again."""
-        as_many = self._sealed is not None and len(self._sealed) == len(self.fit)
-        return as_many and self.report_fingerprint() == fingerprint(self.fit)
+    def reports_on_fit(self) -> tuple[str, ...]:
+        """The sets of report data that are the fitting data over again."""
+        return () if self._sealed is None else self._sealed.equal(self.fit)
 
-    def report_fingerprint(self) -> str | None:
-        """Tells one set of report data from another, and nothing else about it."""
-        return None if self._sealed is None else self._sealed.fingerprint()
+    def report_fingerprints(self) -> dict[str, str]:
+        """Tells each set of report data from others, and nothing else about it."""
+        return {} if self._sealed is None else self._sealed.fingerprints()
 
     def to_device(self, batch: Any) -> Any:
         return on_device(batch, self.device)
@@ -205,19 +210,19 @@ class Task:
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.fit if data is None else data
+        largest = max(len(data), 0 if self._sealed is None else self._sealed.largest)
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count, dtype = 0, torch.float32
         for _ in members:
             with self.evaluating():
                 for i, (part, logits) in enumerate(self.evaluator.logits(data, self.batch_size)):
                     dtype = logits.dtype
-                    nbytes = logits.numel() // part.numel() * len(data) * 8
-                    if nbytes > MEMORY_LIMIT:
-                        raise TaskError.of(
-                            "ensemble",
-                            expected=f"logits of at most {MEMORY_LIMIT / 2**30:.0f} GiB for all samples together",
-                            found=f"{nbytes / 2**30:.1f} GiB",
-                            fix="leave the ensemble out: it is no soup, and averages the outputs of all models",
+                    # Refused while methods decide, not when the report data is scored.
+                    nbytes = logits.numel() // part.numel() * largest * 8
+                    if nbytes > MEMORY_LIMIT and data is self.fit:
+                        raise EnsembleError(
+                            f"outputs of {nbytes / 2**30:.1f} GiB for all samples, more than"
+                            f" {MEMORY_LIMIT / 2**30:.0f} GiB"
                         )
                     if count == 0:
                         sums.append(on_host(logits))

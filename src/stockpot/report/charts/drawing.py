@@ -25,8 +25,7 @@ WIDE, NARROW = 820, 328  # CSS pixels; the page switches between them
 LEVELS = 7  # steps of a heatmap's colour scale on each side of zero
 
 _NAMES = (
-    *("fg", "muted", "grid", "card", "accent", "outside", "quiet"),
-    *(f"cat{i}" for i in range(1, 8)),
+    *("fg", "muted", "grid", "card", "accent", "outside", "quiet", "good", "bad"),
     *(f"p{i}" for i in range(1, LEVELS + 1)),
     *(f"n{i}" for i in range(1, LEVELS + 1)),
     "zero",

@@ -57,50 +57,6 @@ def weights_by_group(run: Run, method: Method) -> Picture | None:
     return picture("weights", alt, _group_caption(method, extrapolated) + _left_out(run, order), paint)
 
 
-def weights_by_method(run: Run) -> Picture | None:
-    soups = [m for m in run.methods if m.weight is not None]
-    if len(soups) < 2:
-        return None
-    means = np.stack([m.weight for m in soups if m.weight is not None], axis=1)  # (K, methods)
-    order = _heaviest(run.best_first, np.abs(means).max(axis=1))
-    means = means[order]
-    names = [run.names[k] for k in order]
-    limit = heatmap.nice(min(1.0, float(np.quantile(np.abs(means), 0.98))))
-    alt = f"Mean weight of each of the {len(names)} ingredients in each of the {len(soups)} soups."
-    caption = (
-        "How much of each ingredient (rows, best on top) went into each soup (columns), averaged over the model."
-        " Uniform takes the same of all, greedy the same of a few."
-    )
-    if outside(means).any():
-        caption += " A dot marks weights below 0 or above 1: less than nothing of a model, or more than all of it."
-    caption += _left_out(run, order)
-
-    def paint(width: int) -> Figure:
-        grid = heatmap.Grid.plan(width, names, len(soups))
-        upright = grid.cell_width > 62
-        head = 22 if upright else 66
-        fig = drawing.figure(width, grid.height() + head + 36, manual=True)
-        axes = heatmap.cells(fig, grid, head, means, limit, outside(means))
-        for x, method in enumerate(soups):
-            axes.annotate(
-                method.name,
-                (x + 0.5, 0),
-                xytext=(0, 5),
-                textcoords="offset points",
-                rotation=0 if upright else 90,
-                ha="center",
-                va="bottom",
-                fontsize=10.5,
-                color=COLOURS["accent" if method is run.recommended else "fg"],
-                annotation_clip=False,
-            )
-        axes.vlines(range(1, len(soups)), 0, len(names), color=COLOURS["card"], linewidth=1)
-        heatmap.legend(fig, grid, grid.height() + head + 6, means, limit)
-        return fig
-
-    return picture("pot", alt, caption, paint)
-
-
 def _heaviest(best_first: list[int], weight: NDArray[np.float64]) -> list[int]:
     """Those of the ingredients that matter most, where there are more than a chart has rows for; best first."""
     kept = set(np.argsort(-weight, kind="stable")[: heatmap.MOST].tolist())

@@ -1,0 +1,144 @@
+"""Averages that need neither model nor data: each is a matrix W of mixing weights, so each is a soup.
+
+Methods that are not of this form (spherical interpolation, TIES, DARE) are not here: docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.errors import SoupError
+from stockpot.events import Event, Listener, ignore
+from stockpot.layout import Layout
+from stockpot.pool import Pool
+from stockpot.pool.facts import strangers_of
+from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.mix import CHUNK
+from stockpot.soup.soup import Soup
+
+AVERAGES = ("uniform", "weighted", "ema", "model_stock")
+
+
+def average(
+    models: str | Path | Iterable[Any] | Pool,
+    out: str | Path | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str | None = None,
+    decay: float | None = None,
+    base: str | Path | Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard: int | str = MAX_SHARD,
+    overwrite: bool = False,
+    listen: Listener = ignore,
+    **opening: Any,
+) -> Soup:
+    """A soup of models without any data, written to `out` if that is given.
+
+    `models`: paths, patterns, folders, state dicts, or a pool; `opening` are options of `Pool.open`. Methods are
+    `uniform`; `weighted` by `weights`, which are divided by their sum; `ema`, the moving average over models in their
+    order, of which each step keeps `decay`; `model_stock`. With a `base`, weights are taken as they are and the base
+    has what they leave to one, so that base + sum of w_k (model_k - base) comes out: task arithmetic.
+    """
+    method = method or ("uniform" if weights is None else "weighted")
+    _check(method, weights, decay, base)
+    if not isinstance(models, Pool):
+        # The base comes last.
+        sources = [models] if isinstance(models, (str, Path, Mapping)) else list(models)
+        models = Pool.open(sources, *([] if base is None else [base]), listen=listen, **opening)
+    elif base is not None:
+        found, fix = "an opened pool", "give the paths of the models, or open the base with them and give all weights"
+        raise SoupError.of("average with a base", expected="paths of models", found=found, fix=fix)
+    if strange := strangers_of(models.checkpoints, models.specs):
+        listen(Event("strangers", {"names": [models.names[k] for k in strange]}))
+    layout = Layout.of(models, "tensor" if method == "model_stock" else "model")
+    W = _weights(models, layout, method, weights, decay, base is not None)
+    about = {"method": method, "weights": weights and list(weights), "decay": decay, "base": base and models.names[-1]}
+    soup = Soup(models, layout, W, about={key: value for key, value in about.items() if value is not None})
+    if out is not None:
+        soup.save(out, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen)
+    return soup
+
+
+def _check(method: str, weights: Sequence[float] | None, decay: float | None, base: object) -> None:
+    subject = f"method {method!r} of average"
+    if method not in AVERAGES:
+        fix = "mix by one of these"
+        if method == "slerp":
+            fix = "use weighted: fine-tunes of one model are so close that mergekit's slerp of them is the same average"
+        raise SoupError.of(subject, expected=f"one of {', '.join(AVERAGES)}", found="none of them", fix=fix)
+    if (method == "weighted") != (weights is not None):
+        found = "none" if weights is None else "some"
+        expected = "weights, one for each model" if weights is None else "no weights"
+        raise SoupError.of(subject, expected=expected, found=found, fix="give weights to method weighted, and no other")
+    if (method == "ema") != (decay is not None):
+        expected, found = ("a decay", "none") if decay is None else ("no decay", str(decay))
+        fix = "give a decay to method ema, and to no other; with 0.5 each model counts half as much as the one after it"
+        raise SoupError.of(subject, expected=expected, found=found, fix=fix)
+    if decay is not None and not 0 < decay < 1:
+        raise SoupError.of("decay", expected="a number between 0 and 1", found=str(decay), fix="use for example 0.5")
+    if method == "model_stock" and base is None:
+        fix = "say which model the others were fine-tuned from: base="
+        raise SoupError.of(subject, expected="a base", found="none", fix=fix)
+    if base is not None and method not in ("weighted", "model_stock"):
+        fix = "give weights (task arithmetic) or method model_stock, or leave the base out"
+        raise SoupError.of(subject, expected="no base", found="one", fix=fix)
+
+
+def _weights(
+    pool: Pool, layout: Layout, method: str, weights: Sequence[float] | None, decay: float | None, with_base: bool
+) -> Tensor:
+    """W (K, G), the base in the last row."""
+    n = len(pool) - with_base
+    if method == "model_stock":
+        return model_stock(pool, layout)
+    if decay is not None:
+        column = [decay ** (n - 1), *((1 - decay) * decay ** (n - 1 - k) for k in range(1, n))]
+    elif weights is None:
+        column = [1.0] * n
+    else:
+        column = [float(weight) for weight in weights]
+    if len(column) != n or not all(map(math.isfinite, column)):
+        found = f"{len(column)}: {', '.join(f'{weight:g}' for weight in column)}"
+        fix = f"give one for each, in this order: {', '.join(pool.names[:n])}"
+        raise SoupError.of("weights", expected=f"{n} finite numbers", found=found, fix=fix)
+    total = math.fsum(column)
+    if with_base:
+        column.append(1.0 - total)
+    elif abs(total) < 1e-6:
+        fix = "give weights with a positive sum, or base= to add differences to it"
+        raise SoupError.of("weights", expected="numbers that do not cancel", found=f"a sum of {total:g}", fix=fix)
+    else:
+        column = [weight / total for weight in column]
+    return torch.tensor(column, dtype=torch.float64)[:, None]  # (K, 1)
+
+
+def model_stock(pool: Pool, layout: Layout) -> Tensor:
+    """W (K, G) of Model Stock (Jang et al., ECCV 2024): theta = t mean + (1 - t) base, the base last.
+
+    For each tensor t = n c / (1 + (n - 1) c), c the mean cosine between the n models as seen from the base.
+    """
+    n = len(pool) - 1
+    if n < 2:
+        fix = "give two or more models besides the base"
+        raise SoupError.of("method 'model_stock'", expected="at least two models", found=str(n), fix=fix)
+    W = torch.zeros(n + 1, len(layout), dtype=torch.float64)
+    pairs = torch.triu_indices(n, n, 1)
+    for name, group in layout.group_of.items():
+        parts = [torch.split(pool.tensor(k, name).reshape(-1), CHUNK) for k in range(n + 1)]
+        gram = torch.zeros(n, n, dtype=torch.float64)
+        for *chunks, start in zip(*parts, strict=True):
+            offsets = torch.stack([chunk.double() - start.double() for chunk in chunks])  # (n, width)
+            gram += offsets @ offsets.T
+        lengths = gram.diagonal().sqrt()
+        cosines = gram / (lengths[:, None] * lengths).clamp_min(1e-6)
+        c = float(cosines[pairs[0], pairs[1]].clamp(-1, 1).mean())
+        t = n * c / (1 + (n - 1) * c) if 1 + (n - 1) * c else 0.0
+        W[:n, group], W[n, group] = t / n, 1 - t
+    return W

@@ -1,0 +1,93 @@
+"""docs/adapters.md as it stands: its recipe, its Python, and the commands on a pool of adapters."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.conftest import Stockpot
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(40))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bare encoder with a tokenizer, and classifiers made of it by LoRA."""
+    monkeypatch.chdir(tmp_path)
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=len(WORDS),
+        max_position_embeddings=20, num_labels=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    model.bert.save_pretrained("base")
+    Path("vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast("vocab.txt").save_pretrained("base")
+    for i in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fresh = transformers.BertForSequenceClassification.from_pretrained("base", num_labels=3)
+            settings = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
+            made = peft.get_peft_model(fresh, settings)
+        torch.manual_seed(i)
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.data.normal_(0, 0.2)
+        made.save_pretrained(f"adapters/a{i}")
+    lines = [f"w{i} w{i * 7 % 40},{'abc'[i % 3]}" for i in range(36)]
+    Path("reviews.csv").write_text("\n".join(["text,label", *lines]))
+    Path("recipe.yaml").write_text("\n".join(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)))
+    return tmp_path
+
+
+def test_the_recipe_of_the_page_cooks_an_adapter_that_evaluates_and_rebuilds(folder: Path, stockpot: Stockpot) -> None:
+    quick = ("--set", "method.steps=4", "--set", "method.name=hl+")
+    cooked = stockpot("cook", "recipe.yaml", *quick)
+    assert cooked.code == 0, cooked.err
+    assert "the soup is written as an exact adapter of rank 6; serve it with a rank of 8" in cooked.out
+    soup = folder / "run" / "methods" / "hl-plus" / "soup"
+    assert (soup / "adapter_model.safetensors").is_file()
+    assert not (soup / "model.safetensors").exists()
+    assert (soup / "tokenizer_config.json").is_file()
+    scored = [stockpot("evaluate", where, "recipe.yaml", "--json") for where in ("run", soup)]
+    values = [json.loads(one.out)["score"]["value"] for one in scored]
+    (report,) = json.loads((soup.parent / "result.json").read_text())["reports"].values()
+    assert values == [report["value"]] * 2
+    again = stockpot("rebuild", "run")
+    assert "every byte is the same" in again.out, again.err
+    record = json.loads((soup / "soup.json").read_text())
+    assert record["form"] == "adapter"
+    assert record["opened_with"]["base"] == str(folder / "base")
+    assert stockpot("evaluate", "adapters/a0", "recipe.yaml").code == 0
+    # Another form is another run.
+    refused = stockpot("cook", "recipe.yaml", *quick, "--as", "merged")
+    assert refused.code == 1
+    assert "output.form" in refused.err
+    small = stockpot("cook", "recipe.yaml", *quick, "--as", "2", "--out", "small")
+    assert "the soup is written as an adapter of rank at most 2 (exact: 6); relative error of its deltas" in small.out
+    state = load_file(folder / "small" / "methods" / "hl-plus" / "soup" / "adapter_model.safetensors")
+    assert {len(value) for name, value in state.items() if "lora_A" in name} == {2}
+
+
+def test_the_python_of_the_page_runs(folder: Path) -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(block, names)
+    errors = names["errors"]
+    assert isinstance(errors, dict)
+    assert len(errors) == 4
+    assert all(0 < error < 1 for error in errors.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        base = transformers.BertForSequenceClassification.from_pretrained("base", num_labels=3)
+        assert peft.PeftModel.from_pretrained(base, "small").peft_config["default"].r == 2
