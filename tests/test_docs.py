@@ -45,6 +45,11 @@ def test_paths_that_comments_and_docstrings_name_exist() -> None:
     assert [(path.name, name) for path in MODULES for name in absent(path.read_text())] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_page_holds_the_marks_of_a_merge(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(), re.MULTILINE) == []
+
+
 @by_page
 def test_what_the_documentation_names_without_a_path_exists(page: Path) -> None:
     text = page.read_text()
@@ -56,13 +61,6 @@ def test_what_the_documentation_names_without_a_path_exists(page: Path) -> None:
     for module in MODULE.findall(text):
         assert (ROOT / "tests" / f"{module.replace('.', '/')}.py").is_file(), module
     assert set(MAKE.findall(text)) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-def test_the_tree_in_the_readme_is_the_package() -> None:
-    tree = (ROOT / "README.md").read_text().split("src/stockpot/\n", 1)[1].split("    docs/", 1)[0]
-    listed = [line.split()[0].rstrip("/") for line in tree.splitlines()]
-    there = [path.name for path in (ROOT / "src" / "stockpot").iterdir() if not path.name.startswith(("_", "py.typed"))]
-    assert sorted(listed) == sorted(there)
 
 
 @pytest.mark.parametrize(
