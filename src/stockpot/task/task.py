@@ -316,9 +316,9 @@ class Task:
 
     # The pool's tensors -------------------------------------------------------------------------------
 
-    def check_names(self, specs: Mapping[str, Any]) -> None:
+    def check_names(self, specs: Mapping[str, Any], without: Iterable[str] = ()) -> None:
         """The model must take exactly the pool's tensors (anything with a shape); tied names and counters may lack."""
-        if found := differences(self.model, specs):
+        if found := differences(self.model, specs, without):
             raise TaskError.of(
                 f"model {type(self.model).__name__}",
                 expected=f"the pool's {len(specs)} tensors",
