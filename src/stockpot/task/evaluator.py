@@ -230,8 +230,8 @@ class Evaluator:
             told(done)
             if stop is not None and any(stop(total, count) for total, count in sums.add(table, done)):
                 break
-        loss = on_host(torch.stack(losses)).sum(0) if losses else torch.tensor([math.nan, 1.0], dtype=torch.float64)
-        return on_host(torch.cat(tables)), Loss(*loss)
+        unknown = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+        return on_host(torch.cat(tables)), Loss(*(on_host(torch.stack(losses)).sum(0) if losses else unknown))
 
     def logits(self, data: Data, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each batch: its samples, and what an ensemble averages, to be copied before the next."""
