@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Live
-from stockpot.engine.factored import FactoredLive
+from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import Ahead, LastBlock
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
@@ -25,6 +25,7 @@ from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
+from stockpot.task.names import quantised_weights
 
 
 def finite(value: float) -> float | None:
@@ -73,7 +74,10 @@ class Problem:
     ) -> None:
         statistics = task.has_statistics and task.statistics == "recalibrate"
         resolve(form, None if pool.adapters is None else 0, statistics=statistics)  # refused now, not after learning
-        task.check_names(pool.specs)  # before everything is read for its facts
+        release(task.model)
+        # A quantised model has adapters beside its weights, and keeps those.
+        self._quantised = frozenset() if pool.adapters is None else quantised_weights(task.model, pool.specs)
+        task.check_names(pool.specs, without=self._quantised)  # before everything is read for its facts
         self.pool = pool
         self.task = task
         self.listen = listen
@@ -105,8 +109,11 @@ class Problem:
         return self._layouts[granularity]
 
     def _live(self, layout: Layout, *, factored: bool = True) -> Live:
-        if self._wide and factored:
-            return FactoredLive(self.task, self.pool, layout, self._wide)
+        release(self.task.model)
+        self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
+        if self._wide is not None and factored:
+            return FactoredLive(self.task, self.pool, layout, self._wide, self._quantised)
+        check_no_codes(self._quantised)
         return Live(self.task, self.pool, layout)
 
     @contextmanager
@@ -241,11 +248,24 @@ class Problem:
         live.check_bound()
         return scores
 
+    def put(self, soup: Soup) -> None:
+        """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
+        if not self._quantised:
+            soup.load_into(self.task.model)
+            return
+        live = hold(self._live(soup.layout))
+        live.theta.copy_(live.mixed(soup.W))
+        live.push()
+        for name, reason in soup.layout.kept.items():
+            if reason in (STATISTIC, INTEGER):
+                own = (soup.statistics or {}).get(name)
+                live.put(name, kept_tensor(self.pool, soup.layout, soup.W, name, "average") if own is None else own)
+
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
         rule = self.task.statistics
         soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about, form=self.form)
-        soup.load_into(self.task.model)
+        self.put(soup)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
