@@ -47,7 +47,7 @@ class Activity:
             case "dropped":
                 return f"left out, because their weights are not finite: {', '.join(data['names'])}"
             case "run":
-                return f"{data['run']}: {data['checkpoint']}, {data['why']} of {words.plural(data['steps'], 'step')}"
+                return f"{data['run']}: {data['checkpoint']}, {data['why']} (steps there: {data['steps']})"
             case "strangers":
                 who = f"{', '.join(data['names'][:3])}{' and others' if len(data['names']) > 3 else ''}"
                 what = (

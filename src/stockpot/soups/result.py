@@ -166,7 +166,7 @@ def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -
     task, listen = problem.task, problem.listen
     if result.soup is None:
         return {name: task.ensemble_scores(problem.members(), data, listen=listen) for name, data in sets.items()}
-    result.soup.load_into(task.model)
+    problem.put(result.soup)
     return {name: task.score(data, listen=listen) for name, data in sets.items()}
 
 
