@@ -22,7 +22,7 @@ from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
 from stockpot.files import at_home, read_json
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
-from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, open_adapter
+from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
 from stockpot.pool.scan import raw_bytes
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
 
@@ -194,19 +194,29 @@ def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapt
         for name, key in changed.items()
         if name in base.specs and base.specs[name].dtype.is_floating_point != specs[key].dtype.is_floating_point
     ]
-    absent = sorted(lacking - adapter.dense.keys())
-    sorts = {
-        "not in the base": unknown,
-        "of another shape": shapes,
-        "of another kind": kinds,
-        "saved by others, missing here": absent,
-    }
+    absent = sorted(lacking - adapter.dense.keys()) + _left_out(adapter, base)
+    sorts = {"not in the base": unknown, "of another shape": shapes, "of another kind": kinds, "missing here": absent}
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []
     expected = f"deltas of tensors that {shown(base.path)} has"
     fix = "give the base that this adapter was trained on (base=), or leave the adapter out"
     return [describe(shown(adapter.path), expected=expected, found="; ".join(found), fix=fix)]
+
+
+def _left_out(adapter: Adapter, base: Checkpoint) -> list[str]:
+    """Factors that the configuration promises in every layer, and that some layers have and others do not."""
+    config, names = adapter.config, {re.sub(r"\d+", "#", name) for name in adapter.factors}
+    chosen = any(config.get(field) for field in ("layers_to_transform", "layers_pattern", "exclude_modules"))
+    said = targets(config)
+    if chosen or said is None:
+        return []
+    absent = (name for name in base.specs if name not in adapter.factors and name not in adapter.dense)
+    return [
+        f"factors of {name}"
+        for name in absent
+        if re.sub(r"\d+", "#", name) in names and named_by(said, name.removesuffix(".weight"))
+    ]
 
 
 def _shape(one: Factors, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:
