@@ -151,6 +151,10 @@ def plain(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
     return result
 
 
+def _peak() -> float:
+    return round(torch.cuda.max_memory_allocated() / GIB, 2)
+
+
 def soup(
     model: nn.Module, files: list[Path], rows: dict[str, Tensor], block: int, given: dict[str, Any], profile: bool
 ) -> dict[str, Any]:
@@ -163,9 +167,11 @@ def soup(
     opened = time.perf_counter() - began
     result: dict[str, Any] = {"block_size": block, "settings": {k: str(v) for k, v in given.items()}}
     with PeakMemory(torch.device("cuda")) as peak, Live(task, pool, layout) as live, task.learning():
+        peaks = {"model laid out": _peak()}
         began = time.perf_counter()
         engine = Engine(live, Options(batch_size=BATCH, **given), task.fit, block_size=block, listen=told.append)
         first = time.perf_counter() - began
+        peaks["planned"] = _peak()
         state = State(torch.zeros(len(pool), len(layout)))
         # Two blocks: the second one's theta_fix has the share of the first.
         blocks = [list(range(block)), list(range(len(pool) - block, len(pool)))][: 2 if block < len(pool) else 1]
@@ -178,6 +184,7 @@ def soup(
             torch.cuda.synchronize()
             began = time.perf_counter()
             next(algorithm)
+            peaks.setdefault("first steps", _peak())
             seconds = time.perf_counter() - began
             skipped += sum(step.skipped for step in state.steps)
             losses += [step.loss for step in state.steps]
@@ -185,7 +192,7 @@ def soup(
                 times.append(1000 * seconds / len(state.steps))
         result |= {
             "ms": round(statistics.median(times), 2),
-            "peak_while_learning_gib": round(torch.cuda.max_memory_allocated() / GIB, 2),
+            "peaks_so_far_gib": {**peaks, "all steps": _peak()},
             "path": [event.data["path"] for event in told if event.kind == "engine"],
             "plan": str(engine.plan),
             "forecast_gib": round(engine.plan.total / GIB, 2),

@@ -20,6 +20,7 @@ COMMANDS = (
     "finetune",
     "evaluate",
     "rebuild",
+    "export",
     "report",
     "schema",
     "doctor",

@@ -156,7 +156,8 @@ def test_adapters_and_merged_checkpoints_give_the_same_weights(
     for one in (pool, dense):
         task = Task(model().to(dtype), {"input_ids": ids, "labels": labels})
         options = {} if method in ("uniform", "greedy") else {"steps": 6, "batch_size": 16, **settings}
-        soup = cook(one, task, method, **options).soup
+        # What is added to all keys alike changes no attention: AdamW would make steps of its gradient's rounding.
+        soup = cook(one, task, method, exclude="*.key.bias", **options).soup
         assert soup is not None
         found.append(soup.W)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-10 if dtype == torch.float64 else 1e-5)

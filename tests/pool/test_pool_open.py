@@ -145,8 +145,11 @@ def test_no_sources_no_matches_one_ingredient(tmp_path: Path) -> None:
     assert "found 1 matches, none of them a checkpoint" in refusal(str(tmp_path / "*"))
     assert "checkpoints in this folder" in refusal(tmp_path)
     assert "found none among its 1 entries" in refusal(tmp_path)
+    assert f"or a pattern such as {tmp_path}/*/*" in refusal(tmp_path)
     only = write(tmp_path / "only.pt", state())
     assert f"expected at least two ingredients, found only one, {only}" in refusal(tmp_path)
+    folder = write_shards(tmp_path / "run", state())
+    assert f"folders inside this one are read where a pattern names them: {folder}/checkpoint-*" in refusal(folder)
     assert "expected paths, patterns and folders, found int '5'" in refusal(5, only)
     assert "expected each checkpoint once" in refusal(only, tmp_path / "*.pt")
 

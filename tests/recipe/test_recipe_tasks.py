@@ -93,6 +93,15 @@ def test_options_and_answers_that_do_not_fit(home: Path, changed: dict[str, Any]
     assert said.format(home / "q.jsonl") in found
 
 
+def test_one_sample_with_very_many_options_does_not_fill_the_memory(home: Path) -> None:
+    many = {"q": "the", "o": [f" {n}" for n in range(5000)], "n": 0}
+    write(home / "q.jsonl", [many, *[{"q": "the", "o": [" a", " b"], "n": 0}] * 50])
+    data: dict[str, Any] = {"table": "q.jsonl", "prompt": "q", "choices": "o", "answer": "n", "fit": 1.0}
+    found = refusal(home, memory_limit="8MiB", **data)
+    assert "expected tables of at most 8,388,608 bytes, found" in found
+    assert "5,000 options in some sample" in found
+
+
 def test_answers_that_can_be_read_in_two_ways_are_refused(home: Path) -> None:
     write(home / "q.jsonl", [{"q": text, "o": ["1", "0"], "n": n % 2} for n, text in enumerate(TEXTS)])
     found = refusal(home, table="q.jsonl", prompt="q", choices="o", answer="n")

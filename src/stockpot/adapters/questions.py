@@ -42,6 +42,11 @@ class QuestionReader(TextReader):
         labels = {key: learned_after(before[key[0]], one)[-self.longest :] for key, one in ids.items()}
         ids = {key: one[-self.longest :] for key, one in ids.items()}  # where cutting was asked for: the prompt's begin
         n, most = len(prompts), max(map(len, options))
+        needed = 16 * n * most * max(map(len, ids.values()))  # ids and labels
+        if needed > self.form.memory_limit:
+            where, found = f"{self.split} data, data.choices", f"{needed:,}: {most:,} options in some sample"
+            fix = "remove samples with so many or such long options, or raise data.memory_limit"
+            raise bad_data(where, f"tables of at most {self.form.memory_limit:,} bytes", found, fix)
         every = [(row, number) for row in range(n) for number in range(most)]
         right = list(enumerate(answers))
         made = {

@@ -79,6 +79,7 @@ class Form:
     metric: str = ""  # which may read further columns
     generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
     seed: int = 0
+    memory_limit: int = 8 * 2**30
     names: tuple[str, ...] | None = None  # of the tags
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stockpot._version import __version__
-from stockpot.cli.average import average
+from stockpot.cli.average import average, export
 from stockpot.cli.cooking import compare, cook
 from stockpot.cli.evaluate import evaluate, rebuild, report
 from stockpot.cli.failures import guarded
@@ -106,5 +106,5 @@ def doctor(as_json: Json = False) -> None:
         say(f"{name:<13}{text}")
 
 
-for _command in (average, demo, inspect, cook, compare, finetune, evaluate, rebuild, report, schema, doctor):
+for _command in (average, demo, inspect, cook, compare, finetune, evaluate, rebuild, export, report, schema, doctor):
     app.command()(guarded(_command, resumable=_command in (demo, cook, compare, finetune)))

@@ -1,4 +1,4 @@
-"""`stockpot average`: a soup without data."""
+"""`stockpot average`, a soup without data, and `stockpot export`, a soup in the form of another tool."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot.cli.evaluate import Ingredients, Replace, RunOrSoup
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
@@ -37,7 +38,8 @@ Type = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
 ]
 Shard = Annotated[str, typer.Option("--max-shard", metavar="SIZE", help="Bytes of a file at most.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Target = Annotated[Path, typer.Argument(metavar="FILE", help="What to write.", show_default=False)]
+_CONFIGURATIONS, _NESTED, _STATE_DICTS = (".yaml", ".yml"), (".pth.tar", ".ckpt"), (".pt", ".pth", ".bin")
 
 
 def average(
@@ -52,7 +54,7 @@ def average(
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
     mixed_dtypes: Mixed = False,
-    overwrite: Overwrite = False,
+    overwrite: Replace = False,
     as_json: Json = False,
 ) -> None:
     """Average models in weight space: no data, no recipe, in the memory of a few tensors.
@@ -68,16 +70,26 @@ def average(
     stockpot average run/ --method ema --decay 0.5 --out soup
     stockpot average math code --base base --weights 0.4,0.4 --out soup
     stockpot average a b c --base base --method model_stock --out soup
+    stockpot average mergekit.yaml --out soup          # merge_method: linear
     ```
     """
+    from stockpot.recipe import plain_yaml
     from stockpot.soup.average import average
+    from stockpot.soup.mergekit import soup_of
 
     with drawing() as listen:
-        soup = average(
-            models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
-            max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
-            mixed_dtypes=mixed_dtypes,
-        )  # fmt: skip
+        if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
+            own = {"--weights": weights, "--method": method, "--decay": decay, "--base": base, "--key": key}
+            if given := [name for name, value in own.items() if value is not None]:
+                raise typer.BadParameter("not with a mergekit configuration, which says it all", param_hint=given[0])
+            soup, stored = soup_of(plain_yaml(Path(models[0])), listen)
+            soup.save(out, dtype=_dtype(dtype) or stored, max_shard=max_shard, overwrite=overwrite, listen=listen)
+        else:
+            soup = average(
+                models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
+                max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
+                mixed_dtypes=mixed_dtypes,
+            )  # fmt: skip
     if as_json:
         document(_summary(soup, out))
         return
@@ -85,6 +97,44 @@ def average(
     size = sum(file.stat().st_size for file in out.iterdir() if file.suffix == ".safetensors")
     say(f"\nSoup: {shown(out)}  ({words.size(size)}; its card is README.md)")
     say_loading(out)
+
+
+def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite: Replace = False) -> None:  # noqa: B006
+    """Write a soup in the form of another tool; the ending of the file says which.
+
+    `.yaml`: a mergekit configuration that gives the same weights. `.pt`, `.pth`, `.bin`: a state dict. `.ckpt`,
+    `.pth.tar`: a state dict under the key `state_dict`, as Lightning and timm have it.
+
+    Examples:
+
+    ```
+    stockpot export soup merge.yaml
+    stockpot export run model_best.pth.tar
+    ```
+    """
+    import torch
+
+    from stockpot import files
+    from stockpot.run.rebuild import record_of
+    from stockpot.soup import Soup
+    from stockpot.soup.mergekit import configuration
+    from stockpot.soup.record import saved_as
+
+    place, name = record_of(source), target.name.lower()
+    if not name.endswith((*_CONFIGURATIONS, *_STATE_DICTS, *_NESTED)):
+        expected = f"expected an ending among {', '.join((*_CONFIGURATIONS, *_STATE_DICTS, *_NESTED))}"
+        raise typer.BadParameter(f"{expected}, found {target.name!r}", param_hint="FILE")
+    if target.exists() and not overwrite:
+        raise typer.BadParameter(f"{shown(target)} exists; add --overwrite to replace it", param_hint="FILE")
+    with drawing() as listen:
+        soup, dtype = Soup.load(place, ingredients=pool or None, listen=listen), saved_as(place)[0]
+        if name.endswith(_CONFIGURATIONS):
+            files.write_bytes(target, configuration(soup, dtype).encode())
+        else:
+            state = soup.state_dict(dtype, listen)
+            with files.file(target) as beside:
+                torch.save({"state_dict": state} if name.endswith(_NESTED) else state, beside)
+    say(f"{shown(target)}: written")
 
 
 def _summary(soup: Soup, out: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ Target = Annotated[
 Ingredients = Annotated[
     list[Path], typer.Option("--pool", metavar="PATH", help="Where the ingredients are now; they are known by content.")
 ]
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 
 

@@ -93,7 +93,9 @@ class Engine:
     def _choose(self, data: Data, block_size: int, fixed_block: bool) -> plan.Plan:
         live, o = self.live, self.options
         width = live.flat.element_size()
-        if o.directions != "auto":
+        if live.factored:
+            dtypes = [live.dtype]
+        elif o.directions != "auto":
             dtypes = [plan.DTYPES[o.directions]]
         elif self._cuda and live.dtype == torch.float32:
             dtypes = [torch.bfloat16, torch.int8]
@@ -109,7 +111,7 @@ class Engine:
             step=step,
             sample=sample,
             data=self._resident_bytes(data),
-            kept=kept,
+            kept=kept + live.beside,
             soup_width=live.soup_dtype.itemsize if self._cuda else 4,
         )
         limit = o.memory
@@ -165,7 +167,7 @@ class Engine:
         return max(0, int(peaks[0] - slope * sizes[0])), slope, kept
 
     def _loader(self, last: LastBlock | None) -> Loader:
-        if not self._cuda or self.live.dtype != torch.float32:
+        if not self._cuda or self.live.dtype != torch.float32 or self.live.factored:
             return Loader(self.live, self.plan.dtype, last)
         return StreamingLoader(self.live, self.plan.dtype, self.plan.block_size)
 
@@ -196,7 +198,8 @@ class Engine:
             if self._captured is not None and self._captured_for[:2] != _place(self._directions):
                 self._drop_block()
                 self._block = tuple(block)
-            if (self.plan.low_memory or self.plan.one_by_one) and self._projector is None:
+            one_by_one = (self.plan.low_memory or self.plan.one_by_one) and not self.live.factored
+            if one_by_one and self._projector is None:
                 self._projector = Projector(self.live, self._directions)
         return self._directions
 
@@ -219,6 +222,7 @@ class Engine:
         with torch.no_grad():
             if self._directions.fast and not self.live.copied:
                 self._directions.mix(theta_fix, c, out=self.live.flat)  # rounds to the model's dtype on the way
+                self.live.push_copies()
             else:
                 self._directions.mix(theta_fix, c, out=self.live.theta)
                 self.live.push()
@@ -371,8 +375,10 @@ class Engine:
         self._device_batches.clear()
         if hasattr(self, "loader"):
             self.loader.close()
-            del self.loader  # its rows are most of what was taken; the next engine plans with what is free
+            self.loader.free()  # its rows are most of what was taken; the next engine plans with what is free
+            del self.loader
         if hasattr(self, "fixed"):
+            self.fixed.untyped_storage().resize_(0)  # a frame that an error keeps alive may still refer to it
             del self.fixed
         self._stack.close()
 

@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from stockpot.engine.flat import ALIGN, FlatPlan, Tiles
+from stockpot.engine.flat import ALIGN, FlatPlan, Slot, Tiles
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
@@ -24,21 +24,24 @@ from stockpot.task import Task
 class Live:
     """Use as a context manager: on exit the model owns its tensors again and keeps their last values."""
 
+    factored = False  # whether the vector holds coefficients of adapters (engine/factored.py), which are not rounded
+    beside = 0  # bytes of factors on the device
+
     def __init__(self, task: Task, pool: Pool, layout: Layout) -> None:
         self.task = task
         self.pool = pool
         self.layout = layout
         self.device = task.device
         cuda = self.device.type == "cuda"
-        self.plan = FlatPlan.of(layout, pool.specs, ALIGN if cuda else 1)
-        self.tiles = Tiles.of(self.plan, self.device) if cuda else None
         self.dtype = torch.float32  # of sums and coefficients
         for name in layout.group_of:
             self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
+        self.plan = self._planned(ALIGN if cuda else 1)
+        self.tiles = Tiles.of(self.plan, self.device) if cuda else None
         self._tensors = tensors = _named(task.model)
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
         kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
-        narrow = len(kinds) == 1 and cuda
+        narrow = len(kinds) == 1 and cuda and not self.factored
         self.flat = self._zeros(next(iter(kinds)) if narrow else self.dtype)  # (P,) what the model is a view of
         self._theta: Tensor | None = self.flat if self.flat.dtype == self.dtype else None
         # What theta_bar and theta_fix are held in: bf16 where checkpoints and model are, as it is all that they have.
@@ -48,6 +51,13 @@ class Live:
         self._grad: Tensor | None = None
         self.bound: list[tuple[Tensor, int, int]] = []  # tensors of the model and their places
         self.copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
+
+    def _planned(self, align: int) -> FlatPlan:
+        return FlatPlan.of(self.layout, self.pool.specs, align)
+
+    def _value(self, k: int, slot: Slot) -> Tensor:
+        """What ingredient k has at this place."""
+        return self.pool.tensor(k, slot.names[0]).reshape(-1)
 
     @property
     def places(self) -> object:
@@ -176,7 +186,7 @@ class Live:
         for slot in self.plan.overlapping(lo, hi):
             start, stop = max(slot.start, lo), min(slot.stop, hi)
             out[end - lo : start - lo].zero_()
-            part = self.pool.tensor(k, slot.names[0]).reshape(-1)[start - slot.start : stop - slot.start]
+            part = self._value(k, slot)[start - slot.start : stop - slot.start]
             out[start - lo : stop - lo].copy_(part)
             end = stop
         out[end - lo : hi - lo].zero_()
@@ -193,7 +203,7 @@ class Live:
         columns = W[rows].T.tolist()  # (G, rows)
         out = self._zeros(self.dtype)
         for slot in self.plan.slots:
-            parts = [self.pool.tensor(k, slot.names[0]) for k in rows]
+            parts = [self._value(k, slot) for k in rows]
             out[slot.start : slot.stop].copy_(mix_tensor(parts, columns[slot.group]).view(-1))
             progress(listen, "averaging the ingredients", slot.stop, self.plan.size, "parameters")
         return out

@@ -93,6 +93,9 @@ class Loader:
     def close(self) -> None:
         """Wait for whatever is under way."""
 
+    def free(self) -> None:
+        """Give the memory of the block back, whoever still refers to it."""
+
 
 class StreamingLoader(Loader):
     """The same on CUDA: every piece of a file crosses the bus once, rounding happens on the device."""
@@ -196,6 +199,9 @@ class StreamingLoader(Loader):
         if self._waiting is not None:
             self._waiting[1].join()
             self._waiting = None
+
+    def free(self) -> None:
+        self._rows.untyped_storage().resize_(0)
 
     def _prepare(self, block: list[int], theta_bar: Tensor) -> None:
         assert self._host_rows is not None

@@ -69,7 +69,7 @@ def _expand(source: object) -> list[Path]:
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
         nothing = f"none among its {len(entries)} entries"
-        fix = "give the folder that holds the checkpoint files themselves"
+        fix = f"give the folder that holds the checkpoints themselves, or a pattern such as {path}/*/*"
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
         return [path]  # if it does not exist, opening it says so
     else:

@@ -6,8 +6,6 @@ to the base's dtype.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,12 +16,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
+from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotError, describe
 from stockpot.files import at_home, read_json
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
-from stockpot.pool.scan import raw_bytes
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
 
 
@@ -55,6 +52,25 @@ def open_adapters(
     specs = {name: specs[name] for name in natural_order(tuple(specs))}
     adapters = Adapters(found, tuple(opened), specs)
     return [adapters.checkpoint(k) for k in range(len(opened))], specs, adapters
+
+
+def sorted_out(folders: Sequence[Path], base: str | Path | None, rename: Rename | None) -> tuple[list[Path], list[str]]:
+    """The adapters of which a pool can be made, and why each of the others is in none with them."""
+    usable: dict[tuple[str, str], list[Path]] = {}
+    refused = []
+    for folder in folders:
+        try:
+            _, _, alone = open_adapters([folder], base, rename)
+            usable.setdefault(alone.each[0].base, []).append(folder)
+        except StockpotError as error:
+            refused.append(str(error))
+    name, most = max(usable.items(), key=lambda item: len(item[1]), default=(("", ""), []))
+    for other, there in usable.items():
+        if other != name:
+            expected, found = f"an adapter of {name[0]!r} at {name[1]!r}, as most are", f"{other[0]!r} at {other[1]!r}"
+            fix = "mix adapters of one base; those of another make another pool"
+            refused += [str(MismatchError.of(shown(one), expected=expected, found=found, fix=fix)) for one in there]
+    return most, refused
 
 
 def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
@@ -262,24 +278,21 @@ class Adapters:
         product = (B.flatten(1) @ A.flatten(1)) * factors.scale  # (out, in)
         return product.T if factors.transposed else product.view(B.shape[0], *A.shape[1:])
 
-    def digests(self, base: str) -> tuple[str, ...]:
-        """SHA-256 of each ingredient: of the base's digest, and of every tensor and scale of the adapter.
+    def factors(self, k: int, name: str) -> tuple[Tensor, Tensor, float, bool]:
+        """A (r, in), B (out, r), their scale, and whether the base keeps this weight as (in, out)."""
+        file, one = self.each[k].file, self.each[k].factors[name]
+        return file.tensor(one.A), file.tensor(one.B), one.scale, one.transposed
 
-        Not of the product: its last bits depend on the machine that multiplies.
-        """
-        return tuple(_digest(one, base) for one in self.each)
+    def only_factors(self, name: str) -> bool:
+        """Whether all adapters have the base's values here, or the base's and s B A in one orientation."""
+        turned = {one.factors[name].transposed for one in self.each if name in one.factors}
+        return len(turned) < 2 and not any(name in one.dense or name in one.added for one in self.each)
+
+    def nbytes(self, k: int, name: str) -> int:
+        """Bytes of the factors of one tensor; 0 where there are none."""
+        one, specs = self.each[k].factors.get(name), self.each[k].file.specs
+        return 0 if one is None else specs[one.A].nbytes + specs[one.B].nbytes
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _digest(adapter: Adapter, base: str) -> str:
-    total = hashlib.sha256(json.dumps(["lora", base]).encode() + b"\n")
-    scales = {key: one.scale for one in adapter.factors.values() for key in (one.A, one.B)}
-    for key in sorted(adapter.file.specs):
-        spec = adapter.file.specs[key]
-        content = hashlib.sha256(raw_bytes(adapter.file.tensor(key)).numpy().data).hexdigest()
-        line = [key, dtype_name(spec.dtype), list(spec.shape), content, scales.get(key)]
-        total.update(json.dumps(line).encode() + b"\n")
-    return total.hexdigest()

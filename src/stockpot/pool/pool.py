@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +16,7 @@ from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
 from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
+from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
 from stockpot.pool.scan import Scan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
@@ -97,6 +97,8 @@ class Pool:
         if len(paths) < 2 and not problems and not unreadable:
             found = f"only one, {shown(paths[0])}" if paths else "no sources"
             fix = "give several checkpoints of the same model"
+            if paths and paths[0].is_dir():  # a Trainer leaves the last model beside the folders of earlier ones
+                fix += f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
             problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:
             raise _error(problems, unreadable, differing, len(paths))
@@ -191,7 +193,7 @@ class Pool:
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
         if self._scan is None:
-            self._scan = self._named(scan(self.checkpoints, self.specs, listen, hashes_only=True))
+            self._scan = self._pass(listen, hashes_only=True)
         return self._scan.digests
 
     def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
@@ -208,16 +210,13 @@ class Pool:
 
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:
-            self._scan = self._named(scan(self.checkpoints, self.specs, listen, no_weights=self.statistics))
+            self._scan = self._pass(listen, no_weights=self.statistics)
         return self._scan
 
-    def _named(self, found: Scan) -> Scan:
-        """The pass with digests that do not depend on the machine: of adapters not those of the products."""
+    def _pass(self, listen: Listener, **options: Any) -> Scan:
         if self.adapters is None:
-            return found
-        base = self.adapters.base
-        (digest,) = scan([base], base.specs, ignore, hashes_only=True).digests
-        return replace(found, digests=self.adapters.digests(digest))
+            return scan(self.checkpoints, self.specs, listen, **options)
+        return scan_adapters(self.adapters, listen, **options)
 
 
 def _stamp(file: Path) -> Stamp | None:

@@ -25,6 +25,19 @@ _MOST_VALUES, _DEEPEST = 100_000, 100
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """Overrides are `section.key=value` with YAML values, applied before anything is checked."""
     file = Path(path)
+    content, lines = _read(file)
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else type(content).__name__
+        raise RecipeError(f"{file}: expected sections such as pool, model and data, found {found}")
+    return make_recipe(content, file.parent, overrides, str(file), lines)
+
+
+def plain_yaml(path: Path) -> Any:
+    """What another tool's file of YAML says, as plain values."""
+    return _read(path)[0]
+
+
+def _read(file: Path) -> tuple[Any, Lines]:
     if file.is_dir():
         raise RecipeError(f"{file}: a folder; give the recipe file itself")
     try:
@@ -35,11 +48,7 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         raise RecipeError(f"{file}: not a text file, so not a recipe") from error
     except (OSError, ValueError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from error
-    content, lines = parse(text, str(file))
-    if not isinstance(content, dict):
-        found = "nothing" if content is None else type(content).__name__
-        raise RecipeError(f"{file}: expected sections such as pool, model and data, found {found}")
-    return make_recipe(content, file.parent, overrides, str(file), lines)
+    return parse(text, str(file))
 
 
 def make_recipe(

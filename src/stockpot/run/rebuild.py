@@ -23,6 +23,11 @@ def recommended_soup(run: Path) -> Path:
     return path
 
 
+def record_of(source: Path, method: str | None = None) -> Path:
+    """Where the record of a run's soup is, or of a saved soup."""
+    return files.check_inside(source, _folder(source, method)) if os.path.lexists(source / RUN) else source
+
+
 def rebuild_soup(
     source: Path,
     *,
@@ -33,8 +38,7 @@ def rebuild_soup(
     listen: Listener = ignore,
 ) -> tuple[Path, bool]:
     """Where the soup is now, and whether it was there before and has been compared byte by byte."""
-    of_run = os.path.lexists(source / RUN)
-    record = files.check_inside(source, _folder(source, method)) if of_run else source
+    of_run, record = os.path.lexists(source / RUN), record_of(source, method)
     given = None if ingredients is None else list(ingredients)
     if out is not None:
         return rebuild(record, out, ingredients=given, overwrite=overwrite, listen=listen), False

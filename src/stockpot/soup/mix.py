@@ -101,11 +101,17 @@ def kept_tensor(pool: Pool, layout: Layout, W: Tensor, name: str, rule: Statisti
     only = single(W)
     if only is not None or rule == "copy":
         return pool.tensor(layout.donor if only is None else only, name)
-    # Extrapolating weights would give negative variances, so negative ones count as zero.
-    positive = [max(0.0, weight) for weight in W.mean(dim=1).tolist()]  # (K,)
+    return mix_tensor([pool.tensor(k, name) for k in range(len(pool))], statistics_weights(W))
+
+
+def statistics_weights(W: Tensor) -> list[float]:
+    """How much of each ingredient is in averaged statistics. (K,)
+
+    Extrapolating weights would give negative variances, so negative ones count as zero.
+    """
+    positive = [max(0.0, weight) for weight in W.mean(dim=1).tolist()]
     total = sum(positive)
-    parts = [pool.tensor(k, name) for k in range(len(pool))]
-    return mix_tensor(parts, [weight / total for weight in positive])
+    return [weight / total for weight in positive]
 
 
 def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:

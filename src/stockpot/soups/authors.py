@@ -39,6 +39,7 @@ from stockpot.task.data import forked_random
 from stockpot.task.normalisation import modes_restored
 
 WARMUP = 0.2  # of the steps
+MELTED = "preset authors scales directions to norm one: full weights were made of the adapters for it"
 CLIP = 1.0  # norm of a vision transformer's gradient
 
 
@@ -59,7 +60,7 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
     blocks = [sorted(ranked[i] for i in block) for block in drawn]
     s = _Progress(weights.chosen(K, G, blocks[0]))
     _restore(s, settings, store)
-    with problem.live(layout) as live, modes_restored(problem.task.model), held() as stop:
+    with problem.live(layout, factored=False) as live, modes_restored(problem.task.model), held() as stop:
         problem.task.model.train()
         for parameter in problem.task.model.parameters():
             parameter.requires_grad_(parameter.dtype.is_floating_point)  # all of them count when clipping
@@ -95,7 +96,8 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
         {"kind": "step", "block": t, "fold": 0, "step": j, "loss": finite(loss), "lr": rate}
         for t, j, loss, rate in s.history
     )
-    return Decision(s.W, layout, history=history, models_used=int((s.W != 0).any(dim=1).sum()))
+    notes = () if problem.pool.adapters is None else (MELTED,)
+    return Decision(s.W, layout, history=history, models_used=int((s.W != 0).any(dim=1).sum()), notes=notes)
 
 
 def _steps(

@@ -37,6 +37,7 @@ class Size:
     models: int  # K
     parameters: int  # P, mixed ones
     ingredient: int  # bytes of one checkpoint
+    beside: int = 0  # bytes of adapters' factors and of the weights that they change
     double: bool = False  # mixed in fp64
     gpu: bool = False  # directions rounded to bf16; the mean waits on the host
 
@@ -45,10 +46,15 @@ class Size:
         """What is mixed; tied tensors are mixed once."""
         first_of = {name: names[0] for names in layout.tied for name in names}
         mixed = [name for name in layout.group_of if first_of.get(name, name) == name]
+        adapters, K = pool.adapters, len(pool)
+        factored = {name for name in mixed if adapters is not None and adapters.only_factors(name)}
+        factors = 0 if adapters is None else sum(adapters.nbytes(k, name) for name in factored for k in range(K))
         return cls(
-            models=len(pool),
-            parameters=sum(pool.specs[name].numel for name in mixed),
-            ingredient=pool.nbytes,
+            models=K,
+            # Of a tensor with factors one coefficient for each adapter is learned with, and no delta.
+            parameters=sum(pool.specs[name].numel for name in mixed if name not in factored) + K * len(factored),
+            ingredient=pool.nbytes if adapters is None else sum(one.file.nbytes for one in adapters.each) // K,
+            beside=factors + sum(pool.specs[name].nbytes for name in factored),
             double=any(mixing_dtype(pool.specs[name].dtype) == torch.float64 for name in mixed),
             gpu=torch.cuda.is_available(),
         )
@@ -64,7 +70,7 @@ def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
     for method in METHODS:
         for block in _blocks(method, size.models):
             memory = (
-                METHODS[method].vectors * size.parameters * size.width
+                METHODS[method].vectors * size.parameters * size.width + size.beside
                 if block is None
                 else learning_memory(size, block)
             )
@@ -83,8 +89,10 @@ def learning_memory(size: Size, block: int) -> int:
         batch=1,
         step=0,
         sample=0.0,
+        kept=size.beside,
     )
-    dtype = torch.bfloat16 if size.gpu and not size.double else torch.float64 if size.double else torch.float32
+    rounded = size.gpu and not size.double and not size.beside  # directions of adapters are not
+    dtype = torch.bfloat16 if rounded else torch.float64 if size.double else torch.float32
     return sum(parts(need, block, dtype, 1, False).values())
 
 

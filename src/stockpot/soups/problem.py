@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.engine.factored import FactoredLive
 from stockpot.engine.loader import LastBlock
+from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
@@ -84,7 +86,11 @@ class Problem:
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
-        with Live(task, pool, self.layout("model")) as live:
+        self.notes: tuple[str, ...] = ()  # what a reader of any result must know
+        self._wide: Mapping[str, Wide] | None = None  # where the ingredients are adapters: learned with as factors
+        if pool.adapters is not None:
+            self._wide, self.notes = wide_modules(task, pool.adapters)
+        with self._live(self.layout("model")) as live:
             live.load_ingredient(0)
             task.check_loss()
             live.check_bound()
@@ -95,12 +101,20 @@ class Problem:
             self._layouts[granularity] = Layout.of(self.pool, granularity, facts=self.facts, **self._layout_choices)
         return self._layouts[granularity]
 
+    def _live(self, layout: Layout, *, factored: bool = True) -> Live:
+        if self._wide and factored:
+            return FactoredLive(self.task, self.pool, layout, self._wide)
+        return Live(self.task, self.pool, layout)
+
     @contextmanager
-    def live(self, layout: Layout) -> Iterator[Live]:
-        """The task's model with its mixed tensors in one vector, laid out for these groups."""
+    def live(self, layout: Layout, *, factored: bool = True) -> Iterator[Live]:
+        """The task's model with its mixed tensors in one vector, laid out for these groups.
+
+        `factored=False` makes full weights of adapters.
+        """
         # Two at a time would take the model's tensors from each other, and scores would be those of neither.
         assert self._open is None, "the model is in use"
-        with Live(self.task, self.pool, layout) as live:
+        with self._live(layout, factored=factored) as live:
             self._open = live
             try:
                 yield live

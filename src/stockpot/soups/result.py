@@ -102,12 +102,12 @@ def decided(
     seconds = time.perf_counter() - began
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
-    used = found.models_used
+    used, notes = found.models_used, (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,
         history=found.history, models_used=used, seconds=seconds,
-        peak_host=peak.host, peak_device=peak.device, notes=(*found.notes, *_notes(problem.pool, problem.task, soup)),
+        peak_host=peak.host, peak_device=peak.device, notes=notes,
     )  # fmt: skip
 
 
