@@ -261,6 +261,12 @@ def test_a_thousand_adapters_open_in_ten_seconds(tmp_path: Path, base: Path) -> 
     began = time.perf_counter()
     assert len(Pool.open(tmp_path / "many", base=base)) == 1000
     assert time.perf_counter() - began < 10
+    pool = Pool.open(tmp_path / "many", base=base)
+    assert len(pool.facts().duplicates[0]) == 1000
+    soup = Soup.uniform(pool, Layout.of(pool, "model", facts=pool.facts()))
+    assert soup.factored is not None
+    assert soup.factored.exact_rank == 16  # 4,000 side by side; no matrix of 16 x 16 has more
+    torch.testing.assert_close(soup.state_dict(), {n: pool.tensor(0, n) for n in pool.specs}, rtol=0, atol=1e-5)
 
 
 def test_an_adapter_of_another_architecture(tmp_path: Path, base: Path, folders: list[Path]) -> None:
