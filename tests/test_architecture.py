@@ -29,6 +29,7 @@ PARTS = (
     "pool",
     "files",
     "folders",
+    "ranks",
     "signals",
     "events",
     "errors",

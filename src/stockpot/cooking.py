@@ -3,6 +3,9 @@
 With `run=` everything is recorded in a directory, and the same call goes on where an earlier one was stopped. All
 methods decide before the report data is touched, also over interruptions: what a method decided is on disk, and the
 report data is scored only when nothing is left to decide.
+
+Under torchrun or srun every rank makes the same calls. The first one claims the directory, hashes and writes; the
+others read it, and are told the rest (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stockpot import files
+import torch
+
+from stockpot import files, ranks
+from stockpot._version import __version__
 from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
@@ -79,14 +85,8 @@ def cook(
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
-    if run is None:
-        choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
-        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
-        with _threads(pool, task):
-            result = decided(problem, method, chosen, preset_for(method, preset))
-            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
-    if METHODS[method].scores_ingredients:
+    if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
     job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
@@ -141,25 +141,20 @@ class _Job:
     listen: Listener
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
-    directory: RunDirectory | None = None
+    path: Path | None = None  # of the run; None where nothing is recorded
+    directory: RunDirectory | None = None  # the same on the rank that writes
     max_shard: int = MAX_SHARD
     results: dict[str, Result] = field(default_factory=dict)
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
         with ExitStack() as stack:
+            self._meet(recipe)
             if run is not None:
-                claimed = RunDirectory(run, self._facts(Path(run), recipe), recipe, overwrite=overwrite)
-                # Claimed, not begun: what is there stays until all that the run needs is known to be in order.
-                self.directory = stack.enter_context(claimed)
-                files.require_space(Path(run), self._space(), "the soup and its record")
-                self.directory.begin(environment(str(self.task.device)))
-                self.max_shard = recipe.max_shard or MAX_SHARD
+                self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
+                ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
-            if self.directory is not None:
-                facts = self.pool.facts(self._tell)  # with distances, for the record
-                if strangers := facts.distances.strangers():
-                    self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+            self._scan()
             problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             self._tell(Event("start", self._outlook()))
@@ -168,6 +163,37 @@ class _Job:
             return self._concluded(comparison, problem)
 
     # ---- before anything is read
+
+    def _meet(self, recipe: RecipeFacts) -> None:
+        """With several ranks: all of them must be about to do the same; the first one shows it."""
+        ranks.join()
+        if not ranks.active():
+            return
+        if not ranks.first():
+            self.listen = ignore
+        sizes = {name: one.nbytes for name, one in zip(self.pool.names, self.pool.checkpoints, strict=True)}
+        versions = {"stockpot": __version__, "torch": torch.__version__}
+        facts = self._facts(Path(), recipe)
+        own = ("metric", "settings", "layout", "fit_digest", "report_digests")
+        ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
+        ranks.announce(self.listen)
+
+    def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
+        """Claim the directory. What is there stays until all that the run needs is known to be in order."""
+        assert self.path is not None
+        claimed = RunDirectory(self.path, self._facts(self.path, recipe), recipe, overwrite=overwrite)
+        self.directory = stack.enter_context(claimed)
+        files.require_space(self.path, self._space(), "the soup and its record")
+        self.directory.begin(environment(str(self.task.device)))
+
+    def _scan(self) -> None:
+        """Hash the ingredients, for a record with distances; several ranks do that once."""
+        if self.path is not None or ranks.active():
+            found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
+            if not ranks.first():
+                self.pool.adopt(found)
+        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
+            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
@@ -213,11 +239,17 @@ class _Job:
 
     def _describe_pool(self, problem: Problem) -> None:
         """pool.json of a new run; for a continued one, proof that the ingredients are the same."""
-        if self.directory is None:
+        if self.path is None:
             return
-        if not self.directory.same_pool(self.pool.names, problem.facts.digests):
-            self.directory.write(record.POOL, record.describe_pool(self.pool, problem.facts))
-        known = record.read_ingredient_scores(self.directory.path, self.task.metric, len(self.pool))
+
+        def describe() -> None:
+            assert self.directory is not None
+            if not self.directory.same_pool(self.pool.names, problem.facts.digests):
+                self.directory.write(record.POOL, record.describe_pool(self.pool, problem.facts))
+
+        ranks.on_first(describe)
+        known = record.read_ingredient_scores(self.path, self.task.metric, len(self.pool))
+        self._all_see("the ingredients' scores", known is not None)
         if known is not None:
             problem.known, problem.known_seconds = known
 
@@ -237,6 +269,8 @@ class _Job:
                 absent[name] = error.reason
             except StockpotError as error:
                 self.pool.verify_unchanged()
+                if not ranks.all_here():
+                    raise  # it failed on some ranks only: the others are somewhere else by now
                 failed[name] = error
                 self._tell(Event("failed", {"method": name, "error": str(error)}))
         if not self.results or self.wanted in failed:
@@ -249,12 +283,13 @@ class _Job:
     def _decide(self, problem: Problem, name: str, settings: Settings) -> bool:
         """A method's decisions, on disk where there is a directory; whether an earlier process made them."""
         preset = preset_for(name, self.preset)
-        if self.directory is None:
+        if self.path is None:
             self.results[name] = decided(problem, name, settings, preset)
             return False
-        root, folder = self.directory.path, self.directory.method(name)
+        root, folder = self.path, self.path / record.METHODS / record.slug(name)
         store = DiskStore(folder, root)
         earlier = record.read_result(root, folder, name, problem.pool, settings, self.task.metric)
+        self._all_see(f"what {name} decided", earlier is not None)
         if earlier is not None:
             self.results[name] = earlier
             store.clear()  # a kill may have come between the record and this
@@ -263,13 +298,24 @@ class _Job:
         seconds, host, device = store.earlier
         host, device = max(host, result.peak_host), max(device, result.peak_device)
         result = replace(result, seconds=result.seconds + seconds, peak_host=host, peak_device=device)
-        if problem.known is not None:
-            # Before the record: a method that has one does not score the ingredients again.
-            record.write_ingredient_scores(root, problem.known, problem.known_seconds)
-        record.write_method(root, folder, result, self.max_shard)
-        store.clear()
+        if self.directory is not None:
+            if problem.known is not None:
+                # Before the record: a method that has one does not score the ingredients again.
+                record.write_ingredient_scores(root, problem.known, problem.known_seconds)
+            record.write_method(root, folder, result, self.max_shard)
+            store.clear()
         self.results[name] = result
         return False
+
+    def _all_see(self, what: str, there: bool) -> None:
+        """All ranks go on from the same record, or none does."""
+        if len(set(ranks.gathered(there))) > 1:
+            raise RunError.of(
+                f"run directory {self.path}",
+                expected=f"one folder that all ranks see, with {what}",
+                found="some ranks that see it and some that do not",
+                fix="put it on a file system that all hosts share",
+            )
 
     # ---- reporting
 
@@ -289,34 +335,38 @@ class _Job:
         evidence, kind = held_out(comparison), compared_on(comparison)
         choice = self.wanted if self.wanted is not None else recommended(evidence)
         comparison.recommended, comparison.verdict = choice, verdict(comparison, choice, self.pool.names)
-        if self.directory is not None:
-            comparison.path = self.directory.path
-            soup = None if choice is None else comparison[choice].soup
-            if choice is not None and soup is not None:
-                folder = self.directory.method(choice)
-                comparison.soup = files.check_inside(comparison.path, folder / record.SOUP)
-                if not comparison.soup.exists():
-                    soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=comparison.path)
-            self.directory.write(
-                record.RESULTS,
-                {
-                    "methods": list(comparison),
-                    "recommended": choice,
-                    "verdict": comparison.verdict,
-                    "baseline": BASELINE if BASELINE in comparison else None,
-                    "compared_on": kind,
-                    "differences": differences(comparison, kind),
-                    "held_out": evidence,
-                    "failed": comparison.failed,
-                    "absent": comparison.absent,
-                },
-            )
-            self.directory.note(status="done")
+        if self.path is not None:
+            comparison.path = self.path
+            if choice is not None and comparison[choice].soup is not None:
+                comparison.soup = self.path / record.METHODS / record.slug(choice) / record.SOUP
+            results = {
+                "methods": list(comparison),
+                "recommended": choice,
+                "verdict": comparison.verdict,
+                "baseline": BASELINE if BASELINE in comparison else None,
+                "compared_on": kind,
+                "differences": differences(comparison, kind),
+                "held_out": evidence,
+                "failed": comparison.failed,
+                "absent": comparison.absent,
+            }
+            ranks.on_first(lambda: self._finish(comparison, results))
         # What the guard of one method found out about others, it found out on held-out data.
         for name, scores in problem.held_out.items():
             if name in comparison and comparison[name].held_out is None:
                 comparison[name] = replace(comparison[name], held_out=scores)
         return comparison
+
+    def _finish(self, comparison: Comparison, results: Mapping[str, Any]) -> None:
+        assert self.directory is not None
+        if comparison.recommended is not None and comparison.soup is not None:
+            files.check_inside(self.directory.path, comparison.soup)
+            soup = comparison[comparison.recommended].soup
+            if soup is not None and not comparison.soup.exists():
+                root = self.directory.path
+                soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=root)
+        self.directory.write(record.RESULTS, results)
+        self.directory.note(status="done")
 
 
 def _watching(pool: Pool, listen: Listener) -> Listener:

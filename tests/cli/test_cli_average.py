@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,55 +60,3 @@ def test_wrong_values(folder: Path, stockpot: Stockpot, arguments: tuple[str, ..
     assert answer.code != 0
     assert text in re.sub(r"[\s│]+", " ", answer.err)
     assert not (folder / "soup").exists()
-
-
-@pytest.fixture
-def folders(folder: Path) -> list[Path]:
-    """The pool as Hugging Face folders."""
-    made = []
-    for file in sorted((folder / "pool").glob("*.safetensors")):
-        made.append(folder / "models" / file.stem)
-        made[-1].mkdir(parents=True)
-        shutil.copy(file, made[-1] / "model.safetensors")
-        (made[-1] / "config.json").write_text("{}")
-    return made
-
-
-def test_a_soup_goes_out_and_comes_back_in_other_forms(folder: Path, folders: list[Path], stockpot: Stockpot) -> None:
-    assert stockpot("average", *folders, "--weights", "1,1,1,5", "--out", folder / "soup").code == 0
-    soup = load_file(folder / "soup" / "model.safetensors")
-    answer = stockpot("export", folder / "soup", folder / "merge.yaml")
-    assert answer.code == 0, answer.err
-    assert "    weight: 0.625" in (folder / "merge.yaml").read_text()
-    answer = stockpot("average", folder / "merge.yaml", "--out", folder / "again")
-    assert answer.code == 0, answer.err
-    again = load_file(folder / "again" / "model.safetensors")
-    assert all(torch.equal(soup[name], again[name]) for name in soup)
-    for name, nested in (("a.pt", False), ("a.ckpt", True), ("a.pth.tar", True)):
-        assert stockpot("export", folder / "soup", folder / name).code == 0
-        state = torch.load(folder / name, weights_only=True)
-        state = state["state_dict"] if nested else state
-        assert all(torch.equal(soup[key], state[key]) for key in soup)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("export", "soup", "a.onnx"), "expected an ending among .yaml, .yml, .pt, .pth, .bin, .pth.tar, .ckpt, found"),
-        (("export", "soup", "toy.py.pt"), "toy.py.pt exists; add --overwrite to replace it"),
-        (("export", "nothing", "a.pt"), "expected a saved soup with a soup.json, found none"),
-        (("average", "recipe.yaml", "--out", "x"), "expected merge_method: linear, found None"),
-        (("average", "recipe.yaml", "--decay", "0.5", "--out", "x"), "not with a mergekit configuration"),
-        (("average", "none.yaml", "--out", "x"), "none.yaml: there is no such recipe"),
-    ],
-)
-def test_wrong_forms(
-    folder: Path, stockpot: Stockpot, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], text: str
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "toy.py.pt").touch()
-    assert stockpot("average", "pool", "--out", "soup").code == 0
-    answer = stockpot(*arguments)
-    assert answer.code != 0
-    assert text in re.sub(r"[\s│]+", " ", answer.err)
-    assert (folder / "toy.py.pt").stat().st_size == 0

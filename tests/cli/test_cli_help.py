@@ -21,6 +21,7 @@ COMMANDS = (
     "evaluate",
     "rebuild",
     "export",
+    "push",
     "report",
     "schema",
     "doctor",

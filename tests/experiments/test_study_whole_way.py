@@ -63,7 +63,7 @@ def test_the_check_of_the_small_zoo_reads_a_run(home: Path) -> None:
     check = part("small/check.py")
     records = {name: json.loads((run / f"methods/{name}/result.json").read_text()) for name in check.scores(run)}
     assert set(records) == {"crossfit", "greedy", "uniform", "best"}
-    assert check.scores(run) == {name: one["report"]["value"] for name, one in records.items()}
+    assert check.scores(run) == {name: one["reports"]["report"]["value"] for name, one in records.items()}
 
 
 def test_rounding_is_compared_with_models_kept_exactly(home: Path) -> None:

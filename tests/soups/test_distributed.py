@@ -49,6 +49,8 @@ def test_distributed_equals_single_process(tmp_path: Path) -> None:
         assert first[name]["losses"] == pytest.approx(alone[name]["losses"], rel=1e-9), name
         assert first[name]["skipped"] == alone[name]["skipped"], name
     assert len(first["bad numbers"]["skipped"]) > 3
+    assert set(first["mehl+"]["sent"]) == {2 * 4 + 2, 1 * 4 + 2}  # b x G and two sums; the last block has one model
+    assert len(first["mehl+"]["sent"]) == 3 * 5  # one exchange per step
     learned = [which["learned"]["beta"] for which in (first, alone)]
     assert learned[0] == pytest.approx(learned[1], rel=1e-9)
     assert abs(learned[1] - 1) > 1e-3

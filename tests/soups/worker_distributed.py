@@ -45,7 +45,18 @@ def main(rank: int, folder: Path) -> None:
     resources.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     pool = Pool.open(folder / "pool")
-    found = {name: run(pool, name) for name in RUNS}
+    sent: list[int] = []  # numbers per exchange
+    exchange = dist.all_reduce
+
+    def counted(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(tensor.numel())
+        return exchange(tensor, *arguments, **options)
+
+    dist.all_reduce = counted
+    found = {}
+    for name in RUNS:
+        sent.clear()
+        found[name] = {**run(pool, name), "sent": list(sent)}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stockpot import Pool, cook
 from stockpot.errors import DataError, TaskError
-from stockpot.task import METRICS, Scores, Task
+from stockpot.task import METRICS, Metric, Scores, Task
 from stockpot.task.language import entity_f1, exact_match
 
 transformers = pytest.importorskip("transformers")
@@ -266,6 +266,20 @@ def without(data: dict[str, Tensor], **changed: Tensor) -> dict[str, Tensor]:
 def test_data_that_does_not_fit_the_model(data: dict[str, Tensor], metric: str, message: str) -> None:
     with pytest.raises(DataError, match=f"(?s){message}"):
         Task(causal(), data, metric=metric)
+
+
+def test_statistics_of_the_wrong_shape_or_without_a_number() -> None:
+    model, data = torch.nn.Linear(4, 3), (torch.randn(8, 4), torch.arange(8) % 3)
+
+    def task(statistics: Any, reduce: Any) -> Task:
+        return Task(model, data, metric=Metric("mine", statistics, reduce))
+
+    with pytest.raises(TaskError, match=r"expected one score per sample, shape \(8,\), found shape \(3, 8\)"):
+        task(lambda outputs, batch: outputs.T, lambda table: float(table.mean()))
+    with pytest.raises(TaskError, match=r"found NaN for 8 of 8, from finite outputs"):
+        task(lambda outputs, batch: outputs * math.nan, lambda table: float(table.mean()))
+    passed_over = task(lambda outputs, batch: outputs * math.nan, lambda table: float(table.nansum()))
+    assert passed_over.score().value == 0
 
 
 def test_metrics_that_do_not_fit_the_task() -> None:

@@ -50,7 +50,7 @@ def line_of(text: str) -> str:
 
 def test_an_error_in_the_users_metric_is_the_users() -> None:
     with pytest.raises(
-        TaskError, match=r"^metric score, which is your own code: expected a value, found TypeError"
+        TaskError, match=r"^metric broken_metric, which is your own code: expected a value, found TypeError"
     ) as e:
         Task(linear(), (X, Y), metric=broken_metric)
     assert line_of('batch["no such') in str(e.value)

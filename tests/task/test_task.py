@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from stockpot.errors import TaskError
+from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Event
 from stockpot.soups.result import report_weights
 from stockpot.task import METRICS, Data, Metric, Task
@@ -298,13 +299,52 @@ def test_scoring_is_in_evaluation_mode_and_leaves_modes_alone() -> None:
 # Logits from elsewhere
 
 
-def test_the_ensemble_needs_a_metric_of_logits() -> None:
+def test_the_ensemble_is_absent_where_a_mean_of_outputs_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason(task: Task) -> str:
+        with pytest.raises(EnsembleError, match="ensemble: expected outputs that can be averaged") as caught:
+            task.ensemble_scores(range(1))
+        assert caught.value.reason in str(caught.value)
+        return caught.value.reason
+
     own = Task(linear(), (X, Y), metric="loss", loss=lambda m, b: m(b[0]).mean(1))
-    with pytest.raises(TaskError, match="found a loss of your own as the metric, which calls the model itself"):
-        own.ensemble_scores(range(1))
-    task = Task(Encoder(), {"inputs": X, "labels": Y}, metric=lambda out, b: out.logits[:, 0])
-    with pytest.raises(TaskError, match="found score, a metric of your own that is given more than a tensor of logits"):
-        task.ensemble_scores(range(1))
+    assert reason(own) == "a loss of your own as the metric, which calls the model itself"
+
+    def first(outputs: Any, batch: Any) -> Any:  # of the outputs, which a tensor of logits would misread
+        return outputs[0][:, 0]
+
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x[:, :3], x
+
+    task = Task(Pair(), (X, Y), metric=first)
+    assert task.score().n == 60
+    assert reason(task) == "first, a metric of your own that is given more than a tensor of logits"
+
+    class Classes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.argmax(1)
+
+    said = reason(Task(Classes(), (X, Y), metric=lambda out, batch: (out == batch[1]).double()))
+    assert said == "outputs of torch.int64, whose mean is no output"
+    large = Task(linear(), (X, Y), {"test": (X[:5], Y[:5]), "shifted": (X.repeat(3, 1), Y.repeat(3))})
+    large.ensemble_scores(range(1))
+    monkeypatch.setattr("stockpot.task.task.MEMORY_LIMIT", 61 * 3 * 8)  # the fitting data alone would fit
+    assert reason(large).startswith("outputs of 0.0 GiB for all samples, more than")
+
+
+def test_measured_values_are_averaged_too() -> None:
+    model = nn.Linear(4, 1)
+    task = Task(model, (X, X.sum(1)), metric="r2", loss=lambda m, b: (m(b[0])[:, 0] - b[1]).square())
+    members = [copy.deepcopy(model.state_dict()), {name: -value for name, value in model.state_dict().items()}]
+
+    def turns() -> Iterator[int]:
+        for k, state in enumerate(members):
+            model.load_state_dict(state)
+            yield k
+
+    predictions = torch.zeros(60)  # the two cancel
+    expected = 1 - float(((X.sum(1) - predictions) ** 2).sum() / ((X.sum(1) - X.sum(1).mean()) ** 2).sum())
+    assert task.ensemble_scores(turns()).value == pytest.approx(expected, rel=1e-6)
 
 
 def test_double_precision_is_for_the_host_only(monkeypatch: pytest.MonkeyPatch) -> None:

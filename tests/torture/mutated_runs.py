@@ -103,7 +103,7 @@ class Honest:
 
 
 def task() -> Task:
-    return Task(mlp(), samples(), report=samples(30, seed=5))
+    return Task(mlp(), samples(), {"test": samples(30, seed=5), "shifted": samples(20, seed=6)})
 
 
 def prepare(folder: Path) -> Honest:

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from stockpot._version import __version__
-from stockpot.cli.average import average, export
+from stockpot.cli.average import average
 from stockpot.cli.cooking import compare, cook
 from stockpot.cli.evaluate import evaluate, rebuild, report
 from stockpot.cli.failures import guarded
 from stockpot.cli.inspect import inspect
 from stockpot.cli.pools import demo, finetune
+from stockpot.cli.sharing import export, push
 from stockpot.cli.terminal import Json, document, say
 
 # Extra -> the packages that make it work.
@@ -106,5 +107,19 @@ def doctor(as_json: Json = False) -> None:
         say(f"{name:<13}{text}")
 
 
-for _command in (average, demo, inspect, cook, compare, finetune, evaluate, rebuild, export, report, schema, doctor):
+for _command in (
+    average,
+    demo,
+    inspect,
+    cook,
+    compare,
+    finetune,
+    evaluate,
+    rebuild,
+    export,
+    push,
+    report,
+    schema,
+    doctor,
+):
     app.command()(guarded(_command, resumable=_command in (demo, cook, compare, finetune)))

@@ -1,4 +1,4 @@
-"""`stockpot average`, a soup without data, and `stockpot export`, a soup in the form of another tool."""
+"""`stockpot average`: a soup without data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.evaluate import Ingredients, Replace, RunOrSoup
+from stockpot.cli.evaluate import Replace
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
@@ -38,8 +38,6 @@ Type = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
 ]
 Shard = Annotated[str, typer.Option("--max-shard", metavar="SIZE", help="Bytes of a file at most.")]
-Target = Annotated[Path, typer.Argument(metavar="FILE", help="What to write.", show_default=False)]
-_CONFIGURATIONS, _NESTED, _STATE_DICTS = (".yaml", ".yml"), (".pth.tar", ".ckpt"), (".pt", ".pth", ".bin")
 
 
 def average(
@@ -97,44 +95,6 @@ def average(
     size = sum(file.stat().st_size for file in out.iterdir() if file.suffix == ".safetensors")
     say(f"\nSoup: {shown(out)}  ({words.size(size)}; its card is README.md)")
     say_loading(out)
-
-
-def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite: Replace = False) -> None:  # noqa: B006
-    """Write a soup in the form of another tool; the ending of the file says which.
-
-    `.yaml`: a mergekit configuration that gives the same weights. `.pt`, `.pth`, `.bin`: a state dict. `.ckpt`,
-    `.pth.tar`: a state dict under the key `state_dict`, as Lightning and timm have it.
-
-    Examples:
-
-    ```
-    stockpot export soup merge.yaml
-    stockpot export run model_best.pth.tar
-    ```
-    """
-    import torch
-
-    from stockpot import files
-    from stockpot.run.rebuild import record_of
-    from stockpot.soup import Soup
-    from stockpot.soup.mergekit import configuration
-    from stockpot.soup.record import saved_as
-
-    place, name = record_of(source), target.name.lower()
-    if not name.endswith((*_CONFIGURATIONS, *_STATE_DICTS, *_NESTED)):
-        expected = f"expected an ending among {', '.join((*_CONFIGURATIONS, *_STATE_DICTS, *_NESTED))}"
-        raise typer.BadParameter(f"{expected}, found {target.name!r}", param_hint="FILE")
-    if target.exists() and not overwrite:
-        raise typer.BadParameter(f"{shown(target)} exists; add --overwrite to replace it", param_hint="FILE")
-    with drawing() as listen:
-        soup, dtype = Soup.load(place, ingredients=pool or None, listen=listen), saved_as(place)[0]
-        if name.endswith(_CONFIGURATIONS):
-            files.write_bytes(target, configuration(soup, dtype).encode())
-        else:
-            state = soup.state_dict(dtype, listen)
-            with files.file(target) as beside:
-                torch.save({"state_dict": state} if name.endswith(_NESTED) else state, beside)
-    say(f"{shown(target)}: written")
 
 
 def _summary(soup: Soup, out: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 
 from stockpot.cli.progress import drawing, scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.events import Listener
+from stockpot.events import Listener, ignore
 from stockpot.report import words
 
 if TYPE_CHECKING:
@@ -90,11 +90,17 @@ def compare(
 def _cook(
     kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
 ) -> None:
+    from stockpot import ranks
     from stockpot.report import write_report
 
+    ranks.join()
     wanted = read_recipe(recipe, overrides, out, form)
-    with drawing() as listen:
+    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
         run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
+    first = ranks.first()
+    ranks.leave()
+    if not first:
+        return
     report = write_report(run)
     if as_json:
         document(summary(run, report))
@@ -114,15 +120,16 @@ def title_of(recipe: Path) -> str:
 
 def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False) -> Path:
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
-    from stockpot import cooking
+    from stockpot import cooking, ranks
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
     from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
     run: Path = arguments["run"]
-    check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"])
-    writing = scalars(run / "tensorboard", listen) if recipe.output.tensorboard else contextlib.nullcontext(listen)
+    ranks.on_first(lambda: check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"]))
+    scalar = recipe.output.tensorboard and ranks.first()
+    writing = scalars(run / "tensorboard", listen) if scalar else contextlib.nullcontext(listen)
     with writing as tell:
         pool, task = build_pool(recipe, listen), build_task(recipe, listen)
         function = cooking.cook if kind == "cook" else cooking.compare

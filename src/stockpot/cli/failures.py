@@ -40,6 +40,8 @@ def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., 
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except KeyboardInterrupt as error:
+            if _silent():
+                raise typer.Exit(1) from None
             number = error.args[0] if error.args else signal.SIGINT
             word = "interrupted" if number == signal.SIGINT else "terminated"
             _tell(f"\n{word}{again}")
@@ -49,17 +51,47 @@ def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., 
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:
+            if _silent(error):
+                raise typer.Exit(1) from None
             _tell(f"error: {error}" if isinstance(error, StockpotError) else _crash(error))
             if resumable and (isinstance(error, WriteError) or _no_memory(error)):
                 _tell(f"  What was done is kept{again}")
+            _said()
             raise typer.Exit(1) from None
 
     return command
 
 
+def _silent(error: Exception | None = None) -> bool:
+    """Whether this is one of several ranks, and another one says what there is to say."""
+    if "stockpot.ranks" not in sys.modules:
+        return False  # nothing that ranks do has begun, and torch need not be loaded for a message
+    from stockpot import ranks
+
+    if error is None or not ranks.active():
+        return not ranks.first()
+    if ranks.lost(error):
+        kept = f"; what was done is kept; resume with: {_again()}" if ranks.first() else ""
+        _tell(f"stopped, because another rank has ended{kept}")
+        return True
+    if not ranks.all_here() or ranks.first():
+        return False  # an accident of this rank alone, or for the first one to say
+    _said()
+    return True
+
+
+def _said() -> None:
+    """The first of several ranks that end together takes the others with it, so they wait until this is told."""
+    if "stockpot.ranks" in sys.modules:
+        from stockpot import ranks
+
+        ranks.all_here(seconds=2)
+
+
 def _again() -> str:
     """The same command without --overwrite, which would throw away what is to be continued."""
-    return shlex.join(["stockpot", *(arg for arg in sys.argv[1:] if arg != "--overwrite")])
+    command = ["torchrun", "...", "-m", "stockpot"] if "TORCHELASTIC_RUN_ID" in os.environ else ["stockpot"]
+    return shlex.join([*command, *(arg for arg in sys.argv[1:] if arg != "--overwrite")])
 
 
 def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)

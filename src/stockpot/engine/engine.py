@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stockpot.engine import distributed, plan, resources
+from stockpot import ranks
+from stockpot.engine import plan, resources
 from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
@@ -64,7 +65,7 @@ class Engine:
         self._eager = (
             not options.graphs
             or not self._cuda
-            or distributed.active()
+            or ranks.active()
             or live.task.autocast == torch.float16  # a step may have to be tried again
         )
         self._told = False
@@ -72,7 +73,7 @@ class Engine:
         self._next: tuple[int, ...] = ()
         self._directions: Directions | None = None
         try:
-            self.plan = distributed.decided_once(lambda: self._choose(data, block_size, fixed_block))
+            self.plan = ranks.decided_once(lambda: self._choose(data, block_size, fixed_block))
             self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
@@ -254,7 +255,7 @@ class Engine:
                 slope = D.project(live.collect_gradient()) if projector is None else projector.finish()  # (b, G)
                 slope = slope.to(dtype)
                 of_beta = [] if factor is None else [torch.zeros_like(factor) if factor.grad is None else factor.grad]
-                distributed.add_up([slope, sums, *of_beta])
+                ranks.add_up([slope, sums, *of_beta])
                 # A batch of masked labels alone: a sum of nothing over nothing, from which nothing is learned.
                 count = torch.where((sums == 0).all(), 1, sums[1])
                 unscale = batch.size / (scale * count)
@@ -275,11 +276,11 @@ class Engine:
         with torch.no_grad(), forked_random(live.device) as seed:
             seed(0)  # a model that draws numbers draws the same whenever it is judged, after a restart too
             for piece in self._pieces(len(data)):
-                mine = distributed.share(piece)
+                mine = ranks.share(piece)
                 if len(mine):
                     loss = live.task.loss(live.task.to_device(data.batch(mine)), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
-        distributed.add_up([sums])
+        ranks.add_up([sums])
         return float(sums[0] / sums[1])
 
     def _pieces(self, n: int) -> tuple[Tensor, ...]:
@@ -341,7 +342,7 @@ class Engine:
         if self._captured is not None:
             self._captured.batches.put(data.rows(indices))
             return self._captured.batches.batch
-        mine = distributed.share(indices)
+        mine = ranks.share(indices)
         pieces = mine.chunk(min(self.plan.accumulate, max(1, len(mine))))
         return Batch([self.live.task.to_device(data.batch(p)) for p in pieces if len(p)], len(indices))
 

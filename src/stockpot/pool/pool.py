@@ -208,6 +208,16 @@ class Pool:
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
 
+    def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
+        """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
+        self.facts(listen, measured=measured)
+        assert self._scan is not None
+        return self._scan
+
+    def adopt(self, found: Scan) -> None:
+        """What another process has found in the same files, instead of reading them here."""
+        self._scan, self._facts = found, None
+
     def _scanned(self, listen: Listener) -> Scan:
         if self._scan is None or not self._scan.measured:
             self._scan = self._pass(listen, no_weights=self.statistics)

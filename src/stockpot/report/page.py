@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -15,7 +16,6 @@ from stockpot.report.tables import (
     DATA,
     Row,
     common_kind,
-    greedy_decisions,
     guard_decision,
     headings,
     ingredient_table,
@@ -30,7 +30,6 @@ from stockpot.soups.registry import METHODS
 def page_of(run: Run) -> dict[str, Any]:
     """The report without its looks."""
     rows = rows_of(run)
-    greedy, greedy_summary = greedy_decisions(run)
     guard, guard_summary = guard_decision(run)
     decision, _, why = (run.results["verdict"] or _verdict(rows)).partition("\n")
     return {
@@ -46,8 +45,6 @@ def page_of(run: Run) -> dict[str, Any]:
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.recommended)],
         "pictures": _pictures(run, rows),
-        "greedy": greedy,
-        "greedy_summary": greedy_summary,
         "guard": guard,
         "guard_summary": guard_summary,
         "ingredients": ingredient_table(run),
@@ -126,8 +123,10 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
     tiles, m = [], row.metric
     for name, cell in row.sets.items():
         score, change, data = cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
-        if score is not None:
+        if score is not None and (change is None or cell is row.first):
             between = f" (95 %: {m.bare(score.low)} to {m.bare(score.high)})"
+            if m.unit == "nats" and -score.value < 700:
+                between += f", a perplexity of {math.exp(-score.value):.4g}"
             tiles.append((m.value(score.value), f"{row.method} on {data}, {score.n:,} examples{between}", ""))
         if change is not None:
             what = f"on {data} against the best single model (95 %: {m.change(change[1])} to {m.change(change[2])})"

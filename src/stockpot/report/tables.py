@@ -105,6 +105,8 @@ def ingredient_table(run: Run) -> list[dict[str, str]]:
     shown = run.showpiece
     trials = [one["trial"] or {} for one in run.ingredients]
     settings = list(dict.fromkeys(key for trial in trials for key in trial))[:8]
+    steps: list[Mapping[str, Any]] = next((m.result["greedy"] for m in run.methods if m.result["greedy"]), [])
+    greedy = {step["ingredient"]: step["added"] for step in steps}
     lines = []
     for k in run.best_first if run.ingredients else []:
         one, score = run.ingredients[k], run.own_scores[k]
@@ -112,6 +114,8 @@ def ingredient_table(run: Run) -> list[dict[str, str]]:
         line = {"ingredient": run.names[k] + (" (outlier)" if k == run.outlier else ""), "own score": own}
         if shown is not None and shown.weight is not None:
             line[f"weight in {shown.name}"] = f"{shown.weight[k]:.3f}".replace("-", "−")
+        if greedy:
+            line["in greedy"] = "✓" if greedy.get(run.names[k]) else ""
         far = run.pool["to_mean"][k]
         line["distance to the mean"] = "not finite" if far is None else f"{far:.3g}"
         lines.append({**line, **{key: _text(trials[k].get(key, "")) for key in settings}, "digest": one["digest"][:8]})
@@ -166,21 +170,6 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
     return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
-
-
-def greedy_decisions(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
-    """(ingredient, score, kept) for every candidate, and what happened in words."""
-    steps: list[Mapping[str, Any]] = next((m.result["greedy"] for m in run.methods if m.result["greedy"]), [])
-    table = [
-        (step["ingredient"], "–" if step["score"] is None else run.metric.value(step["score"]), step["added"])
-        for step in steps
-    ]
-    kept = sum(added for *_, added in table)
-    return table, "" if not table else (
-        f"Greedy went through {words.plural(len(table), 'ingredient')} from the best to the worst, adding"
-        f" each to the average of those before it, and kept {kept}: the others did not raise the score on the"
-        " fitting data. A dash stands for a candidate that was given up early, because it could not win any more."
-    )
 
 
 def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:

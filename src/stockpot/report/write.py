@@ -17,10 +17,15 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 
 def write_report(run_dir: Path) -> Path:
-    """report.html and report.md from the record alone; the same record gives the same bytes."""
+    """report.html and report.md from the record alone; the same record gives the same bytes. The soup's card gets the
+    table of scores."""
     page = page_of(Run(run_dir))
     files.write_bytes(run_dir / MARKDOWN, markdown(page).encode(), root=run_dir)
     files.write_bytes(run_dir / HTML, html(page).encode(), root=run_dir)
+    if page["soup"] and page["rows"]:
+        from stockpot.soup.card import add_results  # with torch
+
+        add_results(run_dir / page["soup"], "\n".join(_table(page)), root=run_dir)
     return run_dir / HTML
 
 
@@ -52,21 +57,26 @@ def markdown(page: Mapping[str, Any]) -> str:
     if page["soup"]:
         lines += [f"The soup is in {escape(page['soup'])}, in this directory. To load it:", ""]
         lines += [_fenced(page["loading"], "python"), ""]
-    if page["rows"]:
-        lines += [
-            "| " + " | ".join(map(escape, page["headings"])) + " |",
-            "|---|" + "---:|" * (len(page["headings"]) - 1),
-            *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
-            "",
-            f"Scores are on {page['data']}. Differences are paired sample by sample, with their 95 % interval.",
-            "",
-        ]
+    lines += _table(page)
     lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page["notes"]), ""] if page["notes"] else []
     if page["guard_summary"]:
         lines += [escape(page["guard_summary"]), ""]
     if page["command"]:
         lines += ["To get this again:", "", _fenced(page["command"], "sh"), ""]
     return "\n".join([*lines, f"Made by stockpot {escape(page['version'])}.", ""])
+
+
+def _table(page: Mapping[str, Any]) -> list[str]:
+    if not page["rows"]:
+        return []
+    return [
+        "| " + " | ".join(map(escape, page["headings"])) + " |",
+        "|---|" + "---:|" * (len(page["headings"]) - 1),
+        *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
+        "",
+        f"Scores are on {page['data']}. Differences are paired sample by sample, with their 95 % interval.",
+        "",
+    ]
 
 
 def _row(cells: tuple[str, ...], *, bold: bool) -> str:

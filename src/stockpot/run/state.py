@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, from_numpy
 
-from stockpot import files
+from stockpot import files, ranks
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
@@ -39,6 +39,9 @@ class DiskStore:
         self._began = time.perf_counter()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        return ranks.on_first(self._read)
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         if not os.path.lexists(self._path):
             return None
         try:
@@ -57,6 +60,8 @@ class DiskStore:
         return tensors, values["method"]
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        if not ranks.first():
+            return
         (seconds, *before), now = self.earlier, self.peaks()
         host, device = map(max, zip(before, now, strict=True))
         seconds += time.perf_counter() - self._began
@@ -66,7 +71,7 @@ class DiskStore:
         files.write_bytes(self._path, save({name: tensor.contiguous() for name, tensor in data.items()}), self._root)
 
     def clear(self) -> None:
-        if self._path.parent.is_dir():
+        if ranks.first() and self._path.parent.is_dir():
             files.clear(self._path.parent, [STATE], self._root)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stockpot import ranks
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
 from stockpot.engine.plan import NAMES
@@ -118,6 +119,8 @@ class Learner:
                         judge(folds)
                 return
             except torch.OutOfMemoryError as error:
+                if ranks.active():
+                    raise  # the others did not run out: they would go on with another plan
                 self._take_less(error)
             finally:
                 if self._engine is not None:

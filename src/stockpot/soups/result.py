@@ -71,7 +71,8 @@ class Result:
         where = "report" if self.report else "held-out" if self.held_out else "fitting"
         models = f"{self.models_used} model{'s' if self.models_used != 1 else ''}"
         line = f"{self.method}: {worded(self.score)} on {where} data, {models}, {self.seconds:.1f} s"
-        return "\n".join([line, *(f"  {note}" for note in self.notes)])
+        more = [f"  on {name}: {worded(scores)}" for name, scores in list(self.reports.items())[1:]]
+        return "\n".join([line, *more, *(f"  {note}" for note in self.notes)])
 
 
 def decided(

@@ -236,8 +236,8 @@ class Judge:
             self._learn_form(batch, logits)
         if default or not accuracy:
             table, _ = self.statistics(batch, batch_rows(batch), with_loss=False)
-            scores = self.metric.is_mean or self.metric.ratio is not None
-            if scores and logits is not None and bool(table.isnan().any()) and bool(logits.isfinite().all()):
+            odd = bool(table.isnan().any()) and logits is not None and bool(logits.isfinite().all())
+            if odd and self.metric.spoilt_by(table):
                 raise TaskError.of(
                     f"metric {self.metric.name}",
                     expected="a number for each sample",

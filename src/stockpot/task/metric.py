@@ -86,6 +86,15 @@ class Metric:
             raise TaskError.of("metric", expected=f"one score per sample, shape ({n},)", found=shown, fix=HOW_TO)
         return found
 
+    def spoilt_by(self, table: Tensor) -> bool:
+        """Whether NaN in a few statistics leaves no value; a reduction of the user's own may pass it over."""
+        if self.is_mean or self.ratio is not None:
+            return True
+        try:
+            return math.isnan(float(self.reduce(table.double().cpu())))
+        except Exception:  # of so few samples it may have none anyway
+            return False
+
     def of_draws(self, table: Tensor) -> Counted:
         """The value of each draw of samples; NaN where a draw lacks what the metric needs, such as a class."""
         if self.counted is not None:

@@ -35,16 +35,13 @@ class Grid:
     left: int
 
     @staticmethod
-    def plan(width: int, names: Sequence[str], cells: int, *, square: bool = False) -> Grid:
+    def plan(width: int, names: Sequence[str], cells: int) -> Grid:
         wide = width > 500
         rows = labels(names, 26 if wide else 14)
         height = max(9, min(20, 640 // max(1, len(names))))
         font = min(11.0, height - 1.0) if wide else min(10.0, height - 1.0)
         left = int(max(columns(row) for row in rows) * font * 0.62) + 10
         room = (width - left - 2) // max(1, cells)
-        if square:
-            side = max(3, min(room, 26 if len(names) > 8 else 36))
-            return Grid(width, rows, side, max(9, side), min(font, max(9, side) - 1.0), left)
         return Grid(width, rows, max(2, min(room, 72)), height, font, left)
 
     def height(self) -> int:

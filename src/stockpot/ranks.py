@@ -1,0 +1,201 @@
+"""Ranks of `torch.distributed`: the same command in several processes, which together make one soup.
+
+Each rank takes a part of every batch. The projection is linear, so the (b, G) projections of the ranks' gradients add
+up to that of the whole batch: kilobytes per step instead of the model's size. Rank 0 opens, plans, decides and writes;
+the others are told. Everything here does nothing where there is one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
+
+from stockpot.errors import RunError, StockpotError
+from stockpot.events import Event, Listener
+
+T = TypeVar("T")
+_meetings = count()  # how often this rank has waited for the others in `all_here`
+# What torchrun sets, and what Slurm's srun calls the same.
+_SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+def _environment(name: str) -> str | None:
+    started_by_srun = "SLURM_STEP_ID" in os.environ and "RANK" not in os.environ
+    return os.environ.get(_SLURM[name] if started_by_srun else name)
+
+
+def launched() -> bool:
+    """Whether torchrun or srun has started this process as one of several."""
+    size = _environment("WORLD_SIZE") or ""
+    return size.isdigit() and int(size) > 1 and (_environment("RANK") or "").isdigit()
+
+
+def join() -> None:
+    """Be the rank that the environment says, unless the caller has made a process group already."""
+    if not launched() or not dist.is_available() or dist.is_initialized():
+        return
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RunError.of(
+            "the environment of several ranks",
+            expected="MASTER_ADDR and MASTER_PORT, where rank 0 is met",
+            found=f"no {' and no '.join(missing)}",
+            fix="start with torchrun, or export both before srun (docs/scaling.md has an example)",
+        )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(_environment("LOCAL_RANK") or 0) % torch.cuda.device_count())
+    # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
+    dist.init_process_group(rank=int(_environment("RANK") or 0), world_size=int(_environment("WORLD_SIZE") or 1))
+
+
+@functools.cache
+def _hosts() -> dist.ProcessGroup | None:
+    """For what ranks tell each other: gloo, also where gradients go through NCCL. All must ask for it first at once."""
+    return dist.new_group(backend="gloo") if active() else None
+
+
+def leave() -> None:
+    """The end of a command whose ranks are all done."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def active() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def first() -> bool:
+    """Whether this rank opens, decides, writes and shows; true of a process alone."""
+    return not active() or dist.get_rank() == 0
+
+
+def announce(listen: Listener) -> None:
+    """One line that says how the work is arranged."""
+    if active():
+        hosts = set(gathered(socket.gethostname()))
+        places = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        backend = "NCCL" if torch.cuda.is_available() else "gloo"
+        text = f"{dist.get_world_size()} ranks on {places} ({backend}): each takes a part of every batch"
+        listen(Event("phase", {"text": text}))
+
+
+# What is exchanged -----------------------------------------------------------------------------------------
+
+
+def share(indices: Tensor) -> Tensor:
+    """This rank's part of a batch."""
+    return indices[dist.get_rank() :: dist.get_world_size()] if active() else indices
+
+
+def add_up(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks, in one exchange."""
+    if active():
+        parts = list(tensors)
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(flat)
+        done = 0
+        for part in parts:
+            part.copy_(flat[done : done + part.numel()].view_as(part))
+            done += part.numel()
+
+
+def gathered(mine: T) -> list[T]:
+    """What every rank has, by rank. For small things: they are pickled."""
+    if not active():
+        return [mine]
+    box: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(box, mine, group=_hosts())
+    return box
+
+
+def shared_out(count: int, work: Callable[[int], T]) -> list[T]:
+    """`work` of 0 to count - 1, divided among the ranks, and the results on all of them."""
+    if not active():
+        return [work(i) for i in range(count)]
+    mine = {i: work(i) for i in range(dist.get_rank(), count, dist.get_world_size())}
+    found = {i: result for part in gathered(mine) for i, result in part.items()}
+    return [found[i] for i in range(count)]
+
+
+def decided_once(decide: Callable[[], T]) -> T:
+    """What rank 0 decides, on every rank. All of them compute it, because computing may need their devices."""
+    return _from_first(decide())
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """What rank 0 alone does, and its result on every rank; an error of ours there is an error on all."""
+    if not active():
+        return work()
+    found: tuple[T | None, StockpotError | None] = (None, None)
+    if first():
+        try:
+            found = (work(), None)
+        except StockpotError as error:
+            found = (None, error)
+    result, failed = _from_first(found if found[1] is None else (None, found[1]))
+    if failed is not None:
+        raise failed
+    return result  # type: ignore[return-value]
+
+
+def _from_first(mine: T) -> T:
+    if not active():
+        return mine
+    box: list[Any] = [mine]
+    dist.broadcast_object_list(box, src=0, group=_hosts())
+    found: T = box[0]
+    return mine if first() else found
+
+
+def all_here(seconds: float = 8.0) -> bool:
+    """Whether every rank comes to this place too: what fails on all of them alike is no accident of one."""
+    if not active():
+        return True
+    # Through the store in which ranks have found each other: dist.monitored_barrier waits for a rank that is busy in
+    # another exchange as long as that takes, whatever its timeout.
+    store = _get_default_store()
+    key, last = f"stockpot/here/{next(_meetings)}", time.monotonic() + seconds
+    try:
+        store.add(key, 1)
+        while store.add(key, 0) < dist.get_world_size():
+            if time.monotonic() > last:
+                return False
+            time.sleep(0.05)
+    except RuntimeError:
+        return False  # the store was on a rank that has ended
+    return True
+
+
+def lost(error: BaseException) -> bool:
+    """Whether this is how the end of another rank looks from here."""
+    if not active() or not isinstance(error, RuntimeError):
+        return False
+    return any(word in str(error) for word in ("gloo/", "NCCL", "Connection closed", "Connection reset", "Socket"))
+
+
+def check_same(facts: Mapping[str, Any]) -> None:
+    """Refuse to begin where a rank has other versions, files, data or settings than rank 0."""
+    every = gathered({key: str(value) for key, value in facts.items()})
+    lines = [
+        f"{key}: {every[0].get(key)!s:.200} on rank 0, {other.get(key)!s:.200} on rank {rank}"
+        for rank, other in enumerate(every)
+        for key in facts
+        if other.get(key) != every[0].get(key)
+    ]
+    if lines:
+        raise RunError.of(
+            "the ranks of this run",
+            expected="the same versions, files, data and settings on all of them",
+            found="\n    ".join(["differences", *lines[:12]]),
+            fix="start all ranks with the same installation, recipe and files",
+        )
