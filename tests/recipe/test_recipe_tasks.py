@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_recipe_language import TEXTS, checkpoints, learned, refusal, task, tokenizer, write
+from test_recipe_language import checkpoints, learned, refusal, task
 
 from stockpot.errors import RecipeError
 from stockpot.events import Event
+from words import CHATS, TEXTS, tokenizer, write
 
 transformers = pytest.importorskip("transformers")
 WORDS = [text.split() for text in TEXTS]
@@ -121,6 +122,17 @@ def test_a_long_question_is_refused_or_loses_its_beginning(home: Path) -> None:
 # Generation ---------------------------------------------------------------------------------------------
 
 
+def learn(made: Any, steps: int) -> float:
+    """What a random model scores after it has learned the data by heart."""
+    assert made.score().value == 0.0
+    optimiser = torch.optim.AdamW(made.model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        made.loss(made.fit.batch(torch.arange(len(made.fit)))).mean.backward()
+        optimiser.step()
+    return float(made.score().value)
+
+
 def test_answers_are_generated_on_a_budget(home: Path) -> None:
     write(home / "pairs.jsonl", [{"q": text, "a": (" red", " blue")[n % 2]} for n, text in enumerate(TEXTS)])
     data: dict[str, Any] = {
@@ -130,19 +142,25 @@ def test_answers_are_generated_on_a_budget(home: Path) -> None:
         "metric": "exact_match",
         "fit": 1.0,
     }
-    made = task(home, **data)
-    assert made.score().value == 0.0  # a random model
-    optimiser = torch.optim.AdamW(made.model.parameters(), lr=1e-2)
-    for _ in range(150):
-        optimiser.zero_grad()
-        made.loss(made.fit.batch(torch.arange(len(made.fit)))).mean.backward()
-        optimiser.step()
-    assert made.score().value >= 0.9
+    assert learn(task(home, **data), 150) >= 0.9
     heard: list[Event] = []
     few = task(home, heard.append, generate=5, **data)
     assert f"fit data: 5 of {len(few.fit)} answers are generated (data.generate)" in [e.data.get("text") for e in heard]
     assert float(few.score().table[:, 1].sum()) == 5
     assert [bool((few.fit.columns["prompt_mask"][row] == 1).any()) for row in range(len(few.fit))].count(True) == 5
+
+
+def test_the_last_answer_of_a_chat_is_generated(home: Path) -> None:
+    write(home / "chats.jsonl", [{"messages": chat} for chat in CHATS])
+    made = task(home, table="chats.jsonl", messages="messages", metric="exact_match", fit=1.0)
+    words = transformers.AutoTokenizer.from_pretrained(home / "run" / "checkpoint-100")
+    for row, chat in enumerate(CHATS):
+        ids, mask, answer = (made.fit.columns[name][row] for name in ("prompt_ids", "prompt_mask", "answer_ids"))
+        assert words.decode(ids[mask == 1]) == words.apply_chat_template(
+            chat[:3], tokenize=False, add_generation_prompt=True
+        )
+        assert words.decode(answer[answer != -100]) == chat[3]["content"]
+    assert learn(made, 150) >= 0.9
 
 
 def test_prompts_leave_room_for_the_longest_answer(home: Path) -> None:
@@ -316,7 +334,7 @@ def test_labels_and_models_that_do_not_fit(home: Path) -> None:
     ("data", "said"),
     [
         ({"text": "t", "metric": "multiple_choice"}, "data.metric: multiple_choice needs data.prompt, choices and"),
-        ({"text": "t", "metric": "exact_match"}, "data.metric: exact_match needs data.prompt and completion"),
+        ({"text": "t", "metric": "exact_match"}, "data.metric: exact_match needs data.messages, or prompt and"),
         ({"text": "t", "metric": "entity_f1"}, "data.metric: entity_f1 needs data.words and tags"),
         ({"messages": "m", "metric": "bits_per_byte"}, "data.metric: bits_per_byte needs data.text, or prompt and"),
         ({"features": "x", "metric": "token_accuracy"}, "data.metric: token_accuracy needs data.text, messages,"),

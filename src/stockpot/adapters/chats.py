@@ -52,6 +52,13 @@ def chat_parts(
         tell(start + len(some))
 
 
+def last_turns(tokenizer: Any, chats: Sequence[Any], where: Callable[[int], str]) -> Iterator[tuple[str, str]]:
+    """Of chats that were read before: the text up to the assistant's last message, and what that says."""
+    for row, chat in enumerate(chats):
+        last = max(n for n, message in enumerate(chat) if message["role"] == "assistant")
+        yield _rendered(tokenizer, list(chat[:last]), where(row), True), as_text(chat[last]["content"], where(row))
+
+
 def check_columns(table: Table) -> None:
     """Refuse what trainers would give to the template beside the messages: without it the text would be another."""
     for name in table.columns.keys() & set(_ALSO_READ):

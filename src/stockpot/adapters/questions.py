@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stockpot.adapters.chats import last_turns
 from stockpot.adapters.tables import Array, as_text, bad_data, is_missing
 from stockpot.adapters.texts import Ids, TextReader, learned_after
 from stockpot.task.loss import IGNORED
@@ -114,25 +115,37 @@ class QuestionReader(TextReader):
         judged[np.random.RandomState(self.form.seed).permutation(n)[:some]] = True
         if not judged.all():
             self._tell(f"{int(judged.sum()):,} of {n:,} answers are generated (data.generate)")
-        prompts, texts = self._pair()
-        answers = Ids(self._answer(texts[row]) if yes else () for row, yes in zip(rows, judged, strict=True))
-        wanted = answers.padded(IGNORED)[0]
+        chosen = rows[judged].tolist()
+        if self.form.messages is not None:
+            chats = self.table.column(self.form.messages, "data.messages")
+            place = self._place  # of a chat in its file
+            turns = [*last_turns(self.tokenizer, [chats[row] for row in chosen], lambda n: place(chosen[n]))]
+            given = [self._bare(before) for before, _ in turns]
+            said = [self._bare(answer) for _, answer in turns]
+        else:
+            prompts, texts = self._pair()
+            given = self._without_end([prompts[row] for row in chosen])
+            said = [self._bare(texts[row]) for row in chosen]
+        prompt_of, answer_of = (dict(zip(np.flatnonzero(judged).tolist(), each, strict=True)) for each in (given, said))
+        wanted = Ids(answer_of.get(row, ()) for row in range(n)).padded(IGNORED)[0]
         if self.model.purpose == "seq2seq":
             return {"answer_ids": wanted}
         room = self.longest - wanted.shape[1] - 1
-        before = self._without_end([prompts[row] if yes else "" for row, yes in zip(rows, judged, strict=True)])
-        given = [ids if yes else [] for ids, yes in zip(before, judged, strict=True)]
-        if long := [row for row, ids in enumerate(given) if len(ids) > max(room, 0)]:
+        long = sum(len(ids) > max(room, 0) for ids in given)
+        if long:
             if room < 1 or self.form.long_texts != "truncate":
-                what, found = f"{self.split} data, data.prompt", f"{len(long):,} longer ones"
+                what, found = f"{self.split} data, data.{self.key}", f"{long:,} longer ones"
                 expected = f"prompts of at most {room:,} tokens: the longest answer of {wanted.shape[1]:,} comes after"
                 fix = "leave such samples out, or write data.long_texts: truncate to cut off the beginnings of prompts"
                 raise bad_data(what, expected, found, fix)
-            self._tell(f"{len(long):,} prompts longer than {room:,} tokens, beginnings cut off")
-        ids, mask = Ids(one[::-1][:room] for one in given).padded(self.fill)
+            self._tell(f"{long:,} prompts longer than {room:,} tokens, beginnings cut off")
+        ids, mask = Ids(prompt_of.get(row, [])[::-1][:room] for row in range(n)).padded(self.fill)
         return {"prompt_ids": ids.flip(1), "prompt_mask": mask.flip(1), "answer_ids": wanted}
 
-    def _answer(self, text: str) -> list[int]:
+    def _place(self, row: int) -> str:
+        return self.table.cell(str(self.form.messages), "data.messages", row)
+
+    def _bare(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 

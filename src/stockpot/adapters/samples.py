@@ -237,7 +237,7 @@ def _texts(
     same = {field.name for field in fields(Form)}
     given = {name: value for part in (columns, source) for name, value in vars(part).items() if name in same}
     form = Form(**given, names=source.classes)
-    asks = form.choices is not None or (form.metric == "exact_match" and form.prompt is not None)
+    asks = form.choices is not None or (form.metric == "exact_match" and bool(form.prompt or form.messages))
     return (QuestionReader if asks else TextReader)(form, model, table, split, listen).read()
 
 

@@ -31,7 +31,7 @@ from stockpot.recipe.values import (
 # Metrics whose columns only some data has: any of these keys, and how to write them.
 _NEEDED: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("multiple_choice", "multiple_choice_normalised"), (("choices",), "prompt, choices and answer")),
-    "exact_match": (("completion",), "prompt and completion"),
+    "exact_match": (("completion", "messages"), "messages, or prompt and completion"),
     "entity_f1": (("words",), "words and tags"),
     "bits_per_byte": (("text", "completion"), "text, or prompt and completion: their bytes are known"),
     **dict.fromkeys(

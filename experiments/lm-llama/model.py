@@ -1,0 +1,56 @@
+"""A language model of the shape of Llama, 31.5M parameters, and the data it is judged on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stockpot import Pool, Task
+
+DATA = Path(__file__).parents[1] / "data" / "lm-llama"
+METRIC, UNIT = "nats per token", "text"  # lower is better on the page; intervals take a speech, a review as the unit
+SECOND = "held_reviews"
+FITTED = 2000  # sequences that a seed draws from `fit`
+SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+
+
+def build(vocabulary: int = 4096, length: int = 128, **sizes: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=vocabulary, max_position_embeddings=length, tie_word_embeddings=False, use_cache=False,
+        **{**SIZES, **sizes},
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def read(part: str) -> Tensor:
+    """Token numbers (n, 128)."""
+    return torch.from_numpy(np.load(DATA / "tokens" / f"{part}.npz")["x"].astype(np.int64))
+
+
+def units(part: str) -> np.ndarray:
+    """Which text each sequence begins in, (n,)."""
+    return np.load(DATA / "tokens" / f"{part}.npz")["text"]
+
+
+def batch(tokens: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": tokens, "labels": tokens}
+
+
+def task(seed: int, report: str, **sizes: int) -> Task:
+    """What is fitted on is another draw for every seed; folds and intervals keep a speech together."""
+    fit = read("fit")
+    drawn = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed))[:FITTED]
+    gpu = torch.cuda.is_available()
+    return Task(
+        build(**sizes), batch(fit[drawn]), batch(read(report)),
+        groups=units("fit")[drawn.numpy()], report_groups=units(report), metric="nats_per_token",
+        device="cuda" if gpu else "cpu", autocast=torch.bfloat16 if gpu else None, batch_size=256,
+    )  # fmt: skip
+
+
+def pool() -> Pool:
+    return Pool.open(DATA / "pool")
