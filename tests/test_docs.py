@@ -45,6 +45,11 @@ def test_paths_that_comments_and_docstrings_name_exist() -> None:
     assert [(path.name, name) for path in MODULES for name in absent(path.read_text())] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_page_holds_the_marks_of_a_merge(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(), re.MULTILINE) == []
+
+
 @by_page
 def test_what_the_documentation_names_without_a_path_exists(page: Path) -> None:
     text = page.read_text()

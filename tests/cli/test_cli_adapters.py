@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 
 from cli.conftest import Stockpot
 from stockpot import Pool
+from stockpot.events import ignore
+from stockpot.pool import open_checkpoint
+from stockpot.pool.scan import scan
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -70,6 +73,9 @@ def test_the_recipe_of_the_page_cooks_an_adapter_that_evaluates_and_rebuilds(fol
     record = json.loads((soup / "soup.json").read_text())
     assert record["form"] == "adapter"
     assert record["opened_with"]["base"] == str(folder / "base")
+    base = open_checkpoint(folder / "base", rename=lambda name: f"bert.{name}")  # as the adapters name it
+    digest = scan([base], base.specs, ignore, hashes_only=True).digests[0]
+    assert json.loads(Path("run", "pool.json").read_text())["base"] == {"path": str(folder / "base"), "digest": digest}
     assert stockpot("evaluate", "adapters/a0", "recipe.yaml").code == 0
     # Another form is another run.
     refused = stockpot("cook", "recipe.yaml", *quick, "--as", "merged")
@@ -122,7 +128,8 @@ def test_inspect_shows_rank_scale_norm_and_cosine_of_deltas(folder: Path, stockp
 
 
 def test_inspect_says_which_adapters_a_soup_could_not_take_and_why(folder: Path, stockpot: Stockpot) -> None:
-    for name, change in {"dora": {"use_dora": True}, "late": {"revision": "v2"}}.items():
+    changes: dict[str, dict[str, object]] = {"dora": {"use_dora": True}, "late": {"revision": "v2"}}
+    for name, change in changes.items():
         shutil.copytree("adapters/a0", f"adapters/{name}")
         config = Path("adapters", name, "adapter_config.json")
         config.write_text(json.dumps({**json.loads(config.read_text()), **change}))

@@ -27,7 +27,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"rank_pattern": {"layer.0.attention.self.query": 4}, "alpha_pattern": {"value": 32}},
     {"target_modules": ["word_embeddings", "key"]},
 ]
-BIASES: list[dict[str, Any]] = [{"bias": "lora_only"}, {"bias": "all"}, {"lora_bias": True}]
+WHOLE: list[dict[str, Any]] = [
+    {"bias": "lora_only"}, {"bias": "all"}, {"lora_bias": True}, {"modules_to_save": ["pooler"]},
+]  # fmt: skip
 
 
 def build(base: Path | None = None) -> Any:
@@ -87,7 +89,7 @@ def through_peft(folder: Path, base: Path) -> torch.Tensor:
         return logits(peft.PeftModel.from_pretrained(build(base), folder))
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, [*SETTINGS, *BIASES]])
+@pytest.mark.parametrize("settings", [SETTINGS, [*SETTINGS, *WHOLE]])
 @pytest.mark.parametrize("granularity", ["model", "module"])
 def test_an_exact_adapter_has_the_logits_of_the_merged_soup(
     tmp_path: Path, base: Path, settings: list[dict[str, Any]], granularity: str
@@ -99,7 +101,9 @@ def test_an_exact_adapter_has_the_logits_of_the_merged_soup(
     assert (merged - logits(build(base))).abs().max() > 0.01
     torch.testing.assert_close(through_peft(tmp_path / "adapter", base), merged, rtol=0, atol=1e-5)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["r"] == config["lora_alpha"] == 9 if len(settings) == 4 else 15
+    assert config["r"] == config["lora_alpha"] == (9 if settings == SETTINGS else 16)
+    assert config["bias"] == ("none" if settings == SETTINGS else "all")
+    assert config["modules_to_save"] == ["classifier", *(["pooler"] if settings != SETTINGS else []), "score"]
     # The soup itself is the same model: what is scored is what is written.
     model = build(base)
     soup.load_into(model)
@@ -290,13 +294,13 @@ def test_beside_peft_on_the_same_pool_and_weights(tmp_path: Path, base: Path) ->
 @pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "c_proj", "c_fc"], ["c_fc", "lm_head"]])
 def test_weights_that_the_base_keeps_the_other_way_round(tmp_path: Path, targets: list[str]) -> None:
     """GPT-2's Conv1D keeps (in, out), its head (out, in); fan_in_fan_out is one word for both."""
-    config = transformers.GPT2Config(
+    kind = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=8, vocab_size=50, n_positions=16, tie_word_embeddings=False
     )
 
     def gpt() -> Any:
         torch.manual_seed(0)
-        return transformers.GPT2LMHeadModel(config).eval()
+        return transformers.GPT2LMHeadModel(kind).eval()
 
     gpt().save_pretrained(tmp_path / "base")
     for i in range(2):
@@ -312,6 +316,8 @@ def test_weights_that_the_base_keeps_the_other_way_round(tmp_path: Path, targets
             torch.testing.assert_close(pool.tensor(k, name), merged[name], rtol=1e-6, atol=1e-6)
     soup = random_soup(pool, form="adapter")
     soup.save(tmp_path / "soup")
+    config = json.loads((tmp_path / "soup" / "adapter_config.json").read_text())
+    assert config["modules_to_save"] is None  # although PEFT saves the output layer beside its delta
     plain = gpt()
     soup.load_into(plain)
     torch.testing.assert_close(

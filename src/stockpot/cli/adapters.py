@@ -56,7 +56,6 @@ def describe_adapters(adapters: Adapters, found: dict[str, Any]) -> None:
             **plain({"norm": float(lengths[k]), "cosine": float(cosines[k, near])}),
             "nearest": found["ingredients"][near]["name"],
         }  # fmt: skip
-    found["base"] = str(adapters.base.path)
     found["cosines"] = plain(cosines.tolist())
 
 
@@ -72,5 +71,5 @@ def show_adapters(found: Mapping[str, Any]) -> None:
         more = f" and {one['whole_tensors']} whole tensors" if one["whole_tensors"] else ""
         names = ", ".join(one["targets"][:4]) + (", ..." if len(one["targets"]) > 4 else "") + more
         rows.append((entry["name"], span(one["ranks"]), span(one["scales"]), norm, cosine, names))
-    say(f"LoRA adapters on {shown(Path(found['base']))}\n")
+    say(f"LoRA adapters on {shown(Path(found['base']['path']))}\n")
     table(("adapter", "rank", "scale", "norm of delta", "most alike (cosine)", "targets"), rows)

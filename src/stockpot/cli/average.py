@@ -38,6 +38,7 @@ Type = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
 ]
 Shard = Annotated[str, typer.Option("--max-shard", metavar="SIZE", help="Bytes of a file at most.")]
+AllSteps = Annotated[bool, typer.Option("--all-steps", help="Of runs: every checkpoint, not the best or last alone.")]
 
 
 def average(
@@ -48,6 +49,7 @@ def average(
     decay: Decay = None,
     base: Base = None,
     dtype: Type = None,
+    all_steps: AllSteps = False,
     max_shard: Shard = "5GB",
     key: Key = None,
     rename: Rename = [],  # noqa: B006  (typer copies it)
@@ -58,14 +60,16 @@ def average(
     """Average models in weight space: no data, no recipe, in the memory of a few tensors.
 
     Config, tokenizer and the like come along from the first model. With `--base`, weights are taken as they are and
-    differences to the base are added up (task arithmetic).
+    differences to the base are added up (task arithmetic). Of each run that a Trainer, Lightning or timm left, the best
+    checkpoint is taken, or the last; of a run that is given alone, all. `hf://name/model` is a model of the Hub.
 
     Examples:
 
     ```
     stockpot average 'runs/*/checkpoint-200' --out soup
     stockpot average model_a model_b --weights 0.2,0.8 --out soup
-    stockpot average run/ --method ema --decay 0.5 --out soup
+    stockpot average runs/ --out soup                  # one checkpoint of each run
+    stockpot average runs/long --method ema --decay 0.5 --out soup
     stockpot average math code --base base --weights 0.4,0.4 --out soup
     stockpot average a b c --base base --method model_stock --out soup
     stockpot average mergekit.yaml --out soup          # merge_method: linear
@@ -86,7 +90,7 @@ def average(
             soup = average(
                 models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
                 max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
-                mixed_dtypes=mixed_dtypes,
+                mixed_dtypes=mixed_dtypes, all_steps=all_steps,
             )  # fmt: skip
     if as_json:
         document(_summary(soup, out))

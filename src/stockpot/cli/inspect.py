@@ -217,7 +217,7 @@ def _show(found: Mapping[str, Any]) -> None:
     if model is not None:
         fits = "fits the recipe's model" if model["fits"] else "does not fit the recipe's model; see the end"
         say(f"The pool {fits} ({model['name']}).\n")
-    if "base" in found:
+    if found["base"] is not None:
         show_adapters(found)
     else:
         headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")

@@ -46,6 +46,8 @@ class Activity:
                 return _classes(data["names"])
             case "dropped":
                 return f"left out, because their weights are not finite: {', '.join(data['names'])}"
+            case "run":
+                return f"{data['run']}: {data['checkpoint']}, {data['why']} of {words.plural(data['steps'], 'step')}"
             case "strangers":
                 who = f"{', '.join(data['names'][:3])}{' and others' if len(data['names']) > 3 else ''}"
                 what = (

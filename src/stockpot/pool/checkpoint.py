@@ -66,7 +66,7 @@ def check_rename(rename: Rename | None) -> None:
 
 
 def _open(path: Path, key: str | None) -> Checkpoint:
-    suffix = path.suffix.lower()
+    suffix = source.suffix_of(path)
     if source.is_directory(path):
         opened = _open_directory(path)
     elif suffix in source.TORCH_SUFFIXES:
@@ -140,6 +140,11 @@ def _open_directory(directory: Path) -> Checkpoint:
     except OSError as error:
         fix = "check the path and its permissions"
         raise refusal(directory, "a checkpoint directory", reason(error), fix) from error
+    if weights is None and (directory / ".metadata").is_file():
+        expected = "a Hugging Face directory, or a file of torch.save"
+        found = "a torch.distributed.checkpoint, whose table is a pickle that could run code when it is read"
+        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {directory} model.pt"
+        raise refusal(directory, expected, found, f"if you trust its origin, convert it: {command}")
     if weights is None:
         expected = "a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)"
         fix = "give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from stockpot.errors import CheckpointError
 from stockpot.files import at_home
-from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal
+from stockpot.pool.hub import HUB_NAME, SCHEME, cached, model_folder
+from stockpot.pool.runs import Run, run_in
+from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves
@@ -24,22 +26,29 @@ _LEFTOVER = re.compile(r"(optimizer|scheduler|scaler|sampler|rng_state|random_st
 
 
 def find_checkpoints(
-    sources: Iterable[object], held: dict[Path, Checkpoint] | None = None
+    sources: Iterable[object],
+    held: dict[Path, Checkpoint] | None = None,
+    runs: list[Run] | None = None,
+    *,
+    all_steps: bool = False,
 ) -> tuple[list[Path], list[str]]:
     """The paths, and a line for everything that is wrong with the sources. State dicts go into `held`, each under a
-    path that stands for it."""
+    path that stands for it. Of a training run its best or last checkpoint is taken, and the run goes into `runs`; all
+    of its steps with `all_steps`, or where one run is the only source."""
     paths: list[Path] = []
     held = {} if held is None else held
+    runs = [] if runs is None else runs
+    given = list(_flatten(sources))
     problems: list[str] = []
 
-    for source in _flatten(sources):
+    for source in given:
         try:
             if isinstance(source, Mapping):
                 path = Path(f"state dict {len(held) + 1}")
                 held[path] = in_memory(source, path)
                 paths.append(path)
             else:
-                paths += _expand(source)
+                paths += _expand(source, runs, all_steps, len(given) == 1)
         except CheckpointError as error:
             problems.append(str(error))
         except (OSError, ValueError, RecursionError) as error:  # `**` follows links, in a circle too
@@ -58,28 +67,49 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
             yield source
 
 
-def _expand(source: object) -> list[Path]:
+def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
         raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
+    if isinstance(source, str) and source.startswith(SCHEME):
+        return [model_folder(source)]
     path = at_home(source)
     if is_directory(path):
-        if weights_of(path) is not None:
-            return [path]
+        checkpoint = weights_of(path) is not None
+        if found := _checkpoints(path, checkpoint, runs, all_steps or (alone and not checkpoint)):
+            return found
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
         nothing = f"none among its {len(entries)} entries"
         fix = f"give the folder that holds the checkpoints themselves, or a pattern such as {path}/*/*"
+        if any(entry.name == ".metadata" for entry in entries):
+            return [path]  # opening it says what it is
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
-        return [path]  # if it does not exist, opening it says so
+        there = os.path.lexists(path) or not HUB_NAME.fullmatch(str(source))
+        return [path if there else cached(str(source)) or path]  # if it does not exist, opening it says so
     else:
         entries = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207  (absolute patterns)
         expected, fix = "a pattern that matches checkpoints", "check the pattern"
         nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
-    found = sorted((e for e in entries if _is_checkpoint(e)), key=lambda entry: natural_key(str(entry)))
+    entries.sort(key=lambda entry: natural_key(str(entry)))
+    found = [
+        checkpoint for entry in entries for checkpoint in _checkpoints(entry, _is_checkpoint(entry), runs, all_steps)
+    ]
     if not found:
         raise refusal(source, expected, nothing, fix)
     return found
+
+
+def _checkpoints(path: Path, checkpoint: bool, runs: list[Run], all_steps: bool) -> list[Path]:
+    """The checkpoint at this path, if it is one, or that of the run there."""
+    look = is_directory(path) and not path.name.startswith(".") and (all_steps or not checkpoint)
+    run = run_in(path) if look else None
+    if run is None:
+        return [path] if checkpoint else []
+    if all_steps:
+        return list(run.steps)
+    runs.append(run)
+    return [run.chosen]
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -87,7 +117,7 @@ def _is_checkpoint(path: Path) -> bool:
         return False
     if is_directory(path):
         return weights_of(path) is not None
-    return path.suffix.lower() in SUFFIXES
+    return suffix_of(path) in SUFFIXES
 
 
 def ingredient_names(paths: list[Path]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotE
 from stockpot.files import at_home, read_json
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
+from stockpot.pool.hub import cached
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
 
@@ -138,8 +139,8 @@ def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | N
     path = Path(name) if base is None else at_home(base)
     elsewhere = base is None and (not name or name.replace("\\", "/").startswith("//"))
     if elsewhere or not os.path.exists(path):  # noqa: PTH110  (also for names that no path can have)
-        cached = _cached(str(base) if base is not None else name, revision)
-        if cached is None:
+        found_there = cached(str(base) if base is not None else name, revision)
+        if found_there is None:
             found = f"{str(base or name)!r:.300} neither as a path here nor in the Hugging Face cache"
             fix = "download the base and give its folder: Pool.open(..., base='path/to/base')"
             raise PoolError.of(
@@ -148,7 +149,7 @@ def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | N
                 found=found if base or name else f"none named in {CONFIG}, and none given",
                 fix=fix,
             )
-        path = cached
+        path = found_there
     checkpoint = open_checkpoint(path, rename=rename)
     if rename is not None or (prefix := _prefix(checkpoint, opened)) is None:
         return checkpoint
@@ -173,19 +174,6 @@ def _prefix(base: Checkpoint, opened: Sequence[Adapter]) -> str | None:
             return "-" + first
         break
     return None
-
-
-def _cached(name: str, revision: str) -> Path | None:
-    """The folder of a model in the Hugging Face cache; nothing is downloaded."""
-    # The library would read whatever file a revision leads to, from the cache on.
-    if not re.fullmatch(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", revision):
-        return None
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except Exception:  # no such library, no such model, or a text that is no name: all the same to the caller
-        return None
 
 
 def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapter) -> list[str]:

@@ -53,7 +53,7 @@ def scan_adapters(
             )
         seen.add(tensor.stored)
     digests = tuple(_digest(adapters, k, base.digests[0], hashes[k]) for k in range(K))
-    return Scan(not hashes_only, digests, found, gram)
+    return Scan(not hashes_only, digests, found, gram, base.digests[0])
 
 
 def _tensor(

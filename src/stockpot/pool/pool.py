@@ -18,6 +18,7 @@ from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
+from stockpot.pool.runs import Run
 from stockpot.pool.scan import Scan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
@@ -63,21 +64,28 @@ class Pool:
         rename: Rename | None = None,
         mixed_dtypes: bool = False,
         base: str | Path | None = None,
+        all_steps: bool = False,
         listen: Listener = ignore,
     ) -> Pool:
         """Open every checkpoint and compare all of them, or raise one error that lists everything wrong.
 
         Sources are files, Hugging Face directories, folders of either, patterns, and state dicts; what a folder or
-        pattern yields is in natural order. `key` is the dotted path to the weights in nested files (`"ema"`:
-        any form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper
-        prefixes (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the
-        pool then has the dtype that holds them all.
+        pattern yields is in natural order. Of the output folder of a training run (Trainer, Lightning, timm) the best
+        or last checkpoint is taken; all of its steps where it is the only source, or with `all_steps`.
+        `hf://name/model` is a model of the Hub. `key` is the dotted path to the weights in nested files (`"ema"`: any
+        form of averaged weights). `rename` is a map of prefixes or a function, applied after wrapper prefixes
+        (`module.`, `_orig_mod.`) are gone. With `mixed_dtypes` floating-point dtypes may differ; the pool then has the
+        dtype that holds them all.
 
         Folders of LoRA adapters, as PEFT saves them, make a pool of the models they make of their `base`: its folder,
         or its name in the Hugging Face cache; by default what the adapters name. `rename` is for the base's names.
         """
         held: dict[Path, Checkpoint] = {}
-        paths, problems = find_checkpoints(sources, held)
+        runs: list[Run] = []
+        paths, problems = find_checkpoints(sources, held, runs, all_steps=all_steps)
+        for run in runs:
+            taken = {"run": shown(run.folder), "checkpoint": run.chosen.name, "why": run.why, "steps": len(run.steps)}
+            listen(Event("run", taken))
         if any(adapter_folder(path) for path in paths) and not problems:
             return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
         if base is not None:
@@ -195,6 +203,11 @@ class Pool:
         if self._scan is None:
             self._scan = self._pass(listen, hashes_only=True)
         return self._scan.digests
+
+    @property
+    def base_digest(self) -> str | None:
+        """SHA-256 of the base of adapters, known with the digests."""
+        return None if self._scan is None else self._scan.base
 
     def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
         """What one pass over the files tells. `measured=False`: hashing alone, unless more is known already.

@@ -18,7 +18,7 @@ from torch import Tensor
 from stockpot.errors import CheckpointError
 
 SAFETENSORS_SUFFIXES = (".safetensors",)
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+TORCH_SUFFIXES = (".pt", ".pth", ".pth.tar", ".bin", ".ckpt")
 SUFFIXES = SAFETENSORS_SUFFIXES + TORCH_SUFFIXES
 COPY_AGAIN = "copy or download it again, or leave it out of the pool"
 
@@ -96,6 +96,12 @@ class Checkpoint:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that says what a file is, in small letters: `.pth.tar` is one."""
+    name = path.name.lower()
+    return ".pth.tar" if name.endswith(".pth.tar") else path.suffix.lower()
 
 
 def natural_key(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
