@@ -1,10 +1,13 @@
 """Whole jobs on a GPU: 72 ViT-B/32 checkpoints on disk (25 GB), 26,000 images in host memory, files read included.
 
-    python benchmarks/gpu_job.py [--parts mehl,hl,classic,growth,large] [--out FILE]
+    python benchmarks/gpu_job.py [--parts greedy,default,small,scoring,minilm,mehl,...] [--out FILE]
 
-`mehl` and `hl` are `stockpot.cook` from opened files to scored soup. `classic` is Learned-Soup+ as published: models in
-host memory, autograd through all of them; its step is measured at three K. `growth` holds b and varies K. `large` is
-ViT-L/16 with b = 8 within 24 GiB, arranged by the memory plan, against no limit.
+`greedy`, `default`, `mehl` and `hl` are `stockpot.cook` from opened files to scored soup. `scoring` and `minilm` say
+how fast ingredients are scored against loops that do nothing but forward passes, eager and compiled, data on the
+device, for ViT-B/32 and for MiniLM's shape. `small` repeats `default` with a quarter of the images, and of the models.
+`classic` is Learned-Soup+ as published: models in host memory, autograd through all of them; its step is measured at
+three K. `growth` holds b and varies K. `large` is ViT-L/16 with b = 8 within 24 GiB, arranged by the memory plan,
+against no limit.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 import stockpot
 from stockpot.engine.resources import anonymous_bytes
 from stockpot.events import Event
-from zoo import Normalised, make_files
+from zoo import Normalised, make_files, make_pool
 
 GIB = 2**30
 
@@ -66,8 +69,8 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
     from stockpot.soups import learn
 
     torch.cuda.empty_cache()
-    log = Log()
     model = Normalised(model_name).cuda().bfloat16()
+    log = Log()
     before = anonymous_bytes()
     began = time.perf_counter()
     pool = stockpot.Pool.open(files)
@@ -85,27 +88,112 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
     finally:
         learn.Engine.close = close  # type: ignore[method-assign]
     seconds = time.perf_counter() - began
-    forecast = log.text("plan", "forecast")[0]
-    return {
+    assert result.fit is not None
+    row = {
         "method": method,
+        "K": len(files),
+        "images": len(data[1]),
         "settings": {k: str(v) for k, v in settings.items()},
         "seconds": round(seconds, 2),
+        "peak_gpu_gib": round(result.peak_device / GIB, 3),
+        "score": round(result.fit.value, 5),
+        "models_used": result.models_used,
+        "phases": {name: [round(t, 2) for t in span] for name, span in log.phases.items()},
+        "soup_built_at": log.first("built"),
+    }
+    if method == "greedy":
+        tried = [h for h in result.history if h["index"] != result.history[0]["index"]]
+        return {**row, "chosen": [h["index"] for h in result.history if h["added"]],
+                "evaluated": sum(h["evaluated"] for h in tried)}  # fmt: skip
+    forecast = log.text("plan", "forecast")[0]
+    return {
+        **row,
         "learning_began_at": log.first("step"),
         "learning_ended_at": round(max(t for t, e in log.events if e.kind == "step"), 2),
-        "soup_built_at": log.first("built"),
-        "phases": {name: [round(t, 2) for t in span] for name, span in log.phases.items()},
         "step_ms": log.step_ms(),
         "steps": len(log.text("step", "loss")),
         "plan": log.text("plan", "text")[0],
         "path": log.text("engine", "path"),
         "waited_for_blocks_s": round(sum(waited), 2),
         "waited_share": round(sum(waited) / seconds, 4),
-        "peak_gpu_gib": round(result.peak_device / GIB, 3),
         "forecast_gib": round(forecast / GIB, 3),
         "peak_host_anonymous_gib": round(result.peak_host / GIB, 3),
         "host_before_gib": round(before / GIB, 3),
         "columns_sum_to_one": bool((result.soup.W.sum(0) - 1).abs().max() < 1e-9) if result.soup else None,
     }
+
+
+def rate(run: Any, samples: int) -> float:
+    """Samples a second of the second of two runs."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+    return round(samples / seconds, 1)
+
+
+def scoring(files: list[Path], model: Any, data: Any, call: Any, sizes: list[int]) -> dict[str, Any]:
+    """Samples a second: forward-only loops over data on the device, and `Problem.individual` with files read."""
+    from stockpot.soups.problem import Problem
+
+    def loop(function: Any, size: int, steps: int) -> None:
+        with torch.no_grad():
+            for i in range(steps):
+                function(tuple(column[i * size : (i + 1) * size] for column in there))
+
+    n = len(data[-1]) // max(sizes) * max(sizes)
+    there = tuple(column[:n].cuda() for column in data)
+    model.eval()
+    out: dict[str, Any] = {
+        f"eager, batch {size}": rate(lambda size=size: loop(call, size, n // size), n) for size in sizes
+    }
+    task = stockpot.Task(model, as_batch(data))
+    pool = stockpot.Pool.open(files)
+    problem = Problem(pool, task)
+    torch.cuda.reset_peak_memory_stats()  # as cooking does
+    with task.evaluator.fast(), problem.live(problem.layout("model")):
+        problem.individual()  # reads the files and captures for the first time
+        problem.known = None
+        began = time.perf_counter()
+        problem.individual()
+        out["product"] = round(len(files) * len(data[-1]) / (time.perf_counter() - began), 1)
+        out["batch"] = list(task.evaluator._grown.values())
+        out["captured"] = [graph is not None for graph in task.evaluator._graphs.values()]
+    compiled = torch.compile(call, dynamic=False)
+    began = time.perf_counter()
+    size = sizes[-1]
+    try:
+        out[f"compiled, batch {size}"] = rate(lambda: loop(compiled, size, n // size), n)
+    except Exception as error:  # a machine without a compiler
+        out["compiled"] = f"failed: {str(error)[:100]}"
+    out["compiling_s"] = round(time.perf_counter() - began, 1)
+    loops = [v for k, v in out.items() if k.startswith(("eager", "compiled, "))]
+    out["share_of_the_faster_loop"] = round(out["product"] / max(loops), 3)
+    return out
+
+
+def as_batch(data: Any) -> Any:
+    """Token ids, mask and labels become keyword arguments."""
+    return dict(zip(("input_ids", "attention_mask", "labels"), data, strict=True)) if len(data) == 3 else data
+
+
+def minilm(folder: Path, models: int, samples: int) -> tuple[list[Path], Any, Any]:
+    """Files of MiniLM-L6's shape with a head, the model, and random tokens of length 128."""
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    model = BertForSequenceClassification(BertConfig(**sizes, num_labels=2))
+    (folder / "minilm").mkdir(parents=True, exist_ok=True)
+    files = [folder / "minilm" / f"model_{k}.safetensors" for k in range(models)]
+    for file in files:
+        save_file(
+            {n: p + 1e-3 * torch.randn_like(p) for n, p in model.state_dict().items() if p.is_floating_point()}, file
+        )
+    tokens, mask = torch.randint(1000, 30000, (samples, 128)), torch.ones(samples, 128, dtype=torch.long)
+    return files, model.cuda().bfloat16(), (tokens, mask, torch.randint(0, 2, (samples,)))
 
 
 def classic(files: list[Path], x: Any, y: Any, counts: list[int], steps: int = 5) -> list[dict[str, Any]]:
@@ -137,7 +225,7 @@ def classic(files: list[Path], x: Any, y: Any, counts: list[int], steps: int = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="mehl,hl,classic,growth,large")
+    parser.add_argument("--parts", default="greedy,default,small,scoring,minilm,mehl,hl,classic,growth,large")
     parser.add_argument("--images", type=int, default=26_000)
     parser.add_argument("--models", type=int, default=72)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-zoo"))
@@ -146,10 +234,11 @@ def main() -> None:
     parts = args.parts.split(",")
     torch.manual_seed(0)
     result: dict[str, Any] = {"what": __doc__.splitlines()[0], "machine": machine.describe("triton", "torchvision")}
-    files = make_files(args.folder, "vit_b_32", args.models)
-    images = torch.randint(0, 256, (args.images, 3, 224, 224), dtype=torch.uint8)
-    labels = torch.randint(0, 1000, (args.images,))
+    began = time.perf_counter()
+    files, images, labels = make_pool(args.folder, "vit_b_32", args.models, args.images)
     data = (images, labels)
+    result["files_made_in_s"] = round(time.perf_counter() - began, 1)
+    print("files made in", result["files_made_in_s"], flush=True)
 
     def keep(name: str, value: Any) -> None:
         result[name] = value
@@ -157,6 +246,24 @@ def main() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=2) + "\n")
 
+    if "greedy" in parts:
+        keep("greedy", job(files, data, "vit_b_32", "greedy"))
+    if "default" in parts:
+        keep("default", job(files, data, "vit_b_32", "crossfit"))
+    if "small" in parts:
+        quarter = (images[: args.images // 4], labels[: args.images // 4])
+        keep("default, a quarter of the images", job(files, quarter, "vit_b_32", "crossfit"))
+        keep("default, a quarter of the models", job(files[: args.models // 4], data, "vit_b_32", "crossfit"))
+    if "scoring" in parts:
+        vit = Normalised("vit_b_32").cuda().bfloat16()
+        keep("scoring ViT-B/32", scoring(files[:4], vit, data, lambda batch: vit(batch[0]), [256, 1024]))
+    if "minilm" in parts:
+        bert_files, bert, tokens = minilm(args.folder, 6, args.images)
+
+        def forward(batch: Any) -> Any:
+            return bert(input_ids=batch[0], attention_mask=batch[1]).logits
+
+        keep("scoring MiniLM, length 128", scoring(bert_files, bert, tokens, forward, [256, 1024]))
     if "mehl" in parts:
         keep("mehl", job(files, data, "vit_b_32", "mehl+", steps=1000, directions="int8", memory=5 * GIB))
     if "hl" in parts:

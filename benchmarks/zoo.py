@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -44,3 +45,67 @@ def make_files(folder: Path, name: str, models: int) -> list[Path]:
             }
             save_file(state, file)
     return files
+
+
+def make_pool(folder: Path, name: str, models: int, images: int) -> tuple[list[Path], Tensor, Tensor]:
+    """K files of models that are right on some 70 to 85 % of images, and those images with their labels.
+
+    A random model with spread-out predictions is the truth; a tenth of the labels are drawn by chance. An ingredient is
+    that model with noise of its own and some of a direction in which all of them are wrong, the later the more.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    # Patches of one colour: what a random model tells apart.
+    patches = torch.randint(0, 256, (images, 3, 7, 7), dtype=torch.uint8, device=device)
+    x = torch.cat([part.repeat_interleave(32, 2).repeat_interleave(32, 3).cpu() for part in patches.split(1000)])
+    model = Normalised(name).to(device).eval()
+    head = model.get_submodule("heads.head")
+    assert isinstance(head, nn.Linear)
+    nn.init.normal_(head.weight, std=0.05)
+    base = {n: p.detach().clone() for n, p in model.named_parameters()}
+    common = {n: torch.randn_like(p) for n, p in base.items()}
+
+    def state(k: int, noise: float) -> dict[str, Tensor]:
+        generator = torch.Generator(device).manual_seed(k + 1)
+        made = {}
+        for n, p in base.items():
+            own = torch.randn(p.shape, generator=generator, device=device)
+            made[n] = p + noise * (own + k / models * common[n]) if k >= 0 else p
+        return made
+
+    def predicted(state: dict[str, Tensor], few: Tensor) -> Tensor:
+        with torch.no_grad():
+            model.load_state_dict(state)
+            narrow = model.to(torch.bfloat16)
+            found = torch.cat([narrow(part.to(device)).float() for part in few.split(500)])
+            model.float()
+        return found
+
+    logits = predicted(base, x[:1000])
+    base["heads.head.bias"] = -logits.mean(0)
+    labels = predicted(base, x).argmax(1).cpu()
+    # Noise in proportion to nothing: the first power of two at which a model is right on at most 85 %.
+    noise = 2.0**-12
+    while (
+        noise < 1
+        and float((predicted(state(0, noise), x[:1000]).argmax(1).cpu() == labels[:1000]).float().mean()) > 0.85
+    ):
+        noise *= 2**0.5
+    wrong = torch.rand(images) < 0.1
+    labels[wrong] = torch.randint(0, 1000, (int(wrong.sum()),))
+
+    def write(state: dict[str, Tensor], file: Path) -> None:
+        save_file({n: p.cpu() for n, p in state.items()}, file)
+
+    files = files_of(folder, name, models)
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(8) as threads:
+        written = []
+        for k, file in enumerate(files):
+            if not file.exists():
+                written.append(threads.submit(write, state(k, noise), file))
+            if len(written) > 16:
+                written.pop(0).result()
+        for job in written:
+            job.result()
+    return files, x, labels

@@ -47,27 +47,20 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
     from stockpot import compare
     from stockpot.task import Data
 
-    sizes = json.loads(chosen.sizes)
-    task, pool = zoo.task(chosen.seed, chosen.report, **sizes), zoo.pool()
+    parts = {"report": chosen.report, "second": zoo.SECOND, "dev": "dev"}
+    task, pool = zoo.task(chosen.seed, parts.values(), **json.loads(chosen.sizes)), zoo.pool()
     began = time.perf_counter()
     found = compare(pool, task, chosen.methods, seed=chosen.seed, each=json.loads(chosen.each), listen=_say)
     for name, why in found.failed.items():
         print(f"{name} failed: {why}", file=sys.stderr)
-    parts = {"second": zoo.SECOND, "dev": "dev"}
-    more = {which: Data.of(zoo.batch(zoo.read(part)), name=part) for which, part in parts.items()}
-    arrays, methods = {}, {}
-    for name, result in found.items():
-        assert result.soup is not None
-        assert result.report is not None
-        result.soup.load_into(task.model)
-        arrays[f"{name}/report"] = tasks.by_sample(result.report)
-        arrays |= {f"{name}/{which}": tasks.by_sample(task.score(data)) for which, data in more.items()}
-        methods[name] = tasks.facts(result)
+    scored = {name: result.reports for name, result in found.items()}
+    methods = {name: tasks.facts(result) for name, result in found.items()}
     start = load_file(zoo.DATA / "pretrained.safetensors")
     task.load(start)
-    more["report"] = Data.of(zoo.batch(zoo.read(chosen.report)), name="report")
-    arrays |= {f"base/{which}": tasks.by_sample(task.score(data)) for which, data in more.items()}
-    parts["report"] = chosen.report
+    scored["base"] = {part: task.score(Data.of(zoo.batch(zoo.read(part)))) for part in {*parts.values()}}
+    arrays = {
+        f"{name}/{which}": tasks.by_sample(sets[part]) for name, sets in scored.items() for which, part in parts.items()
+    }
     if zoo.UNIT is not None:
         arrays |= {f"units/{which}": zoo.units(part) for which, part in parts.items()}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -63,13 +63,6 @@ def test_what_the_documentation_names_without_a_path_exists(page: Path) -> None:
     assert set(MAKE.findall(text)) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_the_tree_in_the_readme_is_the_package() -> None:
-    tree = (ROOT / "README.md").read_text().split("src/stockpot/\n", 1)[1].split("    docs/", 1)[0]
-    listed = [line.split()[0].rstrip("/") for line in tree.splitlines()]
-    there = [path.name for path in (ROOT / "src" / "stockpot").iterdir() if not path.name.startswith(("_", "py.typed"))]
-    assert sorted(listed) == sorted(there)
-
-
 @pytest.mark.parametrize(
     "text",
     [

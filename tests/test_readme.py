@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands."""
+"""The README's Python runs as it stands, with the toy pool of the tutorial."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 EXAMPLE = "from stockpot import Pool, Task, cook"
 
 
 def blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    text = README.read_text() + TUTORIAL.read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_is_short_and_begins_with_three_commands() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    assert [line.split()[:2] for line in lines[2:5]] == [
+        ["stockpot", name] for name in ("average", "inspect", "compare")
+    ]
 
 
 def test_the_ten_line_example_has_ten_lines() -> None:

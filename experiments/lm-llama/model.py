@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -40,15 +41,17 @@ def batch(tokens: Tensor) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def task(seed: int, report: str, **sizes: int) -> Task:
+def task(seed: int, reports: Iterable[str], **sizes: int) -> Task:
     """What is fitted on is another draw for every seed; folds and intervals keep a speech together."""
     fit = read("fit")
     drawn = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed))[:FITTED]
     gpu = torch.cuda.is_available()
+    parts = [*dict.fromkeys(reports)]
     return Task(
-        build(**sizes), batch(fit[drawn]), batch(read(report)),
-        groups=units("fit")[drawn.numpy()], report_groups=units(report), metric="nats_per_token",
-        device="cuda" if gpu else "cpu", autocast=torch.bfloat16 if gpu else None, batch_size=256,
+        build(**sizes), batch(fit[drawn]), {part: batch(read(part)) for part in parts},
+        groups=units("fit")[drawn.numpy()], report_groups={part: units(part) for part in parts},
+        metric="nats_per_token", device="cuda" if gpu else "cpu", autocast=torch.bfloat16 if gpu else None,
+        batch_size=256,
     )  # fmt: skip
 
 

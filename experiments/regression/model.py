@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +58,12 @@ def build() -> Network:
     return Network()
 
 
-def task(seed: int, report: str) -> Task:
+def task(seed: int, reports: Iterable[str]) -> Task:
     """What is fitted on is another draw for every seed."""
     x, y = read("fit")
     drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:FITTED]
-    return Task(build(), (x[drawn], y[drawn]), read(report), loss=squared, metric="r2", device="cpu", batch_size=4000)
+    sets = {part: read(part) for part in reports}
+    return Task(build(), (x[drawn], y[drawn]), sets, loss=squared, metric="r2", device="cpu", batch_size=4000)
 
 
 def pool() -> Pool:

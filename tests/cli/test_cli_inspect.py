@@ -130,6 +130,17 @@ def test_evaluating_what_is_not_there_says_what_could_be(folder: Path, stockpot:
     assert "RUN/methods/NAME/soup" in answer.err
 
 
+def test_a_method_without_a_written_soup_is_told_to_be_rebuilt(
+    shared: Path, compared: Answer, stockpot: Stockpot
+) -> None:
+    for path in (shared / "run" / "methods" / "greedy", shared / "run" / "methods" / "greedy" / "soup"):
+        answer = stockpot("evaluate", path, shared / "recipe.yaml")
+        assert answer.code == 1
+        assert "this soup was not written; `stockpot rebuild" in answer.err
+        assert "--method greedy` writes it" in answer.err
+    assert stockpot("evaluate", shared / "run" / "methods" / "crossfit", shared / "recipe.yaml").code == 0
+
+
 def test_cook_and_compare_do_not_share_a_directory(shared: Path, compared: Answer, stockpot: Stockpot) -> None:
     assert compared.code == 0
     answer = stockpot("cook", shared / "recipe.yaml")

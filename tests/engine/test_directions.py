@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stockpot.engine import Directions, FlatPlan
-from stockpot.engine import captured as captured_steps
-from stockpot.engine.captured import Gather
 from stockpot.engine.directions import encode_plain, mix, project
 from stockpot.engine.flat import TILE, Slot, Tiles
+from stockpot.task import captured as captured_steps
+from stockpot.task.captured import Gather
 
 # dtype -> relative tolerance of a sum of up to a few hundred products
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}

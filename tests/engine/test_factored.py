@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -15,6 +17,7 @@ from stockpot import Pool, Task, cook
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.factored import FactoredLive
 from stockpot.engine.wide import Wide, _Linear, wide_modules
+from stockpot.errors import TaskError
 from stockpot.layout import Layout
 from stockpot.pool import lora
 from stockpot.soups.problem import Problem
@@ -324,3 +327,74 @@ def test_the_model_is_given_back_as_it_was_made(tmp_path: Path) -> None:
     assert "forward" not in vars(model.first)
     task.load({name: pool.tensor(2, name) for name in pool.specs})
     torch.testing.assert_close(held, model(ids))
+
+
+# A quantised base ----------------------------------------------------------------------------------------
+
+
+class Codes(nn.Module):
+    """A linear layer as libraries quantise it: bytes and a scale for each row, and a forward of its own."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        scale = layer.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+        self.weight = nn.Parameter((layer.weight / scale).round().to(torch.int8), requires_grad=False)
+        self.absmax: Tensor
+        self.register_buffer("absmax", scale)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype) * self.absmax, self.bias)
+
+
+def quantised(pool: Pool) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The base with its two last linear layers quantised, and the weights that these layers really have."""
+    model = Mixed().double()
+    assert pool.adapters is not None
+    own = {name: pool.adapters.base.tensor(name).clone() for name in pool.specs}
+    model.load_state_dict(own)
+    for name in ("first", "last"):
+        codes = Codes(getattr(model, name))
+        own[f"{name}.weight"] = (codes.weight.double() * codes.absmax).clone()
+        setattr(model, name, codes)
+    return model, own
+
+
+@pytest.mark.parametrize("method", ["uniform", "greedy", "hl+", "crossfit"])
+def test_a_quantised_model_learns_and_holds_the_soup_beside_its_weights(tmp_path: Path, method: str) -> None:
+    pool = zoo(tmp_path)
+    model, own = quantised(pool)
+    options: dict[str, Any] = {"steps": 6, "batch_size": 8} if method in ("hl+", "crossfit") else {}
+    before = model.last.weight.clone()  # type: ignore[operator, union-attr]
+    found = cook(pool, task_of(model), method, **options)
+    # The same with a base that has what the codes stand for.
+    (tmp_path / "exact").mkdir()
+    save_file(own, tmp_path / "exact" / "base.safetensors")
+    exact = Pool.open(tmp_path / "adapters", base=tmp_path / "exact" / "base.safetensors")
+    exact.digests()
+    exact._scan = replace(exact._scan, digests=pool.digests())  # type: ignore[type-var]
+    wanted = cook(exact, task_of(plain := Mixed().double()), method, **options)
+    assert found.soup is not None
+    assert wanted.soup is not None
+    assert found.fit is not None
+    assert wanted.fit is not None
+    torch.testing.assert_close(found.soup.W, wanted.soup.W, rtol=0, atol=1e-10)
+    assert torch.equal(found.fit.table, wanted.fit.table)
+    assert torch.equal(model.last.weight, before)  # type: ignore[arg-type, union-attr]
+    ids = torch.randint(0, WORDS, (4, 5)).to(DEVICE)
+    torch.testing.assert_close(model(ids), plain(ids))
+    again = cook(pool, task_of(model), method, **options)  # the soup that is in the model is taken off first
+    assert again.soup is not None
+    assert torch.equal(again.soup.W, found.soup.W)
+    torch.testing.assert_close(model(ids), plain(ids))
+
+
+def test_what_a_quantised_model_cannot_hold_is_refused(tmp_path: Path) -> None:
+    pool = zoo(tmp_path)
+    with pytest.raises(TaskError, match=r"model tensor last.weight: expected numbers: its adapters cannot stay beside"):
+        cook(pool, task_of(quantised(pool)[0]), "uniform", exclude="last.weight")
+    with pytest.raises(TaskError, match=r"found quantised weights \(2 such tensors\)"):
+        cook(pool, task_of(quantised(pool)[0]), "hl+", preset="authors", steps=2)
+    with pytest.raises(TaskError, match=r"the model has 2 more"):  # full checkpoints
+        cook(merged(pool, tmp_path / "full"), task_of(quantised(pool)[0]), "uniform")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from stockpot.errors import DataError, PoolError, RecipeError, RunError, StockpotError, TaskError
 from stockpot.recipe import Recipe, make_recipe
-from stockpot.recipe.build import build_data, build_model, build_pool, build_task, cook_arguments
+from stockpot.recipe.build import build_data, build_model, build_pool, build_task, cook_arguments, pool_paths
 from stockpot.soups.registry import METHODS, settings_in_comparison
 from stockpot.soups.result import report_weights
 
@@ -513,3 +513,10 @@ def test_code_in_a_model_folder_never_runs(home: Path) -> None:
     with pytest.raises(TaskError):
         build_task(made(home, model={"transformers": "text", "auto_class": "AutoModel"}, data=TEXT))
     assert not (home / "marker").exists()
+
+
+def test_models_of_the_hub_are_no_folders_beside_the_recipe(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"pool": {"path": ["hf://org/model", "mine"]}, "model": {"timm": "x"}}
+    sections["data"] = {"images": "x"}
+    recipe = make_recipe(sections, tmp_path)
+    assert pool_paths(recipe) == ["hf://org/model", str(tmp_path / "mine")]

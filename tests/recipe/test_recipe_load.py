@@ -44,6 +44,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
     [
         ({"method": {"bloc_size": 3}}, "method.bloc_size: unknown key; did you mean block_size?"),
         ({"metod": {}}, "metod: unknown key; did you mean method?"),
+        ({"data": {"table": "x", "lable": "y"}}, "data.lable: unknown key; did you mean label?"),
         ({"lr": 0.1}, "lr: unknown key; did you mean method.lr?"),
         ({"seed": 0}, "seed: unknown key; did you mean output.seed?"),
         ({"method": {"learning_rate": 1}}, "method.learning_rate: unknown key; did you mean lr?"),

@@ -147,6 +147,8 @@ def test_answers_are_generated_on_a_budget(home: Path) -> None:
     few = task(home, heard.append, generate=5, **data)
     assert f"fit data: 5 of {len(few.fit)} answers are generated (data.generate)" in [e.data.get("text") for e in heard]
     assert float(few.score().table[:, 1].sum()) == 5
+    half = task(home, **{**data, "fit": 0.5, "report": 0.5, "generate": 5})
+    assert (len(half.fit), half._sealed.largest) == (9, 5)  # all are learned on, and only what is judged is reported on
     assert [bool((few.fit.columns["prompt_mask"][row] == 1).any()) for row in range(len(few.fit))].count(True) == 5
 
 

@@ -38,7 +38,7 @@ def test_changes_carry_their_sign_and_zero_none() -> None:
     assert accuracy.value(0.875) == "87.50 %"
     assert loss.value(-0.25) == "−0.2500"
     nats = Metric("nats_per_token", unit="nats")
-    assert (nats.title, nats.value(-2.31), nats.points) == ("minus nats per token", "−2.3100 nats", "nats")
+    assert (nats.title, nats.value(-2.31), nats.points) == ("nats per token (negated)", "−2.3100 nats", "nats")
     assert (accuracy.points, loss.points) == ("points", "")
     assert accuracy.value(float("nan")) == "none"
 

@@ -497,7 +497,7 @@ def test_a_score_that_is_nan_neither_wins_nor_breaks_the_record(tmp_path: Path) 
 
 def test_all_scores_nan_still_make_a_record(tmp_path: Path) -> None:
     pool, _ = toy(tmp_path)
-    never = Metric("never", lambda outputs, batch: outputs[:, :1].double() * math.nan, lambda table: math.nan)
+    never = Metric("never", lambda outputs, batch: outputs[:, :1].double(), lambda table: math.nan)
     task = Task(mlp(), samples(), report=samples(60, seed=5), metric=never)
     compared = compare(pool, task, ["best", "uniform", "greedy", "hl"], run=tmp_path / "run", **SHORT)
     assert compared.recommended is None

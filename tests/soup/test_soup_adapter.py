@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stockpot import Pool, Soup
+from stockpot import Pool, Soup, average
 from stockpot.errors import MismatchError, SoupError
 from stockpot.layout import Layout
 from stockpot.soup import rebuild
@@ -87,6 +87,16 @@ def through_peft(folder: Path, base: Path) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as of keys that are missing or too many
         return logits(peft.PeftModel.from_pretrained(build(base), folder))
+
+
+def test_an_average_of_adapters_is_one_adapter(tmp_path: Path, base: Path) -> None:
+    pool = pool_of(tmp_path, base, SETTINGS)
+    for given in ({}, {"base": base}):  # named by the adapters, or by us
+        average(tmp_path / "adapters", tmp_path / "soup", weights=[1] * len(pool), overwrite=True, **given)  # type: ignore[arg-type]
+        Soup.uniform(pool).save(tmp_path / "wanted", overwrite=True)
+        torch.testing.assert_close(through_peft(tmp_path / "soup", base), through_peft(tmp_path / "wanted", base))
+    average(tmp_path / "adapters", tmp_path / "small", form=2)
+    assert json.loads((tmp_path / "small" / "adapter_config.json").read_text())["r"] == 2
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, [*SETTINGS, *WHOLE]])

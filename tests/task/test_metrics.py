@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from stockpot.task import METRICS, Metric, Scores, Task
 from stockpot.task import scores as intervals
+from stockpot.task.metrics import as_metric
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -314,3 +316,16 @@ def test_intervals_of_differences_hold_what_they_promise(kind: str) -> None:
         _, low, high = one.difference(other)
         held += low <= truth <= high
     assert 0.91 <= held / draws <= 0.99
+
+
+def test_metrics_of_ones_own_have_the_name_of_what_was_given() -> None:
+    class Distance:
+        def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+            return outputs[:, 0] - labels
+
+    def closeness(outputs: Tensor, labels: Tensor, scale: float) -> Tensor:
+        return scale * (outputs[:, 0] - labels)
+
+    assert as_metric(Distance()).name == "Distance"
+    assert as_metric(functools.partial(closeness, scale=2.0)).name == "closeness"
+    assert as_metric(lambda outputs, labels: outputs[:, 0]).name == "score"

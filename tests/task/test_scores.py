@@ -60,6 +60,17 @@ def test_one_sample_says_nothing() -> None:
     assert scores(0.3).interval() == (-math.inf, math.inf)
 
 
+def test_samples_without_weight_are_no_evidence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    some = torch.randint(0, 9, (6, 2), generator=generator).double() + torch.tensor([0.0, 1.0])
+    metric = Metric("share", lambda outputs, batch: outputs, ratio=2.0)
+    few, padded = (Scores(table, metric) for table in (some, torch.cat([some, torch.zeros(200, 2).double()])))
+    assert padded.interval() == pytest.approx(few.interval())
+    other = some.flip(0)
+    found = Scores(torch.cat([other, torch.zeros(200, 2).double()]), metric)
+    assert padded.difference(found) == pytest.approx(few.difference(Scores(other, metric)))
+
+
 def test_paired_difference_is_narrower_than_the_intervals() -> None:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(100, generator=generator, dtype=torch.float64)

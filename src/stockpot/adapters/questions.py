@@ -24,7 +24,11 @@ class QuestionReader(TextReader):
         if self.form.choices is not None:
             return self._chosen()
         columns, rows = super().read()
-        return {**columns, **self._generated(rows)}, rows
+        columns |= self._generated(rows)
+        if self.split.partition(".")[0] == "report":  # samples that are not judged say nothing there
+            judged = (columns["answer_ids"] != IGNORED).any(1)
+            columns, rows = {name: column[judged] for name, column in columns.items()}, rows[judged.numpy()]
+        return columns, rows
 
     # Multiple choice ----------------------------------------------------------------------------------
 

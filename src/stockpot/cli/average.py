@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot.cli.cooking import As
 from stockpot.cli.evaluate import Replace
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
 from stockpot.cli.progress import drawing
@@ -32,7 +33,12 @@ Method = Annotated[
 ]
 Decay = Annotated[float | None, typer.Option("--decay", metavar="D", help="ema: what each step keeps of the average.")]
 Base = Annotated[
-    str | None, typer.Option("--base", metavar="MODEL", help="What the models began as: adds their differences to it.")
+    str | None,
+    typer.Option(
+        "--base",
+        metavar="MODEL",
+        help="What the models began as: adds their differences to it. Of LoRA adapters: their base.",
+    ),
 ]
 Type = Annotated[
     str | None, typer.Option("--dtype", metavar="TYPE", help="Such as bfloat16. Default: the models' own.")
@@ -48,6 +54,7 @@ def average(
     method: Method = None,
     decay: Decay = None,
     base: Base = None,
+    form: As = None,
     dtype: Type = None,
     all_steps: AllSteps = False,
     max_shard: Shard = "5GB",
@@ -72,6 +79,7 @@ def average(
     stockpot average runs/long --method ema --decay 0.5 --out soup
     stockpot average math code --base base --weights 0.4,0.4 --out soup
     stockpot average a b c --base base --method model_stock --out soup
+    stockpot average adapters/ --out soup --as 64      # LoRA adapters: one, of at most this rank
     stockpot average mergekit.yaml --out soup          # merge_method: linear
     ```
     """
@@ -88,7 +96,8 @@ def average(
             soup.save(out, dtype=_dtype(dtype) or stored, max_shard=max_shard, overwrite=overwrite, listen=listen)
         else:
             soup = average(
-                models, out, weights=_numbers(weights), method=method, decay=decay, base=base, dtype=_dtype(dtype),
+                models, out, weights=_numbers(weights), method=method, decay=decay, base=base, form=_form(form),
+                dtype=_dtype(dtype),
                 max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
                 mixed_dtypes=mixed_dtypes, all_steps=all_steps,
             )  # fmt: skip
@@ -116,6 +125,10 @@ def _numbers(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"expected numbers as in 0.2,0.8, found {text!r}", param_hint="--weights") from None
+
+
+def _form(text: str | None) -> Any:
+    return "auto" if text is None else int(text) if text.isdigit() else text
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

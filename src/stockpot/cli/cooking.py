@@ -195,7 +195,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     percent = row.metric.unit == "%"
 
     def short(value: float, sign: str = "") -> str:
-        return f"{100 * value:{sign}.1f}" if percent else f"{value:{sign}.3g}"
+        if percent:
+            return f"{100 * value:{sign}.1f}"
+        return f"{value:{sign}.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.2g}"
 
     cells, one = [row.method], len(row.sets) == 1
     for score, change in ((cell.score, cell.difference) for cell in row.sets.values()):

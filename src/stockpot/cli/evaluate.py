@@ -10,7 +10,7 @@ import typer
 
 from stockpot.cli.cooking import print_table
 from stockpot.cli.progress import drawing
-from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, say_loading, shown
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
@@ -108,13 +108,18 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
         (one,), *_ = open_adapters([folder], pool_base(recipe), recipe.pool.rename)
         return one
 
-    if not path.exists():
+    method = path.parent if path.name == SOUP else path  # a method's folder in a run
+    of_run = (method / RECORD).is_file() and (method.parent.parent / RUN).is_file()
+    if of_run and (method / SOUP).is_dir():
+        path = method / SOUP
+    elif of_run or not path.exists():
         fix = "give a run directory for its recommended soup, RUN/methods/NAME/soup for another, or a checkpoint"
-        if path.name == SOUP and (path.parent / RECORD).is_file():
-            run = shlex.quote(shown(path.parent.parent.parent))
-            fix = f"this soup was not written; `stockpot rebuild {run} --method {path.parent.name}` writes it"
-        expected = "a saved soup, a run directory or a checkpoint"
-        raise RunError.of(str(path), expected=expected, found="nothing at this path", fix=fix)
+        if of_run:
+            run = shlex.quote(shown(method.parent.parent))
+            fix = f"this soup was not written; `stockpot rebuild {run} --method {method.name}` writes it"
+        expected, found = "a saved soup, a run directory or a checkpoint", "nothing at this path"
+        found = "the record of a soup without its weights" if path.exists() else found
+        raise RunError.of(str(path), expected=expected, found=found, fix=fix)
     if (path / RUN).is_file():
         return opened(files.check_entries(path, recommended_soup(path)))
     if path.is_dir() and (path / RECORD).is_file():
@@ -154,6 +159,7 @@ def rebuild(
         document({"soup": str(path), "compared": compared})
     else:
         say(f"{shown(path)}: rebuilt" + (" and compared; every byte is the same" if compared else ""))
+        say_loading(path)
 
 
 def report(run: Run, as_json: Json = False) -> None:

@@ -47,7 +47,7 @@ class Activity:
             case "dropped":
                 return f"left out, because their weights are not finite: {', '.join(data['names'])}"
             case "run":
-                return f"{data['run']}: {data['checkpoint']}, {data['why']} of {words.plural(data['steps'], 'step')}"
+                return f"{data['run']}: {data['checkpoint']}, {data['why']} (steps there: {data['steps']})"
             case "strangers":
                 who = f"{', '.join(data['names'][:3])}{' and others' if len(data['names']) > 3 else ''}"
                 what = (
@@ -61,6 +61,10 @@ class Activity:
             case "method":
                 self._method, self._taken = data["method"], 0
                 self._set(self._method)
+            case "pace":
+                greedy = data["greedy"]
+                beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
+                return f"{self._method}: learning takes at most {words.seconds(data['seconds'])} from here{beside}"
             case "step":
                 self._taken += 1
                 self._step(data)

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from stockpot import ranks
 from stockpot.engine import plan, resources
-from stockpot.engine.captured import Batch, CapturedStep, DeviceBatches, TakeStep
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
 from stockpot.engine.low_memory import Projector, gradients_freed, recomputing
-from stockpot.engine.optimiser import AdamW
+from stockpot.engine.optimiser import AdamW, CapturedStep, TakeStep
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
+from stockpot.task.captured import Batch, DeviceBatches
 from stockpot.task.data import forked_random
 
 BURST = 50  # steps at most between two waits for the device
@@ -269,8 +269,10 @@ class Engine:
         A loss that does not add up, such as a contrastive one, is taken at the size of the batches that are learned
         with; samples that fill no batch are left out.
         """
-        live = self.live
+        live, task = self.live, self.live.task
         factor = None if beta is None else torch.tensor(beta, dtype=live.dtype, device=live.device)
+        if self._cuda and not ranks.active() and task.loss_adds_up and not task.has_statistics:
+            return task.evaluator.mean_loss(data, task.batch_size, factor)
         # In double precision, which Apple's devices do not have.
         sums = torch.zeros(2, dtype=torch.float64, device=live.device if self._cuda else "cpu")
         with torch.no_grad(), forked_random(live.device) as seed:
@@ -278,7 +280,7 @@ class Engine:
             for piece in self._pieces(len(data)):
                 mine = ranks.share(piece)
                 if len(mine):
-                    loss = live.task.loss(live.task.to_device(data.batch(mine)), beta=factor)
+                    loss = task.loss(task.evaluator.batch(data, mine), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
         ranks.add_up([sums])
         return float(sums[0] / sums[1])
@@ -351,8 +353,8 @@ class Engine:
         size = min(self.options.batch_size, len(data))
         key = (id(data.columns), size)
         if key not in self._device_batches:
-            resident = self.plan.parts["data"] > 0
-            self._device_batches[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, resident)
+            columns = self.live.task.evaluator.columns(data) if self.plan.parts["data"] > 0 else None
+            self._device_batches[key] = DeviceBatches(data, self.live.device, size, self.plan.accumulate, columns)
         return self._device_batches[key]
 
     def _drop_block(self) -> None:

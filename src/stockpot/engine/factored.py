@@ -8,18 +8,19 @@ read. No delta is ever made. These numbers must not be rounded: an error would b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stockpot.engine.flat import FlatPlan, Slot
 from stockpot.engine.live import Live
 from stockpot.engine.wide import Wide, replaced
-from stockpot.layout import Layout
+from stockpot.errors import TaskError
+from stockpot.layout import EXCLUDED, Layout
 from stockpot.pool import Pool, TensorSpec
 from stockpot.task import Task
 
@@ -31,7 +32,10 @@ class FactoredLive(Live):
 
     factored = True
 
-    def __init__(self, task: Task, pool: Pool, layout: Layout, wide: Mapping[str, Wide]) -> None:
+    def __init__(
+        self, task: Task, pool: Pool, layout: Layout, wide: Mapping[str, Wide], quantised: frozenset[str] = frozenset()
+    ) -> None:
+        self._quantised = quantised  # weights of the model that are codes: they stay what they are
         tied = {name for names in layout.tied for name in names}
         self.wide = [one for name, one in wide.items() if name in layout.group_of and name not in tied]
         self.beside = sum(one.nbytes for one in self.wide)
@@ -66,6 +70,8 @@ class FactoredLive(Live):
         return unit
 
     def _enter(self) -> None:
+        kept = {name for name, reason in self.layout.kept.items() if reason != EXCLUDED}
+        check_no_codes(self._quantised - {one.name for one in self.wide} - kept)
         super()._enter()
         adapters = self.pool.adapters
         assert adapters is not None
@@ -81,6 +87,10 @@ class FactoredLive(Live):
     ) -> None:
         self._stack.close()
         super().__exit__(kind, error, trace)
+
+    def put(self, name: str, value: Tensor) -> None:
+        if name not in self._quantised:
+            super().put(name, value)
 
     def push_copies(self) -> None:
         super().push_copies()
@@ -102,6 +112,32 @@ class FactoredLive(Live):
             padded = torch.cat([by_rank, by_rank.new_zeros(1)])
             total[self._used] = padded[self._ranks].sum(dim=1)
         return total
+
+
+_HELD = "_stockpot_soup"  # where a model keeps what holds a soup in it
+
+
+def hold(live: Live) -> Live:
+    """Leave a soup in a model whose own weights cannot hold it: until `release`, its adapters stay beside them."""
+    vars(live.task.model)[_HELD] = live.__enter__()
+    return live
+
+
+def release(model: nn.Module) -> None:
+    """Take off what an earlier `hold` left: adapters of two soups would add up."""
+    if (live := vars(model).pop(_HELD, None)) is not None:
+        live.__exit__(None, None, None)
+
+
+def check_no_codes(names: Iterable[str]) -> None:
+    """Refuse to mix what the model holds as codes."""
+    if found := sorted(names):
+        raise TaskError.of(
+            f"model tensor {found[0]}",
+            expected="numbers: its adapters cannot stay beside it as factors",
+            found=f"quantised weights ({len(found)} such tensors)",
+            fix="load the model without quantisation",
+        )
 
 
 def _is_coefficients(slot: Slot) -> bool:

@@ -6,6 +6,7 @@ the sums (fp32 or better); it is `flat` itself unless the model is narrower (a b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -160,12 +161,13 @@ class Live:
             if reason in (FROZEN, EXCLUDED):
                 self.put(name, self.pool.tensor(self.layout.donor, name))
 
-    def load_ingredient(self, k: int) -> None:
-        """Make the model ingredient k, with its own statistics and integers."""
+    def load_ingredient(self, k: int, read: Callable[[int, Tensor], Tensor] | None = None) -> None:
+        """Make the model ingredient k, with its own statistics and integers; `read`: instead of this one's own."""
+        read = self.read if read is None else read
         if self._theta is None and not self.copied:
-            self.read(k, out=self.flat)  # rounds on the way; theta would be twice the model
+            read(k, self.flat)  # rounds on the way; theta would be twice the model
         else:
-            self.read(k, out=self.theta)
+            read(k, self.theta)
             self.push()
         for name, reason in self.layout.kept.items():
             if reason not in (FROZEN, EXCLUDED):

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -22,6 +26,49 @@ PIECE = 1 << 21  # parameters moved at once: 8 MiB as fp32
 PREFETCHED = (
     8 << 30
 )  # bytes of a block at most that is prepared in host memory; a larger one is read when its turn comes
+
+
+class Ahead:
+    """Reads ingredients in an order that is known, the next one on another thread while the GPU works on this one.
+
+    On other devices, and where an ingredient is large, it reads when it is asked. Use as a context manager.
+    """
+
+    def __init__(self, live: Live, order: Iterable[int]) -> None:
+        self._live, self._left = live, deque(order)
+        self._threads: ThreadPoolExecutor | None = None
+        self._next: tuple[int, Future[Tensor]] | None = None
+        if live.device.type == "cuda" and live.plan.size * live.dtype.itemsize <= PREFETCHED // 4:
+            self._buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._threads = ThreadPoolExecutor(1, "stockpot-ahead")
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._threads is not None
+        self._next = (k := self._left.popleft(), self._threads.submit(self._fill, k)) if self._left else None
+
+    def _fill(self, k: int) -> Tensor:
+        self._copied.synchronize()  # the buffer is free again
+        return self._live.read(k, out=self._buffer)
+
+    def read(self, k: int, out: Tensor) -> Tensor:
+        """Ingredient k as a flat vector. out: (P,)"""
+        if self._next is None or self._next[0] != k:
+            return self._live.read(k, out)
+        out.copy_(self._next[1].result(), non_blocking=True)
+        self._copied.record()
+        self._begin()
+        return out
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
 
 
 class LastBlock:

@@ -1,4 +1,4 @@
-"""AdamW on the coefficients of one block, and on beta where it is learned.
+"""AdamW on the coefficients of one block, and on beta where it is learned; and a step as one CUDA graph.
 
 Written out instead of `torch.optim.AdamW` for two reasons. All that a step changes lies in tensors at fixed places, so
 that a captured CUDA graph can take the step. And a step whose loss, gradient or outcome is not finite changes nothing,
@@ -7,11 +7,16 @@ without asking the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log
 
 import torch
 from torch import Tensor
+
+from stockpot.engine.live import Live
+from stockpot.task.captured import Batch, Captured, DeviceBatches
+
+TakeStep = Callable[[Tensor, Batch], Tensor]  # (rate, batch) -> (2,) loss and whether it was skipped, on the device
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NAMES = ("x", "m", "v", "count", "total", "taken")
@@ -78,3 +83,22 @@ class AdamW:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         for name in NAMES:
             getattr(self, name).copy_(saved[name])
+
+
+class CapturedStep:
+    """The same step as one CUDA graph; it changes the optimiser's tensors in place."""
+
+    def __init__(self, live: Live, step: TakeStep, optimiser: AdamW, batches: DeviceBatches) -> None:
+        self.optimiser, self.batches = optimiser, batches
+        self._rate = torch.zeros((), dtype=optimiser.x.dtype, device=live.device)
+        before = optimiser.save()
+        batches.put(torch.arange(batches.batch.size))
+        try:
+            self._take = Captured(lambda: step(self._rate, batches.batch), live.device, between=live.clear_gradient)
+        finally:  # also where it fails: the steps that were tried must not count
+            optimiser.load(before)
+
+    def __call__(self, rate: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002  (it lies where the graph reads it)
+        self._rate.copy_(rate)
+        found: Tensor = self._take()
+        return found.clone()

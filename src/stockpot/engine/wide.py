@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from stockpot.pool.lora import Adapters
 from stockpot.task import Task
+from stockpot.task.names import is_quantised
 
 _CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {
     nn.Conv1d.forward: F.conv1d,
@@ -50,7 +51,7 @@ class Wide:
         """Whether `_Linear` may take the place of the module's own forward."""
         module = self.module
         plain = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-        return plain and type(module.weight) is nn.Parameter and type(module.weight.data) is Tensor
+        return plain and type(module.weight) is nn.Parameter and not is_quantised(module.weight)
 
     def added(self, x: Tensor, c: Tensor, dtype: torch.dtype) -> Tensor:
         """B diag(c) A x. c: (R,)"""
@@ -164,7 +165,7 @@ def _few(names: list[str]) -> str:
 def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide | str:
     """The module with all its adapters; or why they cannot stay factors."""
     weight: Any = module.weight
-    dtype = weight.dtype if weight.is_floating_point() else adapters.specs[name].dtype
+    dtype = adapters.specs[name].dtype if is_quantised(weight) else weight.dtype
     parts: list[tuple[Tensor, Tensor]] = []
     owners: list[int] = []
     scales: list[float] = []
@@ -198,11 +199,7 @@ def _is_linear(task: Task, adapters: Adapters, wide: Wide, turned: bool) -> bool
     weight = module.weight
     base = adapters.base.tensor(wide.name).to(task.device)
     base = base.T if turned else base  # (out, in)
-    as_stored = (
-        weight.is_floating_point()
-        and type(weight.data) is Tensor
-        and tuple(weight.shape) == tuple(adapters.specs[wide.name].shape)
-    )
+    as_stored = not is_quantised(weight)
     before = weight.detach().clone() if as_stored else None
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TRIED, base.shape[1], generator=generator).to(task.device, wide.A.dtype)
@@ -228,7 +225,7 @@ def _used_otherwise(task: Task, wides: list[Wide]) -> list[str]:
     An attention layer may read the weight of its output layer, an encoder may take a fast path in evaluation.
     """
     weights: dict[str, Any] = {w.name: w.module.weight for w in wides}
-    weights = {name: weight for name, weight in weights.items() if weight.is_floating_point()}
+    weights = {name: weight for name, weight in weights.items() if not is_quantised(weight)}
     flags = [(p, p.requires_grad) for p in task.model.parameters()]
     batch = task.to_device(task.fit.batch(torch.arange(min(TRIED, len(task.fit)))))
     calls: list[set[str]] = []
@@ -255,7 +252,8 @@ def _used_otherwise(task: Task, wides: list[Wide]) -> list[str]:
             parameter.requires_grad_(flag)
     found = {name for name, gradient in zip(weights, reached, strict=True) if gradient is not None}
     found |= {name for called in calls for name in called if not all(name in each for each in calls)}
-    return [w.name for w in wides if w.name in found]
+    # Of codes no gradient tells who reads them.
+    return [w.name for w in wides if w.name in found or (w.name not in weights and w.name not in calls[0])]
 
 
 @contextmanager

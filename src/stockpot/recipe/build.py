@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def pool_paths(recipe: Recipe) -> list[str]:
     """Where the checkpoints are; refused where `finetune` was to make them and has not."""
     if recipe.pool.path is not None:
-        return [str(recipe.path(path)) for path in recipe.pool.path]
+        return [path if path.startswith("hf://") else str(recipe.path(path)) for path in recipe.pool.path]
     assert recipe.finetune is not None  # the schema has seen to it
     folder = recipe.path(recipe.finetune.dir)
     with contextlib.suppress(OSError):  # opening the pool says why

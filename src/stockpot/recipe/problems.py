@@ -122,8 +122,10 @@ def _short(value: Any) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    close = difflib.get_close_matches(str(word), list(known), n=1)
-    return close[0] if close else None
+    """Letters in another order are the likeliest mistake (`lable`), then the end of a word."""
+    text = str(word)
+    close = difflib.get_close_matches(text, list(known), n=3)
+    return max(close, key=lambda one: (sorted(one) == sorted(text), one[:1] == text[:1]), default=None)
 
 
 def model_in(annotation: Any) -> type[BaseModel] | None:

@@ -65,7 +65,7 @@ class Row:
 
 
 def headings(rows: list[Row]) -> tuple[str, ...]:
-    sets = [name if len(rows[0].sets) > 1 else "score" for name in rows[0].sets]
+    sets = [name if len(rows[0].sets) > 1 else rows[0].metric.title for name in rows[0].sets]
     each = (heading for name in sets for heading in (name, "95 % interval", "vs. best single model"))
     return ("method", *each, "time", "peak memory", "models used")
 

@@ -23,7 +23,7 @@ class Metric:
     @property
     def title(self) -> str:
         if self.name in ("loss", "perplexity", "nats_per_token", "bits_per_byte"):
-            return f"minus {self.name.replace('_', ' ')}"  # higher is better everywhere
+            return f"{self.name.replace('_', ' ')} (negated)"  # higher is better everywhere
         return self.name.replace("_", " ")
 
     @property

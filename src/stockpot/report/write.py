@@ -74,7 +74,8 @@ def _table(page: Mapping[str, Any]) -> list[str]:
         "|---|" + "---:|" * (len(page["headings"]) - 1),
         *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
         "",
-        f"Scores are on {page['data']}. Differences are paired sample by sample, with their 95 % interval.",
+        f"Scores are {escape(page['rows'][0].metric.axis)} on {page['data']}. Differences are paired sample by sample,"
+        " with their 95 % interval.",
         "",
     ]
 

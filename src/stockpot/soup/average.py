@@ -17,7 +17,10 @@ from stockpot.errors import SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.pool.discover import find_checkpoints
 from stockpot.pool.facts import strangers_of
+from stockpot.pool.peft_folders import adapter_folder
+from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soup.mix import CHUNK
 from stockpot.soup.soup import Soup
@@ -33,6 +36,7 @@ def average(
     method: str | None = None,
     decay: float | None = None,
     base: str | Path | Mapping[str, Tensor] | None = None,
+    form: Form = "auto",
     dtype: torch.dtype | None = None,
     max_shard: int | str = MAX_SHARD,
     overwrite: bool = False,
@@ -44,13 +48,16 @@ def average(
     `models`: paths, patterns, folders, state dicts, or a pool; `opening` are options of `Pool.open`. Methods are
     `uniform`; `weighted` by `weights`, which are divided by their sum; `ema`, the moving average over models in their
     order, of which each step keeps `decay`; `model_stock`. With a `base`, weights are taken as they are and the base
-    has what they leave to one, so that base + sum of w_k (model_k - base) comes out: task arithmetic.
+    has what they leave to one, so that base + sum of w_k (model_k - base) comes out: task arithmetic. Of LoRA adapters
+    `base` is the model they were trained on, and `form` what is written, as for `Soup.save`.
     """
+    sources = [models] if isinstance(models, (str, Path, Mapping, Pool)) else list(models)
+    if not isinstance(models, Pool) and any(map(adapter_folder, find_checkpoints(sources)[0])):
+        opening, base = {**opening, "base": base}, None
     method = method or ("uniform" if weights is None else "weighted")
     _check(method, weights, decay, base)
     if not isinstance(models, Pool):
         # The base comes last.
-        sources = [models] if isinstance(models, (str, Path, Mapping)) else list(models)
         models = Pool.open(sources, *([] if base is None else [base]), listen=listen, **opening)
     elif base is not None:
         found, fix = "an opened pool", "give the paths of the models, or open the base with them and give all weights"
@@ -62,7 +69,7 @@ def average(
     about = {"method": method, "weights": weights and list(weights), "decay": decay, "base": base and models.names[-1]}
     soup = Soup(models, layout, W, about={key: value for key, value in about.items() if value is not None})
     if out is not None:
-        soup.save(out, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen)
+        soup.save(out, form=form, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen)
     return soup
 
 

@@ -27,6 +27,7 @@ from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
 from stockpot.task import Scores
+from stockpot.task.data import generator
 from stockpot.task.scores import worded
 
 Split = tuple[Tensor, Tensor]  # places of the samples inside and outside a fold
@@ -36,6 +37,9 @@ Members = tuple[int, ...]  # the ingredients of a greedy soup
 # candidate of every fold, would take most of the time that a network with BatchNorm learns. No soup that is returned is
 # chosen like that.
 CALIBRATION = 1024
+# Samples at most that a start is chosen on, and that say when a fold stops. More of them cost time in proportion and
+# changed no result that could be told from chance (docs/decisions.md).
+ENOUGH = 2048
 SHOWN = 5  # classes named in one note
 
 
@@ -48,9 +52,18 @@ def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: S
     layout = problem.layout(settings.granularity)
     with problem.live(layout) as live:
         splits = problem.task.fit.folds(settings.folds, settings.seed)
-        starts = _starts(problem, live, settings, splits, store)
+        few = enough(torch.arange(len(problem.task.fit)), settings.seed)
+        starts = _starts(problem, live, settings, splits, few, store)
         found = _learned(problem, live, method, settings, splits, starts, store)
-        return _guarded(problem, live, settings, found, splits, starts)
+        return _guarded(problem, live, settings, found, splits, few, starts)
+
+
+def enough(indices: Tensor, seed: int) -> Tensor:
+    """As many of these samples as decisions on the way are made on, in their order, drawn by chance."""
+    if len(indices) <= ENOUGH:
+        return indices
+    drawn = torch.randperm(len(indices), generator=generator("enough", seed))[:ENOUGH]
+    return indices[drawn.sort().values]
 
 
 def cross_fitted(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
@@ -62,15 +75,16 @@ def cross_fitted(problem: Problem, method: Method, settings: Settings, store: St
 
 
 def _starts(
-    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], store: StateStore | None
+    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], few: Tensor, store: StateStore | None
 ) -> list[Members]:
-    """Each fold's own greedy soup, or as an earlier process found them."""
+    """Each fold's own greedy soup, on those of its samples that are among a few, or as earlier found."""
     saved = None if store is None else store.load()
     if saved is not None:
         return [tuple(start) for start in saved[1]["starts"]]
+    problem.sample(few)
     return [
         greedy(
-            problem, live, indices=inside, ties=settings.ties, by_content=True, calibration=CALIBRATION,
+            problem, live, indices=_both(inside, few), ties=settings.ties, by_content=True, calibration=CALIBRATION,
             label=f"greedy soup, fold {f + 1} of {len(splits)}",
         ).chosen
         for f, (inside, _) in enumerate(splits)
@@ -88,7 +102,8 @@ def _learned(
 ) -> Decision:
     data = problem.task.fit
     folds = [
-        Fold(f, data.subset(inside), data.subset(outside), starts[f]) for f, (inside, outside) in enumerate(splits)
+        Fold(f, data.subset(inside), data.subset(enough(outside, settings.seed)), starts[f])
+        for f, (inside, outside) in enumerate(splits)
     ]
     learner = Learner(problem, live, method, settings, folds, store)
     several = len(set(starts)) > 1
@@ -179,11 +194,12 @@ def _guarded(
     settings: Settings,
     found: Decision,
     splits: Sequence[Split],
+    few: Tensor,
     starts: Sequence[Members],
 ) -> Decision:
     """What was found, or what is simpler and better beyond chance."""
     assert found.held_out is not None
-    simple = _simple(problem, live, splits, starts)
+    simple = _simple(problem, live, splits, few, starts)
     problem.held_out.update(simple)
     known = {"learned": found.held_out, **simple}
     record = judged(known)
@@ -208,12 +224,14 @@ def _guarded(
     return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
 
 
-def _simple(problem: Problem, live: Live, splits: Sequence[Split], starts: Sequence[Members]) -> dict[str, Scores]:
+def _simple(
+    problem: Problem, live: Live, splits: Sequence[Split], few: Tensor, starts: Sequence[Members]
+) -> dict[str, Scores]:
     """What is simpler, each sample scored by something that was chosen without it."""
     K, G = len(problem.pool), len(live.layout)
-    own = problem.individual()
     places = [outside for _, outside in splits]
-    best = [own[problem.best_on(inside, by_content=True)].rows(outside) for inside, outside in splits]
+    problem.sample(few)
+    best = [problem.one_on(problem.best_on(_both(inside, few), by_content=True), outside) for inside, outside in splits]
     mean = problem.theta_bar(live)
     live.theta.copy_(live.mean(listen=problem.listen) if mean is None else mean)
     uniform = problem.score_live(live, weights.uniform(K, G), with_loss=False)
@@ -223,6 +241,11 @@ def _simple(problem: Problem, live: Live, splits: Sequence[Split], starts: Seque
         W = weights.chosen(K, G, members)
         greedy_parts.append(problem.score_live(live, W, indices=outside, with_loss=False))
     return {"best": together(best, places), "uniform": uniform, "greedy": together(greedy_parts, places)}
+
+
+def _both(some: Tensor, others: Tensor) -> Tensor:
+    """The samples that are in both."""
+    return some[torch.isin(some, others)]
 
 
 def judged(known: Mapping[str, Scores]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Live
+from stockpot.engine.loader import Ahead
 from stockpot.events import Event, progress
 from stockpot.soup import weights
 from stockpot.soups.problem import Decision, Problem, StateStore
@@ -57,7 +58,7 @@ def greedy(
     """
     K, G = len(problem.pool), len(live.layout)
     everything = torch.arange(len(problem.task.fit)) if indices is None else indices  # (n,)
-    own = [scores.rows(everything) for scores in problem.individual()]
+    own = problem.individual_on(everything)
     ranking = problem.ranked([scores.value for scores in own], by_content=by_content)
     chosen = [ranking[0]]
     current = own[ranking[0]]  # scores of the soup so far
@@ -67,28 +68,29 @@ def greedy(
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
-    for position, k in enumerate(ranking[1:], start=2):
-        live.read(k, out=candidate).add_(total)
-        torch.div(candidate, len(chosen) + 1, out=live.theta)
-        W = weights.chosen(K, G, [*chosen, k])
-        order, stop = torch.arange(current.n), None
-        if ceiling is not None and difficulty is not None:
-            # Likely failures first: what the soup gets wrong now, then what most ingredients get wrong.
-            order = torch.argsort(current.table[:, 0] + difficulty / 2, stable=True)
-            stop = _hopeless(ceiling, current.n, float(current.table.sum()), ties)
-        scores = problem.score_live(
-            live, W, calibration=calibration, indices=everything[order], stop=stop, with_loss=False
-        )
-        evaluated += scores.n
-        better = scores.complete and _wins(*_compared(scores, current), ties)
-        history.append(_decision(problem, k, better, scores.value if scores.complete else None, scores.n))
-        problem.listen(Event("greedy", history[-1]))
-        progress(problem.listen, label, position, K, "models")
-        if better:
-            chosen.append(k)
-            total.copy_(candidate)
-            table = torch.empty_like(current.table).index_copy_(0, order, scores.table)
-            current = replace(current, table=table)
+    with Ahead(live, ranking[1:]) as ahead:
+        for position, k in enumerate(ranking[1:], start=2):
+            ahead.read(k, candidate).add_(total)
+            torch.div(candidate, len(chosen) + 1, out=live.theta)
+            W = weights.chosen(K, G, [*chosen, k])
+            order, stop = torch.arange(current.n), None
+            if ceiling is not None and difficulty is not None:
+                # Likely failures first: what the soup gets wrong now, then what most ingredients get wrong.
+                order = torch.argsort(current.table[:, 0] + difficulty / 2, stable=True)
+                stop = _hopeless(ceiling, current.n, float(current.table.sum()), ties)
+            scores = problem.score_live(
+                live, W, calibration=calibration, indices=everything[order], stop=stop, with_loss=False
+            )
+            evaluated += scores.n
+            better = scores.complete and _wins(*_compared(scores, current), ties)
+            history.append(_decision(problem, k, better, scores.value if scores.complete else None, scores.n))
+            problem.listen(Event("greedy", history[-1]))
+            progress(problem.listen, label, position, K, "models")
+            if better:
+                chosen.append(k)
+                total.copy_(candidate)
+                table = torch.empty_like(current.table).index_copy_(0, order, scores.table)
+                current = replace(current, table=table)
     return Greedy(tuple(chosen), weights.chosen(K, G, chosen), evaluated, tuple(history))
 
 

@@ -85,6 +85,7 @@ class Learner:
         self._engine: Engine | None = None
         self._entries: list[tuple[int, int, int, int, float, float]] = []  # kind, block, fold, step, loss, rate
         self._saved_at = time.monotonic()
+        self._paced: float | None = None  # when the first steps were done; infinite once the pace was told
         self._stop = Stop()
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
@@ -167,12 +168,25 @@ class Learner:
                 self.listen(Event("step", {**place, "loss": step.loss, "lr": step.rate}))
         if fold.held_out is not None and (s.j % _every(fold, J) == 0 or s.j == J):
             self._judge(engine, fold, J)
+        self._tell_pace(fold, J)
         if s.t + 1 < len(self.blocks):
             engine.prefetch(self.blocks[s.t + 1])
         if fold.skipped > (fold.taken if s.j == J else J) / 2:  # a fold may give up before J
             raise self._stopped(fold)
         if self._due():
             self._save()
+
+    def _tell_pace(self, fold: Fold, J: int) -> None:
+        """Say once how long learning will take at most: the first steps are over, the next ones were timed."""
+        now, before = time.perf_counter(), self._paced
+        if before is None or before == math.inf:
+            self._paced = now if before is None else before
+            return
+        self._paced = math.inf
+        rest = sum((len(self.blocks) - each.state.t) * J - each.state.j for each in self.folds)
+        K, each = len(self.problem.pool), self.problem.seconds_each
+        told = {"seconds": rest * (now - before) / len(fold.state.steps), "steps": rest}
+        self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
 
     def _end_block(self, fold: Fold) -> None:
         fold.taken_before, fold.taken = fold.taken_before + fold.taken, 0

@@ -9,11 +9,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from stockpot.engine import Live
-from stockpot.engine.factored import FactoredLive
-from stockpot.engine.loader import LastBlock
+from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
+from stockpot.engine.loader import Ahead, LastBlock
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -24,6 +25,7 @@ from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import single
 from stockpot.task import Scores, Task
+from stockpot.task.names import quantised_weights
 
 
 def finite(value: float) -> float | None:
@@ -72,7 +74,10 @@ class Problem:
     ) -> None:
         statistics = task.has_statistics and task.statistics == "recalibrate"
         resolve(form, None if pool.adapters is None else 0, statistics=statistics)  # refused now, not after learning
-        task.check_names(pool.specs)  # before everything is read for its facts
+        release(task.model)
+        # A quantised model has adapters beside its weights, and keeps those.
+        self._quantised = frozenset() if pool.adapters is None else quantised_weights(task.model, pool.specs)
+        task.check_names(pool.specs, without=self._quantised)  # before everything is read for its facts
         self.pool = pool
         self.task = task
         self.listen = listen
@@ -85,6 +90,8 @@ class Problem:
         self.last_block = LastBlock()
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
+        self.seconds_each: float | None = None  # that scoring one ingredient on all fitting data takes, once measured
+        self._sampled: tuple[Tensor, list[Scores]] | None = None  # sorted samples, and the ingredients' scores on them
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
         self.notes: tuple[str, ...] = ()  # what a reader of any result must know
         self._wide: Mapping[str, Wide] | None = None  # where the ingredients are adapters: learned with as factors
@@ -102,8 +109,11 @@ class Problem:
         return self._layouts[granularity]
 
     def _live(self, layout: Layout, *, factored: bool = True) -> Live:
-        if self._wide and factored:
-            return FactoredLive(self.task, self.pool, layout, self._wide)
+        release(self.task.model)
+        self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
+        if self._wide is not None and factored:
+            return FactoredLive(self.task, self.pool, layout, self._wide, self._quantised)
+        check_no_codes(self._quantised)
         return Live(self.task, self.pool, layout)
 
     @contextmanager
@@ -120,6 +130,7 @@ class Problem:
                 yield live
             finally:
                 self._open = None
+                self.task.evaluator.forget()  # its graphs read the model where it lies now
 
     def theta_bar(self, live: Live) -> Tensor | None:
         """The mean of all ingredients as a vector of this layout, if it was computed before. (P,)"""
@@ -132,9 +143,11 @@ class Problem:
 
     def members(self) -> Iterator[int]:
         """Load one ingredient after the other into the model."""
-        with nullcontext(self._open) if self._open else self.live(self.layout("model")) as live:
-            for k in range(len(self.pool)):
-                live.load_ingredient(k)
+        K = len(self.pool)
+        model = nullcontext(self._open) if self._open else self.live(self.layout("model"))
+        with model as live, Ahead(live, range(K)) as ahead:
+            for k in range(K):
+                live.load_ingredient(k, ahead.read)
                 yield k
                 live.check_bound()
 
@@ -142,21 +155,52 @@ class Problem:
         """Every ingredient on the fitting data; evaluated once, whoever asks."""
         if self.known is None:
             began = time.perf_counter()
-            scores = []
-            for k in self.members():
-                scores.append(self.task.score())
+            self.known = self._each()
+            self.known_seconds = time.perf_counter() - began
+        return self.known
+
+    def sample(self, rows: Tensor) -> None:
+        """Until all ingredients are known on all fitting data, these samples of it will do."""
+        if len(rows) == len(self.task.fit):
+            self.individual()
+        elif self.known is None and (self._sampled is None or not torch.equal(self._sampled[0], rows)):
+            self._sampled = rows, self._each(rows)
+
+    def individual_on(self, indices: Tensor) -> list[Scores]:
+        """Every ingredient on these samples of the fitting data."""
+        if self.known is None and self._sampled is not None:
+            rows, scores = self._sampled
+            places = torch.searchsorted(rows, indices).clamp(max=len(rows) - 1)
+            if torch.equal(rows[places], indices):
+                return [one.rows(places) for one in scores]
+        return [one.rows(indices) for one in self.individual()]
+
+    def one_on(self, k: int, indices: Tensor) -> Scores:
+        """Ingredient k on these samples of the fitting data."""
+        if self.known is None:
+            assert self._open is not None
+            self._open.load_ingredient(k)
+            return self.task.score(indices=indices)
+        return self.known[k].rows(indices)
+
+    def _each(self, rows: Tensor | None = None) -> list[Scores]:
+        scores, began = [], time.perf_counter()
+        for k in self.members():
+            scores.append(self.task.score(indices=rows))
+            if rows is None:
                 value = finite(scores[-1].value)
                 self.listen(Event("ingredient", {"name": self.pool.names[k], "index": k, "fit": value}))
-                progress(self.listen, "scoring the ingredients", k + 1, len(self.pool), "models")
-            if all(math.isnan(one.value) for one in scores):
-                raise LearningError.of(
-                    "scores of the ingredients",
-                    expected="a number for at least one",
-                    found="NaN for all of them",
-                    fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
-                )
-            self.known, self.known_seconds = scores, time.perf_counter() - began
-        return self.known
+            progress(self.listen, "scoring the ingredients", k + 1, len(self.pool), "models")
+        if all(math.isnan(one.value) for one in scores):
+            raise LearningError.of(
+                "scores of the ingredients",
+                expected="a number for at least one",
+                found="NaN for all of them",
+                fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
+            )
+        samples = len(scores) * scores[0].n
+        self.seconds_each = (time.perf_counter() - began) * len(self.task.fit) / samples
+        return scores
 
     def ranked(self, scores: Sequence[float], *, by_content: bool = False) -> list[int]:
         """Ingredients by score, highest first; one without a score (NaN) comes last.
@@ -169,8 +213,7 @@ class Problem:
 
     def best_on(self, indices: Tensor | None = None, *, by_content: bool = False) -> int:
         """The ingredient that scores highest on these samples of the fitting data (default: all)."""
-        own = self.individual()
-        parts = own if indices is None else [one.rows(indices) for one in own]
+        parts = self.individual() if indices is None else self.individual_on(indices)
         return self.ranked([one.value for one in parts], by_content=by_content)[0]
 
     # Scores of soups ----------------------------------------------------------------------------------
@@ -194,11 +237,24 @@ class Problem:
         live.check_bound()
         return scores
 
+    def put(self, soup: Soup) -> None:
+        """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
+        if not self._quantised:
+            soup.load_into(self.task.model)
+            return
+        live = hold(self._live(soup.layout))
+        live.theta.copy_(live.mixed(soup.W))
+        live.push()
+        for name, reason in soup.layout.kept.items():
+            if reason in (STATISTIC, INTEGER):
+                own = (soup.statistics or {}).get(name)
+                live.put(name, kept_tensor(self.pool, soup.layout, soup.W, name, "average") if own is None else own)
+
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""
         rule = self.task.statistics
         soup = Soup(self.pool, layout, W, statistics_rule=rule, about=about, form=self.form)
-        soup.load_into(self.task.model)
+        self.put(soup)
         self.listen(Event("built", {"method": str(about.get("method"))}))
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from stockpot import ranks
 from stockpot.engine import PeakMemory
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore
@@ -86,7 +87,9 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
-    with PeakMemory(problem.task.device) as peak:
+    # Ranks must see the same numbers, and what one device has free is not what another has.
+    fast = settings.memory is None and not ranks.active()
+    with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):
         if store is not None:
             store.peaks = peak.so_far
         try:
@@ -140,7 +143,10 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
     samples = {name: len(data) for name, data in sets.items()}
     listen(Event("unsealed", {"decisions": len(results), "samples": samples}))
     for key, result in results.items():
-        reports = _report_scores(problem, result, sets)
+        with problem.task.evaluator.fast(
+            result.soup is None and not ranks.active()
+        ):  # all models are scored for the ensemble
+            reports = _report_scores(problem, result, sets)
         for name, scores in reports.items():
             listen(Event("report", {"method": result.method, "set": name, "value": scores.value, "n": scores.n}))
         yield key, replace(result, reports=reports)
@@ -160,7 +166,7 @@ def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -
     task, listen = problem.task, problem.listen
     if result.soup is None:
         return {name: task.ensemble_scores(problem.members(), data, listen=listen) for name, data in sets.items()}
-    result.soup.load_into(task.model)
+    problem.put(result.soup)
     return {name: task.score(data, listen=listen) for name, data in sets.items()}
 
 

@@ -45,6 +45,17 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     return map_tree(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def on_device(tree: Any, device: torch.device) -> Any:
+    """The tree with its tensors on the device."""
+
+    def move(leaf: Tensor) -> Tensor:
+        if device.type == "mps" and leaf.dtype == torch.float64:  # which Apple's devices do not have
+            leaf = leaf.float()
+        return leaf.to(device, non_blocking=True)
+
+    return map_tensors(move, tree)
+
+
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with the Python expression that reaches it, such as `['labels']` or `[0]`."""
     if isinstance(tree, (Mapping, tuple, list)):

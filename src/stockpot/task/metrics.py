@@ -28,7 +28,8 @@ def as_metric(metric: str | Metric | MetricFunction) -> Metric:
         return metric
     if isinstance(metric, str):
         return METRICS[metric]
-    name = getattr(metric, "__name__", "score")
+    # Of functools.partial what it wraps, of an object its class.
+    name = getattr(getattr(metric, "func", metric), "__name__", type(metric).__name__)
     return Metric("score" if name == "<lambda>" else name, metric, is_mean=True)
 
 

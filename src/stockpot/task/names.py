@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,28 @@ class Differences:
         return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
 
 
-def differences(model: nn.Module, specs: Mapping[str, Any]) -> Differences:
-    """Between a model and a pool's tensors, given as anything with a shape."""
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether these are codes and not numbers, as far as torch says: integers, or a tensor class of some library."""
+    return not (tensor.is_floating_point() or tensor.is_complex()) or type(tensor.data) is not Tensor
+
+
+def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[str]:
+    """Weights of which the pool has numbers and the model codes."""
+    return frozenset(
+        name
+        for name, weight in model.named_parameters(remove_duplicate=False)
+        if name in specs and specs[name].dtype.is_floating_point and is_quantised(weight)
+    )
+
+
+def differences(model: nn.Module, specs: Mapping[str, Any], without: Iterable[str] = ()) -> Differences:
+    """Between a model and a pool's tensors, given as anything with a shape; what `without` names is not compared, nor
+    what its module has beside it."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    if without := tuple(without):
+        modules = {name.rpartition(".")[0] for name in without}
+        specs = {name: spec for name, spec in specs.items() if name not in without}
+        state = {name: value for name, value in state.items() if name in specs or not _inside(name, modules)}
     holds = state | dict(model.named_buffers(remove_duplicate=False))  # also buffers that are never saved
     pool, places = ({name: tuple(value.shape) for name, value in each.items()} for each in (specs, holds))
     given = {_place(state[name]) for name in specs if name in state}
@@ -74,6 +93,10 @@ def differences(model: nn.Module, specs: Mapping[str, Any]) -> Differences:
     )
     rename = suggest_rename(pool, places) if lacks and extra else None
     return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}))
+
+
+def _inside(name: str, modules: set[str]) -> bool:
+    return any(name[:at] in modules for at, sign in enumerate(name) if sign == ".")
 
 
 def _place(value: Tensor) -> tuple[Any, ...]:

@@ -60,7 +60,7 @@ class Scores:
         if self._right_or_wrong:
             judged = self.n if self.metric.is_mean else int(self.table[:, 1].sum())
             return wilson(self.value, judged, confidence) if judged else (-math.inf, math.inf)
-        return around(self.value, self._without_each(), confidence)
+        return around(self.value, self._without_each()[self._counts()], confidence)
 
     def difference(self, other: Scores, confidence: float = 0.95) -> tuple[float, float, float]:
         """Value of self minus other with its interval, paired unit by unit.
@@ -88,7 +88,8 @@ class Scores:
             delta = self.table[:, 0] - other.table[:, 0]  # (n,)
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
             return float(delta.mean()), *bonett_price(better, worse, self.n, confidence)
-        return gap, *around(gap, self._without_each() - other._without_each(), confidence)
+        counts = self._counts() | other._counts()
+        return gap, *around(gap, (self._without_each() - other._without_each())[counts], confidence)
 
     @property
     def _closed(self) -> bool:
@@ -101,6 +102,15 @@ class Scores:
 
     def _without_each(self) -> Tensor:
         """The mean or ratio without each of the units, (U,)."""
+        total, weight = self._sums()
+        return (total.sum() - total) / (weight.sum() - weight)
+
+    def _counts(self) -> Tensor:
+        """Which units have any weight, (U,): others say nothing, and are no evidence."""
+        return self._sums()[1] != 0
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Total and weight of each unit, (U,)."""
         total, weight = self.table[:, 0], torch.ones(self.n, dtype=self.table.dtype)
         if self.metric.ratio is not None:
             total, weight = self.metric.ratio * total, self.table[:, 1]
@@ -108,7 +118,7 @@ class Scores:
             place = torch.unique(self.units, return_inverse=True)[1]
             empty = torch.zeros(int(place.max()) + 1, dtype=total.dtype)
             total, weight = empty.index_add(0, place, total), empty.index_add(0, place, weight)
-        return (total.sum() - total) / (weight.sum() - weight)
+        return total, weight
 
 
 def worded(scores: Scores) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from typing import Any, Literal, cast
@@ -15,8 +15,9 @@ from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
-from stockpot.task.batches import map_tensors
+from stockpot.task.batches import on_device
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
+from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metric import Metric
@@ -25,7 +26,6 @@ from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 
 SMALL = 8  # samples of a trial batch
-Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
 Statistics = Literal["recalibrate", "average", "copy"]
 
 
@@ -67,6 +67,7 @@ class Task:
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
         self._judge = Judge(model, loss, as_metric(metric), self.device, autocast)
+        self.evaluator = Evaluator(self._judge)
         read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
         self.fit = read(fit, name="fit data", groups=groups)
         self._check_data(self.fit)
@@ -105,12 +106,7 @@ class Task:
         return {} if self._sealed is None else self._sealed.fingerprints()
 
     def to_device(self, batch: Any) -> Any:
-        def move(leaf: Tensor) -> Tensor:
-            if self.device.type == "mps" and leaf.dtype == torch.float64:  # which Apple's devices do not have
-                leaf = leaf.float()
-            return leaf.to(self.device, non_blocking=True)
-
-        return map_tensors(move, batch)
+        return on_device(batch, self.device)
 
     def _first(self, data: Data, size: int) -> Any:
         return self.to_device(data.batch(torch.arange(min(size, len(data)))))
@@ -201,48 +197,25 @@ class Task:
             raise TaskError.of("stop", expected="a metric that is a mean over samples", found=found, fix=fix)
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
-        tables: list[Tensor] = []
-        losses: list[Tensor] = []  # (2,) each: total and weight
-        total, done = 0.0, 0
-        with self.evaluating(), forked_random(self.device) as reseed:
-            for part, batch in self._batches(data, rows, reseed):
-                table, loss = self._judge.statistics(batch, part.numel(), with_loss)
-                tables.append(table)
-                losses += [] if loss is None else [torch.stack(list(loss)).detach()]
-                done += part.numel()
-                progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples")
-                if stop is not None:  # only then is it worth waiting for the device
-                    total += float(_on_host(table).sum())
-                    if stop(total, done):
-                        break
-        loss_sum, weight = _on_host(torch.stack(losses)).sum(0).tolist() if losses else (math.nan, 1.0)
-        mean = loss_sum / weight if weight else math.nan
+        grow = self.evaluator.is_fast and self.loss_adds_up
+        with self.evaluating():
+            table, loss = self.evaluator.table(
+                data, rows, self.batch_size, with_loss=with_loss, grow=grow, stop=stop,
+                told=lambda done: progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples"),
+            )  # fmt: skip
+        done = len(table)
         units = None if data.groups is None else data.groups[rows[:done]]
-        table = torch.cat([_on_host(table) for table in tables])
-        return Scores(table, self.metric, mean, done == rows.numel(), units)
-
-    def _batches(self, data: Data, rows: Tensor, reseed: Callable[[int], None]) -> Iterator[tuple[Tensor, Any]]:
-        """These samples batch by batch, on the device.
-
-        A model may draw numbers even in evaluation mode. They depend on the samples, not on what ran before, so that
-        a score is the same again in a run that was interrupted.
-        """
-        for part in rows.split(self.batch_size):  # type: ignore[no-untyped-call]
-            batch = self.to_device(data.batch(part))
-            reseed(int(part[0]))
-            yield part, batch
+        return Scores(table, self.metric, loss, done == rows.numel(), units)
 
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
         data = self.fit if data is None else data
         largest = max(len(data), 0 if self._sealed is None else self._sealed.largest)
-        rows = torch.arange(len(data))
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count, dtype = 0, torch.float32
         for _ in members:
-            with self.evaluating(), forked_random(self.device) as reseed:
-                for i, (part, batch) in enumerate(self._batches(data, rows, reseed)):
-                    logits = self._judge.averaged(batch)
+            with self.evaluating():
+                for i, (part, logits) in enumerate(self.evaluator.logits(data, self.batch_size)):
                     dtype = logits.dtype
                     # Refused while methods decide, not when the report data is scored.
                     nbytes = logits.numel() // part.numel() * largest * 8
@@ -252,17 +225,20 @@ class Task:
                             f" {MEMORY_LIMIT / 2**30:.0f} GiB"
                         )
                     if count == 0:
-                        sums.append(_on_host(logits))
+                        sums.append(on_host(logits))
                     else:
-                        sums[i] += _on_host(logits)
+                        sums[i] += on_host(logits)
             count += 1
             progress(listen, "scoring the ensemble", count, count, unit="models")
-        with self.evaluating(), forked_random(self.device) as reseed:
+        parts = torch.arange(len(data)).split(self.batch_size)  # type: ignore[no-untyped-call]
+        with self.evaluating():
             tables = [
-                self._judge.statistics_of_logits((total / count).to(dtype).to(self.device), batch)
-                for total, (_, batch) in zip(sums, self._batches(data, rows, reseed), strict=True)
+                self._judge.statistics_of_logits(
+                    (total / count).to(dtype).to(self.device), self.evaluator.batch(data, part)
+                )
+                for total, part in zip(sums, parts, strict=True)
             ]
-        return Scores(torch.cat([_on_host(table) for table in tables]), self.metric, units=data.groups)
+        return Scores(torch.cat([on_host(table) for table in tables]), self.metric, units=data.groups)
 
     # Statistics of normalisation layers ---------------------------------------------------------------
 
@@ -291,7 +267,7 @@ class Task:
             for piece in rows.tensor_split(math.ceil(count / self.batch_size)):
                 reseed(done)
                 next_is(piece.numel())
-                self._judge.forward(self.to_device(self.fit.batch(piece)))
+                self._judge.forward(self.evaluator.batch(self.fit, piece))
                 done += piece.numel()
                 progress(listen, "recalibrating statistics", done, count, unit="samples")
         state = self.model.state_dict()
@@ -313,9 +289,9 @@ class Task:
 
     # The pool's tensors -------------------------------------------------------------------------------
 
-    def check_names(self, specs: Mapping[str, Any]) -> None:
+    def check_names(self, specs: Mapping[str, Any], without: Iterable[str] = ()) -> None:
         """The model must take exactly the pool's tensors (anything with a shape); tied names and counters may lack."""
-        if found := differences(self.model, specs):
+        if found := differences(self.model, specs, without):
             raise TaskError.of(
                 f"model {type(self.model).__name__}",
                 expected=f"the pool's {len(specs)} tensors",
@@ -332,8 +308,3 @@ class Task:
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
             if name in tensors and name not in saved:
                 buffer.copy_(tensors[name])
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """In double precision, which some devices do not have."""
-    return tensor.detach().cpu().double()

@@ -1,8 +1,8 @@
-"""A step captured once as a CUDA graph and replayed, and the batches that it reads at fixed places on the device.
+"""A function of a batch captured once as a CUDA graph, and the batches that it reads at fixed places on the device.
 
 Small models are bound by the host's launches; a graph launches once. Data whose columns fit is kept on the device as it
 is (uint8 images, token ids) and gathered there; otherwise it is gathered in host memory into pinned buffers and copied
-while the device works on the step before. A batch of images is tens of megabytes scattered over gigabytes: several
+while the device works on the batch before. A batch of images is tens of megabytes scattered over gigabytes: several
 threads gather it, or a slow host would need longer than the step.
 """
 
@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.engine.live import Live
-from stockpot.engine.optimiser import AdamW
-from stockpot.task import Data
 from stockpot.task.batches import leaves, refill
+from stockpot.task.data import Data
 
 
 class Batch(NamedTuple):
@@ -29,40 +27,37 @@ class Batch(NamedTuple):
     size: int
 
 
-TakeStep = Callable[[Tensor, Batch], Tensor]  # (rate, batch) -> (2,) loss and whether it was skipped, on the device
+class Captured:
+    """What `function` does, as one graph; `found` is what it returns, and every replay writes there again."""
 
-
-class CapturedStep:
-    """The same step as one CUDA graph; it changes the optimiser's tensors in place."""
-
-    def __init__(self, live: Live, step: TakeStep, optimiser: AdamW, batches: DeviceBatches) -> None:
-        self.optimiser, self.batches = optimiser, batches
-        self._rate = torch.zeros((), dtype=optimiser.x.dtype, device=live.device)
-        before = optimiser.save()
-        try:
-            self._graph, self._found = self._capture(live, step)
-        finally:  # also where it fails: the steps that were tried must not count
-            optimiser.load(before)
-
-    def _capture(self, live: Live, step: TakeStep) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self.batches.put(torch.arange(self.batches.batch.size))
-        stream = torch.cuda.Stream(live.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(live.device))
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        device: torch.device,
+        *,
+        between: Callable[[], None] = lambda: None,
+        pool: Any = None,
+    ) -> None:
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # libraries set themselves up
-                step(self._rate, self.batches.batch)
-        torch.cuda.current_stream(live.device).wait_stream(stream)
-        torch.cuda.synchronize(live.device)
-        live.clear_gradient()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            found = step(self._rate, self.batches.batch)
-        return graph, found
+                function()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
+        between()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.found = function()
 
-    def __call__(self, rate: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002  (it lies where the graph reads it)
-        self._rate.copy_(rate)
+    @property
+    def pool(self) -> Any:
+        """The memory of the graph, for others that are never at work at the same time."""
+        return self._graph.pool()
+
+    def __call__(self) -> Any:
         self._graph.replay()
-        return self._found.clone()
+        return self.found
 
 
 THREADS = 4
@@ -72,18 +67,19 @@ SMALL = 1 << 20  # bytes of a batch below which threads do not pay
 class DeviceBatches:
     """Serves all views of the same samples: `put` takes places in `data.columns` (see `Data.rows`)."""
 
-    def __init__(self, data: Data, device: torch.device, size: int, pieces: int, resident: bool) -> None:
+    def __init__(
+        self, data: Data, device: torch.device, size: int, pieces: int = 1, columns: list[Tensor] | None = None
+    ) -> None:
+        """`columns`: those of the data where they lie on the device (`on_device`); None: they stay on the host."""
         self.device = device
-        self.resident = resident
+        self.resident = columns is not None
         example = data.batch(torch.zeros(size, dtype=torch.long))
         self._whole = [torch.empty_like(leaf, device=device) for _, leaf in leaves(example)]
         # The model reads pieces of one batch: views, so that one copy fills them all.
         cut = zip(*(leaf.chunk(pieces) for leaf in self._whole), strict=True)
         self.batch = Batch([refill(example, piece) for piece in cut], size)
-        self._columns = [column for _, column in leaves(data.columns)]
-        if resident:
-            self._columns = [column.to(device) for column in self._columns]
-        else:
+        self._columns = [column for _, column in leaves(data.columns)] if columns is None else columns
+        if columns is None:
             self._pinned = [[torch.empty_like(leaf).pin_memory() for _, leaf in leaves(example)] for _ in range(2)]
             self._stage = [[torch.empty_like(leaf) for leaf in self._whole] for _ in range(2)]
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
