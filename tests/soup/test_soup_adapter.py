@@ -251,6 +251,31 @@ def test_ranks_that_differ_among_modules_reach_these_modules_and_no_others(tmp_p
         assert (plain(x) - Nested()(x)).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("form", ["adapter", 2, "merged"])
+def test_factors_that_are_not_finite_are_never_written(tmp_path: Path, base: Path, form: Any) -> None:
+    pool = pool_of(tmp_path, base, SETTINGS[:2])
+    file = tmp_path / "adapters" / "a1" / "adapter_model.safetensors"
+    state = load_file(file)
+    key = next(name for name in state if ".lora_A" in name)
+    save_file({**state, key: state[key] * float("inf")}, file)
+    pool = Pool.open(tmp_path / "adapters", base=base)
+    with pytest.raises(SoupError, match="expected finite values, found NaN or infinity"):
+        Soup.uniform(pool).save(tmp_path / "soup", form=form)
+    assert not (tmp_path / "soup").exists()
+
+
+def test_the_card_of_an_adapter_names_the_base_that_the_adapters_name(tmp_path: Path, base: Path) -> None:
+    folder = pool_of(tmp_path, base, SETTINGS[:2]).checkpoints[0].path.parent
+    for file in folder.glob("*/adapter_config.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "someone/base"}))
+    Soup.uniform(Pool.open(folder, base=base)).save(tmp_path / "soup")
+    card = (tmp_path / "soup" / "README.md").read_text()
+    assert 'base_model:\n- "someone/base"\nbase_model_relation: "adapter"\nlibrary_name: "peft"' in card
+    assert (
+        json.loads((tmp_path / "soup" / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/base"
+    )
+
+
 def test_the_reduction_is_the_best_of_its_rank() -> None:
     torch.manual_seed(0)
     A, B = torch.randn(12, 7), torch.randn(9, 12)
