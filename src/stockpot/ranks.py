@@ -97,6 +97,15 @@ def share(indices: Tensor) -> Tensor:
     return indices[dist.get_rank() :: dist.get_world_size()] if active() else indices
 
 
+def size() -> int:
+    return dist.get_world_size() if active() else 1
+
+
+def stretch(indices: Tensor) -> Tensor:
+    """This rank's part of samples whose order is kept when the parts are put together."""
+    return indices.tensor_split(dist.get_world_size())[dist.get_rank()] if active() else indices
+
+
 def add_up(tensors: Iterable[Tensor]) -> None:
     """Replace each tensor by its sum over the ranks, in one exchange."""
     if active():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reference_page import EXAMPLE, PAGE, recipe_reference
 
 from stockpot.errors import RecipeError
-from stockpot.recipe import Recipe, json_schema, load, load_recipe, make_recipe, schema
+from stockpot.recipe import Recipe, data, json_schema, load, load_recipe, make_recipe
 from stockpot.recipe.method import Method
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
@@ -325,7 +325,7 @@ def test_a_comparison_keeps_the_methods_apart() -> None:
 def test_the_metrics_of_recipes_are_those_of_tasks() -> None:
     from stockpot.task import METRICS
 
-    assert typing.get_args(schema.MetricName) == tuple(METRICS)
+    assert typing.get_args(data.MetricName) == tuple(METRICS)
 
 
 def test_other_targets_have_other_metrics() -> None:

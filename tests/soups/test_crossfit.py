@@ -14,9 +14,10 @@ from test_resuming import KilledError, Killer, Memory
 from torch import Tensor
 
 from stockpot import Event, Result, Soup, Task, cook
+from stockpot.engine import Engine
 from stockpot.pool import Pool
 from stockpot.soup import weights
-from stockpot.soups import crossfit
+from stockpot.soups import crossfit, learn
 from stockpot.soups.crossfit import judged, together, without_hill
 from stockpot.soups.fold import Fold
 from stockpot.soups.greedy import greedy
@@ -24,7 +25,7 @@ from stockpot.soups.learn import SLOWEST, Learner
 from stockpot.soups.mehl import State
 from stockpot.soups.mehl import weights as mixed
 from stockpot.soups.problem import Problem
-from stockpot.task import METRICS, Scores
+from stockpot.task import METRICS, Data, Scores
 from zoo import decide, fine_tunes, mlp, samples, uneven, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 60, "batch_size": 16, "lr": 0.1, "folds": 3}
@@ -54,6 +55,103 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[Fold]:
 
     monkeypatch.setattr(Learner, "run", watched)
     return folds
+
+
+# Where folds set out from, and on how many samples that is decided.
+
+
+def test_enough_samples_are_drawn_by_seed_and_kept_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossfit, "ENOUGH", 20)
+    few = torch.arange(20)
+    assert crossfit.enough(few, 0) is few
+    drawn = [crossfit.enough(torch.arange(100, 200), seed) for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    for one in drawn:
+        assert len(one) == 20
+        assert torch.equal(one, torch.unique(one))
+        assert 100 <= int(one.min()) <= int(one.max()) < 200
+
+
+def starts(pool: Pool, task: Task, **settings: Any) -> tuple[list[Any], Result]:
+    seen: list[Any] = []
+    run = Learner.run
+
+    def watched(self: Learner, *args: Any) -> None:
+        run(self, *args)
+        seen.extend(fold.start for fold in self.folds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "run", watched)
+        return seen, cook(pool, task, "crossfit", **{**BRIEF, **settings})
+
+
+def test_starts_and_stopping_of_large_data_are_decided_on_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 5, spread=0.4))
+    task = Task(mlp(), samples(90))
+    judged_on: list[int] = []
+    loss_on = Engine.loss_on
+
+    def watched(self: Engine, data: Data, beta: float | None) -> float:
+        judged_on.append(len(data))
+        return loss_on(self, data, beta)
+
+    monkeypatch.setattr(crossfit, "ENOUGH", 20)
+    monkeypatch.setattr(Engine, "loss_on", watched)
+    found, result = starts(pool, task)
+    problem = Problem(pool, task)
+    few = crossfit.enough(torch.arange(90), 0)
+    with problem.live(problem.layout("model")) as live:
+        for start, (inside, _) in zip(found, task.fit.folds(3, 0), strict=True):
+            some = inside[torch.isin(inside, few)]
+            assert 5 < len(some) < 20
+            assert start == greedy(problem, live, indices=some, by_content=True).chosen
+    assert set(judged_on) == {20}  # of 30 left out
+    assert result.held_out is not None
+    assert result.held_out.n == 90
+    assert guard(result)["held_out"].keys() == {"learned", "best", "uniform", "greedy"}
+
+
+def test_starts_from_loaded_models_are_those_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [{name: value.double() for name, value in state.items()} for state in fine_tunes(mlp, 5, spread=0.4)]
+    pool = write(tmp_path, states)
+    task = Task(mlp().double(), samples(90, dtype=torch.float64))
+    plain, from_files = starts(pool, task)
+    monkeypatch.setattr(crossfit, "ENOUGH", 80)
+    plain_few, from_files_few = starts(pool, task)
+    monkeypatch.setattr(learn, "mixes_fast", lambda live: True)
+    reads: list[int] = []
+    tensor = Pool.tensor
+
+    def read(self: Pool, k: int, name: str) -> Tensor:
+        reads.append(k)
+        return tensor(self, k, name)
+
+    monkeypatch.setattr(Pool, "tensor", read)
+    loaded_few, from_memory_few = starts(pool, task)
+    times = len(reads) / (5 * len(pool.specs))
+    monkeypatch.setattr(crossfit, "ENOUGH", 2048)
+    loaded, from_memory = starts(pool, task)
+    assert loaded == plain
+    assert loaded_few == plain_few
+    for memory, files in ((from_memory, from_files), (from_memory_few, from_files_few)):
+        assert (weights_of(memory) - weights_of(files)).abs().max() < 1e-9
+        for name, value in guard(files)["held_out"].items():
+            assert guard(memory)["held_out"][name] == pytest.approx(value)
+    assert times < 6  # the first look, the mean, the block, the soup
+
+
+def test_how_long_learning_takes_is_told_once(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+    told: list[Event] = []
+    cook(pool, Task(mlp(), samples(60)), "crossfit", listen=told.append, **BRIEF)
+    paces = [event.data for event in told if event.kind == "pace"]
+    assert len(paces) == 1
+    assert 0 < paces[0]["steps"] < 3 * 60
+    assert paces[0]["seconds"] > 0
+    assert paces[0]["greedy"] > 0
 
 
 # What a fold does.

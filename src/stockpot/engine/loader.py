@@ -38,7 +38,7 @@ class Ahead:
         self._live, self._left = live, deque(order)
         self._threads: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Tensor]] | None = None
-        if live.device.type == "cuda" and live.plan.size * live.dtype.itemsize <= PREFETCHED // 4:
+        if self._left and live.device.type == "cuda" and live.plan.size * live.dtype.itemsize <= PREFETCHED // 4:
             self._buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._threads = ThreadPoolExecutor(1, "stockpot-ahead")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
@@ -14,6 +14,24 @@ class Section(BaseModel):
     """Unknown keys are refused; a validated section does not change. What stands below a field describes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), use_attribute_docstrings=True)
+
+
+class OfOneKind(Section):
+    """Exactly one of the `kinds` is given, and says what the section is about."""
+
+    kinds: ClassVar[tuple[str, ...]]
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind in self.kinds if getattr(self, kind) is not None)
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        given = [kind for kind in self.kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"expected exactly one of {', '.join(self.kinds)}, found {found}")
+        return self
 
 
 def _any_of(*schemas: Any) -> WithJsonSchema:

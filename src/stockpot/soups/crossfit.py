@@ -10,7 +10,7 @@ beyond chance, that one is returned instead. What a soup is worth, the report da
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from stockpot.events import Event
 from stockpot.soup import weights
 from stockpot.soups.fold import Fold, average
 from stockpot.soups.greedy import greedy
-from stockpot.soups.learn import Learner
+from stockpot.soups.learn import Learner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
@@ -53,9 +53,22 @@ def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: S
     with problem.live(layout) as live:
         splits = problem.task.fit.folds(settings.folds, settings.seed)
         few = enough(torch.arange(len(problem.task.fit)), settings.seed)
-        starts = _starts(problem, live, settings, splits, few, store)
-        found = _learned(problem, live, method, settings, splits, starts, store)
-        return _guarded(problem, live, settings, found, splits, few, starts)
+        saved = None if store is None else store.load()
+        starts = None if saved is None else [tuple(start) for start in saved[1]["starts"]]
+        simple: dict[str, Scores] = {}
+
+        def begin(put: Put | None) -> list[Members]:
+            nonlocal starts
+            starts = _starts(problem, live, settings, splits, few, put)
+            if put is not None:  # while all ingredients are at hand
+                simple.update(_simple(problem, live, splits, few, starts, put))
+            return starts
+
+        found = _learned(problem, live, method, settings, splits, starts, begin, store)
+        assert starts is not None
+        if not simple:
+            simple |= _simple(problem, live, splits, few, starts)
+        return _guarded(problem, live, settings, found, simple)
 
 
 def enough(indices: Tensor, seed: int) -> Tensor:
@@ -71,21 +84,18 @@ def cross_fitted(problem: Problem, method: Method, settings: Settings, store: St
     layout = problem.layout(settings.granularity)
     with problem.live(layout) as live:
         splits = problem.task.fit.folds(settings.folds, settings.seed)
-        return _learned(problem, live, method, settings, splits, [None] * len(splits), store)
+        return _learned(problem, live, method, settings, splits, None, None, store)
 
 
 def _starts(
-    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], few: Tensor, store: StateStore | None
+    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], few: Tensor, put: Put | None
 ) -> list[Members]:
-    """Each fold's own greedy soup, on those of its samples that are among a few, or as earlier found."""
-    saved = None if store is None else store.load()
-    if saved is not None:
-        return [tuple(start) for start in saved[1]["starts"]]
-    problem.sample(few)
+    """Each fold's own greedy soup, on those of its samples that are among a few."""
+    problem.sample(few, put)
     return [
         greedy(
             problem, live, indices=_both(inside, few), ties=settings.ties, by_content=True, calibration=CALIBRATION,
-            label=f"greedy soup, fold {f + 1} of {len(splits)}",
+            put=put, label=f"greedy soup, fold {f + 1} of {len(splits)}",
         ).chosen
         for f, (inside, _) in enumerate(splits)
     ]  # fmt: skip
@@ -97,32 +107,34 @@ def _learned(
     method: Method,
     settings: Settings,
     splits: Sequence[Split],
-    starts: Sequence[Members | None],
+    starts: Sequence[Members] | None,
+    begin: Callable[[Put | None], Sequence[Members]] | None,
     store: StateStore | None,
 ) -> Decision:
+    """`begin` finds starts where none are given; without both, every fold sets out from the mean of all models."""
     data = problem.task.fit
     folds = [
-        Fold(f, data.subset(inside), data.subset(enough(outside, settings.seed)), starts[f])
+        Fold(f, data.subset(inside), data.subset(enough(outside, settings.seed)), None if starts is None else starts[f])
         for f, (inside, outside) in enumerate(splits)
     ]
     learner = Learner(problem, live, method, settings, folds, store)
-    several = len(set(starts)) > 1
     parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
     loss_together = math.nan  # of the average of all folds, on all fitting data
 
     def judge(some: Sequence[Fold]) -> None:
         nonlocal loss_together
         W, _ = average(some, method.simplex)
+        several = len({fold.start for fold in folds}) > 1
         if len(some) == 1:
             f = some[0].number  # judged again where memory ran out meanwhile
             parts[f] = problem.score_live(live, W, indices=splits[f][1], with_loss=several)
         elif several:
             loss_together = problem.score_live(live, W).loss
 
-    learner.run(judge)
+    learner.run(judge, begin if starts is None else None)
     kept: Sequence[Fold] = folds
     history, notes = learner.history(), learner.notes()
-    if several:
+    if len({fold.start for fold in folds}) > 1:
         kept, record, note = without_hill(folds, [parts[f].loss for f in range(len(folds))], loss_together)
         problem.listen(Event("average", record))
         history, notes = (*history, {"kind": "average", **record}), (*note, *notes)
@@ -189,17 +201,10 @@ def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
 
 
 def _guarded(
-    problem: Problem,
-    live: Live,
-    settings: Settings,
-    found: Decision,
-    splits: Sequence[Split],
-    few: Tensor,
-    starts: Sequence[Members],
+    problem: Problem, live: Live, settings: Settings, found: Decision, simple: Mapping[str, Scores]
 ) -> Decision:
     """What was found, or what is simpler and better beyond chance."""
     assert found.held_out is not None
-    simple = _simple(problem, live, splits, few, starts)
     problem.held_out.update(simple)
     known = {"learned": found.held_out, **simple}
     record = judged(known)
@@ -225,21 +230,34 @@ def _guarded(
 
 
 def _simple(
-    problem: Problem, live: Live, splits: Sequence[Split], few: Tensor, starts: Sequence[Members]
+    problem: Problem,
+    live: Live,
+    splits: Sequence[Split],
+    few: Tensor,
+    starts: Sequence[Members],
+    put: Put | None = None,
 ) -> dict[str, Scores]:
     """What is simpler, each sample scored by something that was chosen without it."""
     K, G = len(problem.pool), len(live.layout)
     places = [outside for _, outside in splits]
-    problem.sample(few)
-    best = [problem.one_on(problem.best_on(_both(inside, few), by_content=True), outside) for inside, outside in splits]
-    mean = problem.theta_bar(live)
-    live.theta.copy_(live.mean(listen=problem.listen) if mean is None else mean)
-    uniform = problem.score_live(live, weights.uniform(K, G), with_loss=False)
-    greedy_parts = []
-    for members, outside in zip(starts, places, strict=True):
-        live.theta.copy_(live.mean(list(members)))
-        W = weights.chosen(K, G, members)
-        greedy_parts.append(problem.score_live(live, W, indices=outside, with_loss=False))
+
+    def means(members: Sequence[int], theta: Tensor | None = None) -> Tensor:
+        """Make the model this mean; returns its mixing weights."""
+        if put is not None:
+            put(members)
+        else:
+            live.theta.copy_(live.mean(list(members), listen=problem.listen) if theta is None else theta)
+        return weights.chosen(K, G, members)
+
+    problem.sample(few, put)
+    best = [
+        problem.one_on(problem.best_on(_both(inside, few), by_content=True), outside, put) for inside, outside in splits
+    ]
+    uniform = problem.score_live(live, means(range(K), problem.theta_bar(live)), with_loss=False)
+    greedy_parts = [
+        problem.score_live(live, means(members), indices=outside, with_loss=False)
+        for members, outside in zip(starts, places, strict=True)
+    ]
     return {"best": together(best, places), "uniform": uniform, "greedy": together(greedy_parts, places)}
 
 

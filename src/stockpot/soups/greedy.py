@@ -8,7 +8,7 @@ samples most likely to fail come first, so that this happens early. The chosen s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,12 +49,14 @@ def greedy(
     by_content: bool = False,
     calibration: int | None = None,
     label: str = "greedy soup",
+    put: Callable[[Sequence[int]], None] | None = None,
 ) -> Greedy:
     """Choose on `indices` of the fitting data (default: all). `early=False` is the plain algorithm, for tests.
 
     Ingredients of equal score are tried in the pool's order or, `by_content`, in that of their digests. A candidate
     stays when the score rises (with `ties`: does not fall). `calibration`: samples that a candidate's
-    running statistics are estimated from, at most.
+    running statistics are estimated from, at most. `put` makes the model the mean of some ingredients; None: they are
+    read from their files.
     """
     K, G = len(problem.pool), len(live.layout)
     everything = torch.arange(len(problem.task.fit)) if indices is None else indices  # (n,)
@@ -63,15 +65,19 @@ def greedy(
     chosen = [ranking[0]]
     current = own[ranking[0]]  # scores of the soup so far
     history = [_decision(problem, ranking[0], True, current.value, current.n)]
-    total = live.read(ranking[0], out=torch.empty_like(live.theta))  # (P,) sum of the chosen
-    candidate = torch.empty_like(total)
+    if put is None:
+        total = live.read(ranking[0], out=torch.empty_like(live.theta))  # (P,) sum of the chosen
+        candidate = torch.empty_like(total)
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
-    with Ahead(live, ranking[1:]) as ahead:
+    with Ahead(live, ranking[1:] if put is None else []) as ahead:
         for position, k in enumerate(ranking[1:], start=2):
-            ahead.read(k, candidate).add_(total)
-            torch.div(candidate, len(chosen) + 1, out=live.theta)
+            if put is None:
+                ahead.read(k, candidate).add_(total)
+                torch.div(candidate, len(chosen) + 1, out=live.theta)
+            else:
+                put([*chosen, k])
             W = weights.chosen(K, G, [*chosen, k])
             order, stop = torch.arange(current.n), None
             if ceiling is not None and difficulty is not None:
@@ -88,7 +94,8 @@ def greedy(
             progress(problem.listen, label, position, K, "models")
             if better:
                 chosen.append(k)
-                total.copy_(candidate)
+                if put is None:
+                    total.copy_(candidate)
                 table = torch.empty_like(current.table).index_copy_(0, order, scores.table)
                 current = replace(current, table=table)
     return Greedy(tuple(chosen), weights.chosen(K, G, chosen), evaluated, tuple(history))

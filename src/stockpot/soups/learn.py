@@ -40,6 +40,7 @@ from stockpot.task.data import forked_random
 EVALUATIONS = 30  # judgements per block
 SLOWEST, FASTEST = (0.5**4, 2.0**10)  # of the rate: a fold gives up at the first, and goes no faster than the second
 FASTER, SLOWER = 1.5, 0.5
+Put = Callable[[Sequence[int]], None]
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
 
@@ -95,13 +96,29 @@ class Learner:
             fold.state = State(alpha, beta)
         self._at_block = [fold.block_start() for fold in folds]  # where a block that cannot be finished begins again
 
-    def run(self, judge: Callable[[Sequence[Fold]], None] | None = None) -> None:
-        """`judge` is called in the end for every fold, and for all of them, when their average is in the model."""
+    def run(
+        self,
+        judge: Callable[[Sequence[Fold]], None] | None = None,
+        begin: Callable[[Put | None], Sequence[tuple[int, ...]]] | None = None,
+    ) -> None:
+        """`judge` is called in the end for every fold, and for all of them, when their average is in the model.
+
+        `begin` finds where the folds set out from, which are the means of some ingredients. Where a GPU holds all of
+        them, it is given what puts such means into the model without a look at the files.
+        """
         self._restore()
         s = self.settings
         while True:
             try:
-                engine = self._open_engine()
+                if begin is not None:
+                    put = self._means(self._open_engine()) if mixes_fast(self.live) else None
+                    if put is None and self._engine is not None:
+                        self._engine.close()  # what files are read into needs the room
+                        self._engine = None
+                    self._set_out(begin(put))
+                    put = begin = None
+                    self.live.task.evaluator.forget()  # learning needs the room of its graphs
+                engine = self._engine or self._open_engine()
                 # Losses may draw numbers: these depend on the step, not on what ran before.
                 with forked_random(self.live.device) as reseed, self.live.task.learning(), held() as self._stop:
                     while (fold := min(self.folds, key=lambda fold: fold.state.t)).state.t < len(self.blocks):
@@ -127,6 +144,29 @@ class Learner:
                 if self._engine is not None:
                     self._engine.close()
                     self._engine = None
+
+    def _means(self, engine: Engine) -> Put | None:
+        """What makes the model the mean of some ingredients, where the engine holds all of them."""
+        block = self.blocks[0]
+        K, G = len(self.problem.pool), len(self.live.layout)
+        if len(block) < K or len(self.blocks) > 1:
+            return None
+        engine.load(block)
+        theta_bar = engine.theta_fix(torch.zeros(K, G), block)
+
+        def put(members: Sequence[int]) -> None:
+            c = mixing.chosen(K, G, members) - 1 / K
+            engine.mix(theta_bar, c[block].to(self.live.device, self.live.dtype))
+
+        return put
+
+    def _set_out(self, starts: Sequence[tuple[int, ...]]) -> None:
+        """Make these means of ingredients the folds' coefficients."""
+        K, G = len(self.problem.pool), len(self.live.layout)
+        for fold, start in zip(self.folds, starts, strict=True):
+            fold.start = start
+            fold.state.alpha.copy_(mixing.chosen(K, G, start) - 1 / K)
+        self._at_block = [fold.block_start() for fold in self.folds]
 
     def _batch(self, fold: Fold, i: int) -> Tensor:
         """The samples of step i."""
@@ -388,6 +428,11 @@ class Learner:
             ),
             best=weights(alpha, self.method.simplex),
         )
+
+
+def mixes_fast(live: Live) -> bool:
+    """Whether mixing what is loaded takes less time than reading one ingredient from its file."""
+    return live.device.type == "cuda"
 
 
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:

@@ -23,7 +23,7 @@ from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
 from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
-from stockpot.soup.weights import single
+from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
 from stockpot.task.names import quantised_weights
 
@@ -141,12 +141,12 @@ class Problem:
 
     # Scores of the ingredients ------------------------------------------------------------------------
 
-    def members(self) -> Iterator[int]:
-        """Load one ingredient after the other into the model."""
-        K = len(self.pool)
+    def members(self, some: Iterable[int] | None = None) -> Iterator[int]:
+        """Load one ingredient after the other into the model, all or some of them."""
+        order = list(range(len(self.pool)) if some is None else some)
         model = nullcontext(self._open) if self._open else self.live(self.layout("model"))
-        with model as live, Ahead(live, range(K)) as ahead:
-            for k in range(K):
+        with model as live, Ahead(live, order) as ahead:
+            for k in order:
                 live.load_ingredient(k, ahead.read)
                 yield k
                 live.check_bound()
@@ -159,12 +159,12 @@ class Problem:
             self.known_seconds = time.perf_counter() - began
         return self.known
 
-    def sample(self, rows: Tensor) -> None:
-        """Until all ingredients are known on all fitting data, these samples of it will do."""
+    def sample(self, rows: Tensor, put: Callable[[Sequence[int]], None] | None = None) -> None:
+        """Until all ingredients are known on all fitting data, these samples of it will do. `put`: as in greedy."""
         if len(rows) == len(self.task.fit):
             self.individual()
         elif self.known is None and (self._sampled is None or not torch.equal(self._sampled[0], rows)):
-            self._sampled = rows, self._each(rows)
+            self._sampled = rows, self._each(rows, put)
 
     def individual_on(self, indices: Tensor) -> list[Scores]:
         """Every ingredient on these samples of the fitting data."""
@@ -175,18 +175,29 @@ class Problem:
                 return [one.rows(places) for one in scores]
         return [one.rows(indices) for one in self.individual()]
 
-    def one_on(self, k: int, indices: Tensor) -> Scores:
+    def one_on(self, k: int, indices: Tensor, put: Callable[[Sequence[int]], None] | None = None) -> Scores:
         """Ingredient k on these samples of the fitting data."""
-        if self.known is None:
-            assert self._open is not None
-            self._open.load_ingredient(k)
-            return self.task.score(indices=indices)
-        return self.known[k].rows(indices)
+        return self.known[k].rows(indices) if self.known is not None else next(self._scored([k], indices, put))
 
-    def _each(self, rows: Tensor | None = None) -> list[Scores]:
-        scores, began = [], time.perf_counter()
-        for k in self.members():
-            scores.append(self.task.score(indices=rows))
+    def _scored(
+        self, members: Iterable[int], rows: Tensor | None, put: Callable[[Sequence[int]], None] | None
+    ) -> Iterator[Scores]:
+        if put is None:
+            for _ in self.members(members):
+                yield self.task.score(indices=rows)
+            return
+        live = self._open
+        assert live is not None
+        for k in members:
+            put([k])
+            W = chosen(len(self.pool), len(live.layout), [k])
+            yield self.score_live(live, W, indices=rows, with_loss=False)
+
+    def _each(self, rows: Tensor | None = None, put: Callable[[Sequence[int]], None] | None = None) -> list[Scores]:
+        scores: list[Scores] = []
+        began = time.perf_counter()
+        for k, found in enumerate(self._scored(range(len(self.pool)), rows, put)):
+            scores.append(found)
             if rows is None:
                 value = finite(scores[-1].value)
                 self.listen(Event("ingredient", {"name": self.pool.names[k], "index": k, "fit": value}))

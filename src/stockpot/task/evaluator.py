@@ -21,6 +21,7 @@ from stockpot.task.batches import leaves, on_device, refill
 from stockpot.task.captured import Captured, DeviceBatches
 from stockpot.task.data import Data, forked_random
 from stockpot.task.judge import Judge
+from stockpot.task.loss import Loss
 from stockpot.task.metrics import METRICS
 
 Found = tuple[Tensor, ...]
@@ -205,8 +206,8 @@ class Evaluator:
         grow: bool = False,
         stop: Stop | None = None,
         told: Callable[[int], None] = lambda _: None,
-    ) -> tuple[Tensor, float]:
-        """The metric's statistics of each sample, (N, m) on the host in double precision, and the mean loss or NaN.
+    ) -> tuple[Tensor, Loss]:
+        """The metric's statistics of each sample, (N, m), and the loss, NaN where unknown; on the host, in fp64.
 
         `stop` may end the pass: then the table is that of the first samples. `grow`: see `over`.
         """
@@ -229,8 +230,8 @@ class Evaluator:
             told(done)
             if stop is not None and any(stop(total, count) for total, count in sums.add(table, done)):
                 break
-        loss_sum, weight = on_host(torch.stack(losses)).sum(0).tolist() if losses else (math.nan, 1.0)
-        return on_host(torch.cat(tables)), loss_sum / weight if weight else math.nan
+        unknown = torch.tensor([math.nan, 1.0], dtype=torch.float64)
+        return on_host(torch.cat(tables)), Loss(*(on_host(torch.stack(losses)).sum(0) if losses else unknown))
 
     def logits(self, data: Data, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each batch: its samples, and what an ensemble averages, to be copied before the next."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from typing import Any, Literal, cast
@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks
@@ -198,14 +199,40 @@ class Task:
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
         grow = self.evaluator.is_fast and self.loss_adds_up
+
+        def told(done: int) -> None:
+            progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples")
+
+        how: dict[str, Any] = {"with_loss": with_loss, "grow": grow}
         with self.evaluating():
-            table, loss = self.evaluator.table(
-                data, rows, self.batch_size, with_loss=with_loss, grow=grow, stop=stop,
-                told=lambda done: progress(listen, f"scoring {data.name}", done, rows.numel(), unit="samples"),
-            )  # fmt: skip
+            if ranks.active():
+                table, loss = self._table_of_all_ranks(data, rows, stop, told, how)
+            else:
+                table, loss = self.evaluator.table(data, rows, self.batch_size, stop=stop, told=told, **how)
         done = len(table)
         units = None if data.groups is None else data.groups[rows[:done]]
-        return Scores(table, self.metric, loss, done == rows.numel(), units)
+        return Scores(table, self.metric, float(loss.mean), done == rows.numel(), units)
+
+    def _table_of_all_ranks(
+        self, data: Data, rows: Tensor, stop: Stop | None, told: Callable[[int], None], how: Mapping[str, Any]
+    ) -> tuple[Tensor, Loss]:
+        """The same table, each rank having found a part of it; where it may be stopped, some batches at a time."""
+        rounds = (rows,) if stop is None else rows.split(self.batch_size * ranks.size())  # type: ignore[no-untyped-call]
+        tables: list[Tensor] = []
+        losses: list[Loss] = []
+        total, done = 0.0, 0
+        for part in rounds:
+            mine = ranks.stretch(part)
+            found = self.evaluator.table(data, mine, self.batch_size, **how) if len(mine) else None
+            for table, loss in filter(None, ranks.gathered(found)):
+                tables.append(table)
+                losses.append(loss)
+                total += float(table.sum())
+            done += len(part)
+            told(done)
+            if stop is not None and stop(total, done):
+                break
+        return torch.cat(tables), Loss(*(torch.stack(each).sum() for each in zip(*losses, strict=True)))
 
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
