@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -12,6 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from cli.conftest import Stockpot
+from stockpot import Pool
+from stockpot.events import ignore
+from stockpot.pool import open_checkpoint
+from stockpot.pool.scan import scan
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -68,6 +73,9 @@ def test_the_recipe_of_the_page_cooks_an_adapter_that_evaluates_and_rebuilds(fol
     record = json.loads((soup / "soup.json").read_text())
     assert record["form"] == "adapter"
     assert record["opened_with"]["base"] == str(folder / "base")
+    base = open_checkpoint(folder / "base", rename=lambda name: f"bert.{name}")  # as the adapters name it
+    digest = scan([base], base.specs, ignore, hashes_only=True).digests[0]
+    assert json.loads(Path("run", "pool.json").read_text())["base"] == {"path": str(folder / "base"), "digest": digest}
     assert stockpot("evaluate", "adapters/a0", "recipe.yaml").code == 0
     # Another form is another run.
     refused = stockpot("cook", "recipe.yaml", *quick, "--as", "merged")
@@ -91,3 +99,46 @@ def test_the_python_of_the_page_runs(folder: Path) -> None:
         warnings.simplefilter("ignore")
         base = transformers.BertForSequenceClassification.from_pretrained("base", num_labels=3)
         assert peft.PeftModel.from_pretrained(base, "small").peft_config["default"].r == 2
+
+
+def test_inspect_shows_rank_scale_norm_and_cosine_of_deltas(folder: Path, stockpot: Stockpot) -> None:
+    shutil.copytree("adapters/a0", "adapters/a9")
+    answer = stockpot("inspect", "recipe.yaml")
+    assert answer.code == 0, answer.err
+    assert "LoRA adapters on base" in answer.out
+    assert "The pool fits the recipe's model" in answer.out
+    assert "duplicates: a0, a9 have the same content" in answer.out
+    row = next(line for line in answer.out.splitlines() if line.split()[:1] == ["a0"])
+    assert row.split()[:3] == ["a0", "2", "4"]
+    assert "a9 (1.00)" in row
+    assert row.endswith("query, value and 2 whole tensors")
+    found = json.loads(stockpot("inspect", "adapters/*", "--base", "base", "--json").out)
+    pool = Pool.open("adapters/*", base="base")
+    assert pool.adapters is not None
+    deltas = [
+        torch.cat([pool.adapters.delta(k, name, torch.float64).flatten() for name in sorted(one.factors)])
+        for k, one in enumerate(pool.adapters.each)
+    ]
+    for k, entry in enumerate(found["ingredients"]):
+        assert entry["adapter"]["norm"] == pytest.approx(float(deltas[k].norm()), rel=1e-5)
+        assert (entry["adapter"]["ranks"], entry["adapter"]["scales"]) == ([2], [4.0])
+        for i in range(4):
+            cosine = float(torch.nn.functional.cosine_similarity(deltas[k], deltas[i], dim=0))
+            assert found["cosines"][k][i] == pytest.approx(cosine, abs=1e-5)
+
+
+def test_inspect_says_which_adapters_a_soup_could_not_take_and_why(folder: Path, stockpot: Stockpot) -> None:
+    changes: dict[str, dict[str, object]] = {"dora": {"use_dora": True}, "late": {"revision": "v2"}}
+    for name, change in changes.items():
+        shutil.copytree("adapters/a0", f"adapters/{name}")
+        config = Path("adapters", name, "adapter_config.json")
+        config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    shutil.copytree("base", "adapters/full")
+    answer = stockpot("inspect", "adapters/*", "--base", "base")
+    assert answer.code == 1
+    assert {"a0", "a1", "a2"} <= {line.split()[0] for line in answer.out.splitlines() if line.strip()}
+    problems = [line for line in answer.out.splitlines() if line.startswith("problem: ")]
+    assert len(problems) == 3
+    assert "dora: expected an adapter that adds s B A to its base, found DoRA" in problems[0]
+    assert "late: expected an adapter of 'base' at 'main', as most are, found 'base' at 'v2'" in problems[1]
+    assert "full: expected a LoRA adapter, as the others are, found a full checkpoint" in problems[2]

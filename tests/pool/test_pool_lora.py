@@ -261,3 +261,38 @@ def test_a_thousand_adapters_open_in_ten_seconds(tmp_path: Path, base: Path) -> 
     began = time.perf_counter()
     assert len(Pool.open(tmp_path / "many", base=base)) == 1000
     assert time.perf_counter() - began < 10
+    pool = Pool.open(tmp_path / "many", base=base)
+    assert len(pool.facts().duplicates[0]) == 1000
+    soup = Soup.uniform(pool, Layout.of(pool, "model", facts=pool.facts()))
+    assert soup.factored is not None
+    assert soup.factored.exact_rank == 16  # 4,000 side by side; no matrix of 16 x 16 has more
+    torch.testing.assert_close(soup.state_dict(), {n: pool.tensor(0, n) for n in pool.specs}, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_of_another_architecture(tmp_path: Path, base: Path, folders: list[Path]) -> None:
+    other = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=16)
+    made = peft.get_peft_model(
+        transformers.GPT2Model(other), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    )
+    for parameter in made.parameters():
+        parameter.data.normal_()
+    made.save_pretrained(tmp_path / "other")
+    change(tmp_path / "other", base_model_name_or_path=str(base))
+    with pytest.raises(
+        MismatchError, match=r"other: expected deltas of tensors that .*base has, found 1 not in the base"
+    ):
+        Pool.open(folders[0], tmp_path / "other", base=base)
+
+
+def test_factors_that_the_configuration_promises_and_others_that_it_does_not_name(folders: list[Path]) -> None:
+    whole = load_file(folders[0] / "adapter_model.safetensors")
+    rewrite(folders[0], {name: value for name, value in whole.items() if "layer.1.attention.self.query" not in name})
+    with pytest.raises(MismatchError, match="1 missing here: factors of bert"):
+        Pool.open(folders)
+    change(folders[0], layers_to_transform=[0])  # then it promises nothing for layer 1
+    assert len(Pool.open(folders)) == len(folders)
+    rewrite(folders[0], whole)
+    change(folders[0], target_modules=["query"], layers_to_transform=None)
+    expected = r"expected factors of the target_modules in adapter_config.json: query, found those of others: bert"
+    with pytest.raises(CheckpointError, match=expected):
+        Pool.open(folders)

@@ -178,6 +178,7 @@ def _pool(labels: list[str], own: NDArray[np.float64], rng: np.random.Generator)
         "distances": pairs.tolist(),
         "to_mean": np.linalg.norm(places - places.mean(axis=0), axis=1).tolist(),
         "outlier": len(labels) - 1 if len(labels) > 2 else None,
+        "base": None,
         "norms": np.linalg.norm(places, axis=1).tolist(),
     }
 

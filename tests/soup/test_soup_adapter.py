@@ -27,7 +27,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"rank_pattern": {"layer.0.attention.self.query": 4}, "alpha_pattern": {"value": 32}},
     {"target_modules": ["word_embeddings", "key"]},
 ]
-BIASES: list[dict[str, Any]] = [{"bias": "lora_only"}, {"bias": "all"}, {"lora_bias": True}]
+WHOLE: list[dict[str, Any]] = [
+    {"bias": "lora_only"}, {"bias": "all"}, {"lora_bias": True}, {"modules_to_save": ["pooler"]},
+]  # fmt: skip
 
 
 def build(base: Path | None = None) -> Any:
@@ -97,7 +99,7 @@ def test_an_average_of_adapters_is_one_adapter(tmp_path: Path, base: Path) -> No
     assert json.loads((tmp_path / "small" / "adapter_config.json").read_text())["r"] == 2
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, [*SETTINGS, *BIASES]])
+@pytest.mark.parametrize("settings", [SETTINGS, [*SETTINGS, *WHOLE]])
 @pytest.mark.parametrize("granularity", ["model", "module"])
 def test_an_exact_adapter_has_the_logits_of_the_merged_soup(
     tmp_path: Path, base: Path, settings: list[dict[str, Any]], granularity: str
@@ -109,7 +111,9 @@ def test_an_exact_adapter_has_the_logits_of_the_merged_soup(
     assert (merged - logits(build(base))).abs().max() > 0.01
     torch.testing.assert_close(through_peft(tmp_path / "adapter", base), merged, rtol=0, atol=1e-5)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["r"] == config["lora_alpha"] == 9 if len(settings) == 4 else 15
+    assert config["r"] == config["lora_alpha"] == (9 if settings == SETTINGS else 16)
+    assert config["bias"] == ("none" if settings == SETTINGS else "all")
+    assert config["modules_to_save"] == ["classifier", *(["pooler"] if settings != SETTINGS else []), "score"]
     # The soup itself is the same model: what is scored is what is written.
     model = build(base)
     soup.load_into(model)
@@ -247,6 +251,31 @@ def test_ranks_that_differ_among_modules_reach_these_modules_and_no_others(tmp_p
         assert (plain(x) - Nested()(x)).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("form", ["adapter", 2, "merged"])
+def test_factors_that_are_not_finite_are_never_written(tmp_path: Path, base: Path, form: Any) -> None:
+    pool = pool_of(tmp_path, base, SETTINGS[:2])
+    file = tmp_path / "adapters" / "a1" / "adapter_model.safetensors"
+    state = load_file(file)
+    key = next(name for name in state if ".lora_A" in name)
+    save_file({**state, key: state[key] * float("inf")}, file)
+    pool = Pool.open(tmp_path / "adapters", base=base)
+    with pytest.raises(SoupError, match="expected finite values, found NaN or infinity"):
+        Soup.uniform(pool).save(tmp_path / "soup", form=form)
+    assert not (tmp_path / "soup").exists()
+
+
+def test_the_card_of_an_adapter_names_the_base_that_the_adapters_name(tmp_path: Path, base: Path) -> None:
+    folder = pool_of(tmp_path, base, SETTINGS[:2]).checkpoints[0].path.parent
+    for file in folder.glob("*/adapter_config.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "someone/base"}))
+    Soup.uniform(Pool.open(folder, base=base)).save(tmp_path / "soup")
+    card = (tmp_path / "soup" / "README.md").read_text()
+    assert 'base_model:\n- "someone/base"\nbase_model_relation: "adapter"\nlibrary_name: "peft"' in card
+    assert (
+        json.loads((tmp_path / "soup" / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/base"
+    )
+
+
 def test_the_reduction_is_the_best_of_its_rank() -> None:
     torch.manual_seed(0)
     A, B = torch.randn(12, 7), torch.randn(9, 12)
@@ -300,13 +329,13 @@ def test_beside_peft_on_the_same_pool_and_weights(tmp_path: Path, base: Path) ->
 @pytest.mark.parametrize("targets", [["c_attn"], ["c_attn", "c_proj", "c_fc"], ["c_fc", "lm_head"]])
 def test_weights_that_the_base_keeps_the_other_way_round(tmp_path: Path, targets: list[str]) -> None:
     """GPT-2's Conv1D keeps (in, out), its head (out, in); fan_in_fan_out is one word for both."""
-    config = transformers.GPT2Config(
+    kind = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=8, vocab_size=50, n_positions=16, tie_word_embeddings=False
     )
 
     def gpt() -> Any:
         torch.manual_seed(0)
-        return transformers.GPT2LMHeadModel(config).eval()
+        return transformers.GPT2LMHeadModel(kind).eval()
 
     gpt().save_pretrained(tmp_path / "base")
     for i in range(2):
@@ -322,6 +351,8 @@ def test_weights_that_the_base_keeps_the_other_way_round(tmp_path: Path, targets
             torch.testing.assert_close(pool.tensor(k, name), merged[name], rtol=1e-6, atol=1e-6)
     soup = random_soup(pool, form="adapter")
     soup.save(tmp_path / "soup")
+    config = json.loads((tmp_path / "soup" / "adapter_config.json").read_text())
+    assert config["modules_to_save"] is None  # although PEFT saves the output layer beside its delta
     plain = gpt()
     soup.load_into(plain)
     torch.testing.assert_close(

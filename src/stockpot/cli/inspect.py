@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot.cli.adapters import describe_adapters, show_adapters, without_refused
 from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
@@ -71,10 +72,15 @@ def inspect(
         mixed_dtypes, base = mixed_dtypes or section.mixed_dtypes, base or pool_base(recipe)
     elif overrides:
         raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
+    options: dict[str, Any] = {"key": key, "rename": prefixes, "mixed_dtypes": mixed_dtypes, "base": base}
     with drawing() as listen:
-        opened = Pool.open(pool, key=key, rename=prefixes, mixed_dtypes=mixed_dtypes, base=base, listen=listen)
+        try:
+            opened, refused = Pool.open(pool, listen=listen, **options), list[str]()
+        except PoolError as error:
+            opened, refused = without_refused(pool, options, error)
         nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
         found = survey(opened, limit, listen, nonfinite=nonfinite)
+        found["problems"] += refused
         if recipe is not None:
             _check_model(found, opened, recipe)
     if as_json:
@@ -127,6 +133,8 @@ def survey(
     for entry, checkpoint, (distance, norm) in zip(found["ingredients"], pool.checkpoints, lengths, strict=True):
         del entry["fit"]
         entry.update(key=checkpoint.key, to_mean=distance, norm=norm)
+    if pool.adapters is not None:
+        describe_adapters(pool.adapters, found)
     outlier = found["outlier"]
     found.update(
         outlier=None if outlier is None else pool.names[outlier],
@@ -209,8 +217,11 @@ def _show(found: Mapping[str, Any]) -> None:
     if model is not None:
         fits = "fits the recipe's model" if model["fits"] else "does not fit the recipe's model; see the end"
         say(f"The pool {fits} ({model['name']}).\n")
-    headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")
-    table(headings, [_ingredient(k, found) for k in range(len(ingredients))])
+    if found["base"] is not None:
+        show_adapters(found)
+    else:
+        headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")
+        table(headings, [_ingredient(k, found) for k in range(len(ingredients))])
     peculiar = _peculiarities(found)
     say("\n".join(["", *peculiar, ""] if peculiar else [""]))
     if forecast is not None:

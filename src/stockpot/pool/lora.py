@@ -7,6 +7,7 @@ to the base's dtype.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from stockpot.errors import CheckpointError, MismatchError, PoolError, describe
+from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotError, describe
 from stockpot.files import at_home, read_json
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.hub import cached
-from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, open_adapter
+from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
 
 
@@ -52,6 +53,25 @@ def open_adapters(
     specs = {name: specs[name] for name in natural_order(tuple(specs))}
     adapters = Adapters(found, tuple(opened), specs)
     return [adapters.checkpoint(k) for k in range(len(opened))], specs, adapters
+
+
+def sorted_out(folders: Sequence[Path], base: str | Path | None, rename: Rename | None) -> tuple[list[Path], list[str]]:
+    """The adapters of which a pool can be made, and why each of the others is in none with them."""
+    usable: dict[tuple[str, str], list[Path]] = {}
+    refused = []
+    for folder in folders:
+        try:
+            _, _, alone = open_adapters([folder], base, rename)
+            usable.setdefault(alone.each[0].base, []).append(folder)
+        except StockpotError as error:
+            refused.append(str(error))
+    name, most = max(usable.items(), key=lambda item: len(item[1]), default=(("", ""), []))
+    for other, there in usable.items():
+        if other != name:
+            expected, found = f"an adapter of {name[0]!r} at {name[1]!r}, as most are", f"{other[0]!r} at {other[1]!r}"
+            fix = "mix adapters of one base; those of another make another pool"
+            refused += [str(MismatchError.of(shown(one), expected=expected, found=found, fix=fix)) for one in there]
+    return most, refused
 
 
 def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
@@ -178,19 +198,29 @@ def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapt
         for name, key in changed.items()
         if name in base.specs and base.specs[name].dtype.is_floating_point != specs[key].dtype.is_floating_point
     ]
-    absent = sorted(lacking - adapter.dense.keys())
-    sorts = {
-        "not in the base": unknown,
-        "of another shape": shapes,
-        "of another kind": kinds,
-        "saved by others, missing here": absent,
-    }
+    absent = sorted(lacking - adapter.dense.keys()) + _left_out(adapter, base)
+    sorts = {"not in the base": unknown, "of another shape": shapes, "of another kind": kinds, "missing here": absent}
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []
     expected = f"deltas of tensors that {shown(base.path)} has"
     fix = "give the base that this adapter was trained on (base=), or leave the adapter out"
     return [describe(shown(adapter.path), expected=expected, found="; ".join(found), fix=fix)]
+
+
+def _left_out(adapter: Adapter, base: Checkpoint) -> list[str]:
+    """Factors that the configuration promises in every layer, and that some layers have and others do not."""
+    config, names = adapter.config, {re.sub(r"\d+", "#", name) for name in adapter.factors}
+    chosen = any(config.get(field) for field in ("layers_to_transform", "layers_pattern", "exclude_modules"))
+    said = targets(config)
+    if chosen or said is None:
+        return []
+    absent = (name for name in base.specs if name not in adapter.factors and name not in adapter.dense)
+    return [
+        f"factors of {name}"
+        for name in absent
+        if re.sub(r"\d+", "#", name) in names and named_by(said, name.removesuffix(".weight"))
+    ]
 
 
 def _shape(one: Factors, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:

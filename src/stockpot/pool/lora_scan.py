@@ -53,7 +53,7 @@ def scan_adapters(
             )
         seen.add(tensor.stored)
     digests = tuple(_digest(adapters, k, base.digests[0], hashes[k]) for k in range(K))
-    return Scan(not hashes_only, digests, found, gram)
+    return Scan(not hashes_only, digests, found, gram, base.digests[0])
 
 
 def _tensor(
@@ -90,22 +90,35 @@ def _small(adapters: Adapters, k: int, name: str) -> bool:
     return bound < torch.finfo(adapters.specs[name].dtype).max / 2
 
 
-def _inner(adapters: Adapters, name: str, moved: list[int]) -> tuple[Tensor, Tensor]:
-    """<theta_0, delta_k> (K,) and <delta_i, delta_j> (K, K)."""
+def inner_products(adapters: Adapters) -> Tensor:
+    """<delta_i, delta_j> of what the factors add, whole tensors not counted. (K, K)"""
+    K = len(adapters.each)
+    total = torch.zeros(K, K, dtype=torch.float64)
+    for name in adapters.specs:
+        if moved := [k for k in range(K) if name in adapters.each[k].factors]:
+            total += _inner(adapters, name, moved, with_base=False)[1]
+    return total
+
+
+def _inner(adapters: Adapters, name: str, moved: list[int], *, with_base: bool = True) -> tuple[Tensor, Tensor]:
+    """<theta_0, delta_k> (K,), where it is asked for, and <delta_i, delta_j> (K, K)."""
     K = len(adapters.each)
     parts = [adapters.factors(k, name) for k in moved]
+    turned = parts[0][3]
+    parts = [(A, B, s, t) if t == turned else (B.T, A.T, s, t) for A, B, s, t in parts]  # (B A)^T = A^T B^T
     A = torch.cat([A.double().flatten(1) for A, _, _, _ in parts])  # (R, in)
     B = torch.cat([B.double().flatten(1) * scale for _, B, scale, _ in parts], dim=1)  # (out, R)
     owner = torch.cat([torch.full((len(A),), k) for k, (A, _, _, _) in zip(moved, parts, strict=True)])  # (R,)
-    base = adapters.base.tensor(name).double()
-    base = base.T if parts[0][3] else base.flatten(1)  # (out, in)
-    with_base = torch.zeros(K, dtype=torch.float64)
+    base = adapters.base.tensor(name).double() if with_base else None
+    along = torch.zeros(K, dtype=torch.float64)
     gram = torch.zeros(K, K, dtype=torch.float64)
     for rows in torch.arange(len(A)).split(max(1, CELLS // max(len(A), A.shape[1]))):  # type: ignore[no-untyped-call]
-        with_base.index_add_(0, owner[rows], (A[rows] * (B[:, rows].T @ base)).sum(dim=1))
+        if base is not None:
+            flat = base.T if turned else base.flatten(1)  # (out, in)
+            along.index_add_(0, owner[rows], (A[rows] * (B[:, rows].T @ flat)).sum(dim=1))
         products = (B[:, rows].T @ B).mul_(A[rows] @ A.T)  # (rows, R)
         gram.index_add_(0, owner[rows], torch.zeros(len(rows), K, dtype=torch.float64).index_add_(1, owner, products))
-    return with_base, gram
+    return along, gram
 
 
 def _hashes(adapters: Adapters, k: int) -> dict[str, str]:

@@ -119,6 +119,11 @@ def open_adapter(folder: Path) -> Adapter:
     if lone or not pairs:
         found = f"one of the two missing, or more, for {listed(lone)}" if lone else "none"
         raise refusal(folder, "lora_A and lora_B of every module", found, "save or download the adapter again")
+    said = targets(config)
+    if said is not None and (extra := [module for module in pairs if not named_by(said, module)]):
+        expected = f"factors of the target_modules in {CONFIG}: {listed(sorted(said))}"
+        found, fix = f"those of others: {listed(extra)}", "use the configuration that was saved with these weights"
+        raise refusal(folder, expected, found, fix)
     ranks, alphas = (_patterns(folder, config, field, len(pairs)) for field in ("rank_pattern", "alpha_pattern"))
     factors: dict[str, Factors] = {}
     added: dict[str, tuple[str, float]] = {}
@@ -149,6 +154,18 @@ def open_adapter(folder: Path) -> Adapter:
         found = "B of zeros in every module: nothing was trained, it is the base itself"
         raise refusal(folder, "a trained adapter", found, "leave it out of the pool")
     return Adapter(folder, config, opened, factors, dense, added)
+
+
+def targets(config: Mapping[str, Any]) -> frozenset[str] | None:
+    """The names in target_modules; None where a pattern or nothing stands there, which says nothing of one module."""
+    said = config.get("target_modules")
+    return frozenset(map(str, said)) if isinstance(said, list) else None
+
+
+def named_by(said: frozenset[str], module: str) -> bool:
+    """Whether one of the names is the module's, or its end behind a dot, as in PEFT."""
+    pieces = module.split(".")
+    return any(".".join(pieces[cut:]) in said for cut in range(len(pieces)))
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

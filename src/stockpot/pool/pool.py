@@ -204,6 +204,11 @@ class Pool:
             self._scan = self._pass(listen, hashes_only=True)
         return self._scan.digests
 
+    @property
+    def base_digest(self) -> str | None:
+        """SHA-256 of the base of adapters, known with the digests."""
+        return None if self._scan is None else self._scan.base
+
     def facts(self, listen: Listener = ignore, *, measured: bool = True) -> PoolFacts:
         """What one pass over the files tells. `measured=False`: hashing alone, unless more is known already.
 

@@ -65,11 +65,13 @@ class Scan:
     digests: tuple[str, ...]
     tensors: Mapping[str, TensorScan]
     gram: Tensor  # (K, K) float64
+    base: str | None = None  # digest of the base of adapters
 
     def part(self, chosen: Sequence[int]) -> Scan:
         """The same of some ingredients."""
         tensors = {name: tensor.part(chosen) for name, tensor in self.tensors.items()}
-        return Scan(self.measured, tuple(self.digests[k] for k in chosen), tensors, self.gram[chosen][:, chosen])
+        digests, gram = tuple(self.digests[k] for k in chosen), self.gram[chosen][:, chosen]
+        return Scan(self.measured, digests, tensors, gram, self.base)
 
 
 def scan(

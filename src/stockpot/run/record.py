@@ -245,6 +245,7 @@ def describe_pool(pool: Pool, facts: PoolFacts) -> dict[str, Any]:
         "to_mean": plain(measured.to_mean.tolist()),
         "norms": plain(measured.norms.tolist()),
         "outlier": measured.outlier(),
+        "base": pool.adapters and {"path": str(pool.adapters.base.path), "digest": pool.base_digest},
     }
 
 

@@ -46,7 +46,7 @@ POOL_SHAPE = {
     ],
     "parameters": COUNT, "tensors": COUNT, "dtypes": {"*": COUNT}, "frozen": [TEXT], "tied": [[TEXT]],
     "duplicates": [[COUNT]], "distances": [[MAYBE]], "to_mean": [MAYBE], "norms": [MAYBE],
-    "outlier": (None, COUNT),
+    "outlier": (None, COUNT), "base": (None, {"path": TEXT, "digest": TEXT}),
 }  # fmt: skip
 RESULT_SHAPE = {
     "method": TEXT, "settings": {"*": ANY}, "seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT,

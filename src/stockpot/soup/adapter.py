@@ -24,6 +24,7 @@ from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.pool.discover import ADAPTER_WEIGHTS as WEIGHTS
 from stockpot.pool.peft_folders import CONFIG, PREFIX
+from stockpot.soup.mix import check_holds
 from stockpot.soup.weights import single
 
 Form = Literal["auto", "merged", "adapter"] | int  # a number: an adapter of at most that rank
@@ -123,7 +124,10 @@ class Factored:
             if factors.transposed != turned:  # (B A)^T = A^T B^T
                 A, B = B.T, A.T
             stacked.append((A, B * (weight * factors.scale)))
-        return Part(torch.cat([A for A, _ in stacked]), torch.cat([B for _, B in stacked], dim=1), turned)
+        A, B = torch.cat([A for A, _ in stacked]), torch.cat([B for _, B in stacked], dim=1)
+        for factor in (A, B):
+            check_holds(factor, f"{name}, its factors", dtype)
+        return Part(A, B, turned)
 
     # ---- what is no delta
 
@@ -177,6 +181,7 @@ class Factored:
             embedding = any("lora_embedding_" in self.each[k].factors[name].A for k in self._weights(name))
             keys = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
             for key, factor in zip(keys, (part.A, part.B), strict=True):
+                check_holds(factor, f"{name}, its factors", dtype or factor.dtype)
                 tensors[f"{PREFIX}{module}.{key}"] = factor.to(dtype or factor.dtype).contiguous()
             ranks[module] = len(part.A)
         biases = False

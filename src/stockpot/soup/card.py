@@ -97,6 +97,8 @@ def base_models(pool: Pool) -> list[str]:
     """Hub ids: of the ingredients where they come from the Hub, else of what their configs say they began as."""
     paths = [checkpoint.path for checkpoint in pool.checkpoints]
     if pool.adapters is not None:
+        if _is_hub_id(named := pool.adapters.each[0].base[0]):
+            return [named]
         paths = [pool.adapters.base.path]
     return list(dict.fromkeys(found for path in paths if (found := hub_id(path) or _began_as(path))))
 
@@ -109,8 +111,11 @@ def hub_id(path: Path) -> str | None:
 
 def _began_as(path: Path) -> str | None:
     name = _config(path).get("_name_or_path") if is_directory(path) else None
-    known = isinstance(name, str) and _HUB_ID.fullmatch(name) and not Path(name).exists()
-    return name if known else None
+    return name if isinstance(name, str) and _is_hub_id(name) else None
+
+
+def _is_hub_id(name: str) -> bool:
+    return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 
 def library_of(folder: Path) -> str | None:
