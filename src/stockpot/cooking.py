@@ -85,6 +85,13 @@ def cook(
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
+    ranks.join()
+    if run is None and not ranks.active():
+        choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
+        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
+        with _threads(pool, task):
+            result = decided(problem, method, chosen, preset_for(method, preset))
+            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
