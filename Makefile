@@ -67,6 +67,7 @@ torture: setup
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_files --count 20000
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_data --count 5000
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_adapters --count 5000
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_runs --count 5000
 
 # Which files and tests: [tool.mutmut] in pyproject.toml. Survivors: `mutmut results`, one of them: `mutmut show NAME`.

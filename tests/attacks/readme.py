@@ -38,7 +38,8 @@ memory, and an end.
 
 Not in the tables: run directories and saved states (`test_attacks_records.py`), links, FIFOs and devices planted in
 runs, soups, searches and demos (`test_attacks_links.py`), model folders
-(`test_attacks_models.py`), names of files, tensors and
+(`test_attacks_models.py`), PEFT folders (`test_attacks_adapters.py`), chats, prompts, questions, tokenizers and their
+templates (`test_attacks_chats.py`), names of files, tensors and
 classes on their way to a terminal and into a report (`test_attacks_names.py`), and that the package has no
 switch that runs a pickle (`test_attacks_switch.py`).
 

@@ -122,6 +122,7 @@ def test_a_configuration_has_a_size_limit(tmp_path: Path) -> None:
         ({"rank_pattern": {"a)|(b": 2}}, "at an odd place"),
         ({"rank_pattern": {"(a+)+b": 2}}, "a repeated group"),
         ({"rank_pattern": {"q{1,9}": 2}}, "at an odd place"),
+        ({"rank_pattern": {"x": 1, "[b-a]+": 2}}, "bad character range b-a"),
         ({"rank_pattern": {"(?=q)": 2}}, "at an odd place"),
         ({"rank_pattern": {r"(q)\1": 2}}, "more than letters, classes"),
     ],

@@ -16,11 +16,13 @@ pytest.importorskip("transformers")
 
 from attacks.kit import marker_in
 from attacks.threats_pickles import slow_key
-from stockpot.adapters import chats
+from stockpot.adapters import chats, texts
 from stockpot.adapters.extras import need
 from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.adapters.labels import read_tags
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
+from stockpot.adapters.tables import Limits, Table, documents, read_table
 from stockpot.adapters.transformers import _tokenizer, _try
 from stockpot.errors import StockpotError
 from words import CHATS, MARKED, PLAIN, TEXTS, tokenizer, write
@@ -192,6 +194,57 @@ def test_texts_that_are_none(cell: Any, words: str, column: str, purpose: str, t
     with pytest.raises(StockpotError, match=words) as caught:
         read(tmp_path, rows, columns, purpose=purpose)
     assert "row 2 (from 0)" in str(caught.value)
+
+
+QUESTION = {"q": "which? ", "o": ["a", "b"], "a": "A"}
+CHOICES = Columns(prompt="q", choices=("o",), answer="a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"o": ["a", "\ud800"]}, "half of a letter"),
+        ({"o": ["a", ["b"]]}, "expected text, found list"),
+        ({"o": "ab"}, "expected a list of options"),
+        ({"o": [None, float("nan"), "a"]}, "two options or more, found one"),
+        ({"a": "Z"}, "the letter"),
+        ({"a": "-1"}, "the letter"),
+        ({"a": "9" * 5000}, "the letter"),
+        ({"a": "\u0663"}, "the letter"),
+        ({"a": None}, "expected text, found nothing"),
+    ],
+)
+def test_questions_that_are_none(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert len(read(tmp_path, [QUESTION] * 4, CHOICES)["input_ids"]) == 4
+    with pytest.raises(StockpotError, match=words):
+        read(tmp_path, [QUESTION, {**QUESTION, **fields}, QUESTION], CHOICES)
+
+
+@pytest.mark.parametrize("tag", [["a"], {}, 10**30, -7, True, 1.5, None, "z", float("nan")])
+@pytest.mark.parametrize("names", [None, ("a", "b")])
+def test_tags_that_are_none(tag: Any, names: tuple[str, ...] | None) -> None:
+    table = Table("a.jsonl", {"w": [["x", "y"]], "t": [[0, tag]]})
+    with pytest.raises(StockpotError, match=r"data.tags: t, row 0 .*expected"):
+        read_tags(table, "w", "t", names, None, None)
+
+
+def test_one_long_group_takes_no_memory_for_the_others(tmp_path: Path) -> None:
+    """As an array of texts of one width it took 8 GB; and a text lost the zeros at its end."""
+    rows = [{"t": "the cat", "g": name} for name in ("a" * 1_000_000, "b", "b\0", *"cdefgh" * 300)]
+    made = read(tmp_path, rows, Columns(text=("t",), group="g"))
+    assert len(made.groups.unique()) == 9
+
+
+def test_padding_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_MOST_PADDED", 200)
+    with pytest.raises(StockpotError, match="at most 200 tokens with padding, found 18 sequences, the longest of 28"):
+        read(tmp_path)
+
+
+def test_documents_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a " * 101)
+    with pytest.raises(StockpotError, match=r"expected at most 100 rows, found 102"):
+        documents(read_table(tmp_path / "a.txt", None), " ", Limits(rows=100))
 
 
 # ---- tokenizers

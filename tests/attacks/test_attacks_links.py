@@ -8,6 +8,7 @@ order, and a link stands in its place.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -175,7 +176,7 @@ def _quick() -> Iterator[None]:
         return demo.make_demo_pool(out, trials=2, processes=1, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stockpot.report.write.page_of", lambda record: None)
+        patch.setattr("stockpot.report.write.page_of", lambda record: {"soup": None, "rows": []})
         patch.setattr("stockpot.report.write.html", lambda page: "<html></html>\n")
         patch.setattr("stockpot.report.write.markdown", lambda page: "page\n")
         patch.setattr("stockpot.zoo.demo_recipe", recipe)
@@ -198,7 +199,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layout = Layout.of(pool, "model")
     Soup(pool, layout, weights.uniform(3, 1), statistics).save(folder / "soup")
     recipe = str(folder / "recipe.yaml")
-    for command in (["cook", recipe], ["finetune", recipe], ["demo", "--out", str(folder / "demo")]):
+    compare = ["compare", recipe, "--out", str(folder / "compared")]
+    for command in (["cook", recipe], compare, ["finetune", recipe], ["demo", "--out", str(folder / "demo")]):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.stderr
     return folder
@@ -208,7 +210,7 @@ RUN_FILES = (
     ".lock", "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl", "ingredients.safetensors",
     "report.md", "report.html", "methods/greedy/result.json", "methods/greedy/weights.safetensors",
     "methods/greedy/soup.json", "methods/greedy/state.safetensors", "methods/greedy/statistics.safetensors",
-    "methods/greedy/soup/model.safetensors", "methods/greedy/soup/soup.json",
+    "methods/greedy/soup/model.safetensors", "methods/greedy/soup/soup.json", "methods/greedy/soup/README.md",
 )  # fmt: skip
 # Temporary names: of earlier versions, of this one, and of what steps aside.
 TEMPORARY = (
@@ -242,6 +244,58 @@ def test_a_run_directory_leads_nowhere(honest: Path, tmp_path: Path, name: str, 
         ("cook", recipe, "--overwrite"),
     )
     assert wrong == []
+
+
+COMPARED = (
+    "methods",
+    "methods/best",
+    "methods/greedy",
+    "methods/greedy/result.json",
+    "results.json",
+    "run.json",
+    ".lock",
+)
+
+
+@pytest.mark.parametrize("kind", ["moved", "folder", "nothing", "fifo"])
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_leads_nowhere(honest: Path, tmp_path: Path, name: str, kind: str) -> None:
+    scene = Scene(honest, tmp_path)
+    scene.plant(f"compared/{name}", kind)
+    place = scene.work / "compared"
+    compare = ("compare", scene.work / "recipe.yaml", "--out", place)
+    assert scene.run(("report", place), ("rebuild", place), compare, (*compare, "--overwrite")) == []
+
+
+@pytest.mark.parametrize("command", ["cook", "compare"])
+def test_a_folder_that_is_exchanged_for_a_link_meanwhile_leads_nowhere(
+    honest: Path, tmp_path: Path, command: str
+) -> None:
+    """Between a check and the use of what was checked there is a moment; here there are thousands of them."""
+    scene = Scene(honest, tmp_path)
+    run, away = scene.work / "again", scene.work / "away"
+    before, ended = contents(scene.outside), threading.Event()
+
+    def exchange() -> None:
+        while not ended.is_set():
+            for name in ("methods", "methods/greedy"):
+                with contextlib.suppress(OSError):
+                    (run / name).rename(away)
+                    (run / name).symlink_to(scene.outside / "folder")
+                    time.sleep(0.0003)
+                    (run / name).unlink()
+                    away.rename(run / name)
+
+    other = threading.Thread(target=exchange)
+    other.start()
+    try:
+        for _ in range(6):
+            arguments = [command, str(scene.work / "recipe.yaml"), "--out", str(run), "--overwrite"]
+            CliRunner().invoke(app, arguments)
+    finally:
+        ended.set()
+        other.join()
+    assert contents(scene.outside) == before
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ for _name, _change, _words in (
     ("soup: weights that need not sum to one", _put("free", value=True), "a soup as this version makes them"),
     ("soup: a rule for statistics that there is not", _put("statistics", value="copied"), "as this version makes"),
     (
+        "soup: a model of the Hub as path",
+        lambda r: r["ingredients"][0].update(path="hf://stranger/model"),
+        "hf:/stranger/model",
+    ),
+    (
         "soup: a pattern over the whole disk as path",
         lambda r: r["ingredients"][0].update(path="/**/*"),
         "no files match",

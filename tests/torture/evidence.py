@@ -9,6 +9,8 @@ from typing import Any
 
 from safetensors import safe_open
 
+from stockpot.soup.card import CARD, RESULTS
+
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
 # Not compared: what happened, when and where, and pages drawn from that.
 _TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html", "report.md")
@@ -53,6 +55,8 @@ def facts(folder: Path) -> dict[str, Any]:
             found[name] = "directory"
         elif file.name in _TIMED:
             found[name] = "there"
+        elif file.name == CARD:  # its table of scores is the report's, with seconds in it
+            found[name] = file.read_text().split(f"\n{RESULTS}\n")[0]
         elif file.name == "ingredients.safetensors":
             found[name] = _scores(file)
         elif file.suffix == ".json":

@@ -51,7 +51,7 @@ _PLACES = (
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")
-_SAVES = ("stockpot.zoo.weights", "stockpot.soup.build")
+_SAVES = ("stockpot.zoo.weights", "stockpot.soup.adapter")
 
 
 @dataclass
@@ -190,7 +190,7 @@ def _plain_pages() -> None:
     home: Any = importlib.import_module("stockpot.report.write")
     home.html = lambda page: f"<html>{page}</html>\n"
     home.markdown = lambda page: f"{page}\n"
-    home.page_of = lambda record: type(record).__name__
+    home.page_of = lambda record: {"soup": None, "rows": []}
 
 
 def _feign_room() -> None:

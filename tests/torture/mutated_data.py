@@ -39,6 +39,7 @@ from stockpot.errors import StockpotError
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
 from stockpot.recipe.load import load_recipe
 from torture.decoders import safetensors
+from torture.mutated_language import LANGUAGE, edited, read_language
 from torture.mutated_runs import mutate
 
 SLOWEST, MOST_MEMORY = 5.0, 2**30
@@ -93,7 +94,7 @@ def originals() -> list[Case]:
         content = io.BytesIO()
         image.save(content, kind.upper())
         cases.append(("images", f"c/{image.mode}.{kind}", content.getvalue(), Columns(image="image")))
-    return cases
+    return [*cases, *[("language", name, content, columns) for name, content, columns in LANGUAGE]]
 
 
 def _bytes(write: Callable[[io.BytesIO], Any]) -> bytes:
@@ -132,6 +133,12 @@ def read(case: Case, content: bytes, folder: Path) -> str:
     kind, name, _, columns = case
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
+    if kind == "language":
+        try:
+            read_language(folder / name, columns, content)
+        except StockpotError as error:
+            return refused(error)
+        return "read"
     if kind == "dataset":
         (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     text = columns.text is not None
@@ -327,16 +334,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    cases, counts, failures = originals(), Counter[tuple[str, str]](), []
+    cases = originals()
+    spoken = [case for case in cases if case[0] == "language"]
+    counts, failures = Counter[tuple[str, str]](), []
     before = _peak()
     for number in range(given.count):
         draw = random.Random(f"{given.seed}/{number}")
-        case = draw.choice(cases) if number % 4 > 1 else None
+        case = draw.choice(cases if number % 4 == 2 else spoken) if number % 4 > 1 else None
         name, began = case[1] if case else ("labels", "recipe")[number % 4], time.monotonic()
         try:
             with tempfile.TemporaryDirectory(prefix="mutated-") as place:
                 if case:
-                    happened = read(case, mutated(case[2], draw), Path(place))
+                    spoilt = edited if case[0] == "language" and draw.random() < 0.7 and ".json" in name else mutated
+                    happened = read(case, spoilt(case[2], draw), Path(place))
                 else:
                     happened = cooked(draw, Path(place)) if name == "recipe" else relabelled(draw)
         except Exception as error:

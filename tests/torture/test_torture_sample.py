@@ -49,6 +49,12 @@ def test_damaged_data_is_refused_or_read() -> None:
     assert "\n320 damaged data files, seed 7, 0 failures" in tortured("mutated_data", "--count", "320", "--seed", "7")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory as Unix does")
+def test_damaged_adapters_are_refused_or_right() -> None:
+    said = tortured("mutated_adapters", "--count", "300", "--seed", "7")
+    assert "300 damaged adapters, seed 7, 0 failures" in said
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="makes links, FIFOs and devices")
 def test_damaged_run_directories_are_refused_or_right() -> None:
     said = tortured("mutated_runs", "--count", "60", "--seed", "3")

@@ -217,14 +217,14 @@ def _in_list(table: Table, name: str, key: str, row: int, cell: Any) -> list[Any
 
 def _tag(mark: Any, number: dict[str, int], head: int | None, where: str) -> int:
     if isinstance(mark, int) and not isinstance(mark, bool):
-        if mark == IGNORED or (mark >= 0 and (head is None or mark < head)):
+        if mark == IGNORED or 0 <= mark < (head or 2**31):
             return mark
         expected = "tags from 0" if head is None else f"tags 0 to {head - 1}, the classes of the model"
         raise bad_data(where, expected, str(mark), "correct the tag, or use the model that knows it")
     if not number:
         fix = "list them in data.classes in the order of the head, or set id2label in the model's config.json"
         raise bad_data(where, "tags as numbers, or names whose order is known", repr(mark)[:80], fix)
-    if mark not in number:
+    if not isinstance(mark, str) or mark not in number:
         expected = f"one of the tags {', '.join(number)[:200]}"
         raise bad_data(where, expected, repr(mark)[:80], "correct the tag, or list all of them in data.classes")
     return number[mark]

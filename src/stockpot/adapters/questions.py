@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class QuestionReader(TextReader):
         labels = {key: learned_after(before[key[0]], one)[-self.longest :] for key, one in ids.items()}
         ids = {key: one[-self.longest :] for key, one in ids.items()}  # where cutting was asked for: the prompt's begin
         n, most = len(prompts), max(map(len, options))
-        needed = 16 * n * most * max(map(len, ids.values()))  # ids and labels
+        needed = n * most * (16 * max(map(len, ids.values())) + 200)  # ids and labels, and who has which
         if needed > self.form.memory_limit:
             where, found = f"{self.split} data, data.choices", f"{needed:,}: {most:,} options in some sample"
             fix = "remove samples with so many or such long options, or raise data.memory_limit"
@@ -165,7 +166,7 @@ def _length(options: Options, number: int) -> int:
 
 
 def _number(answer: str, options: Options) -> int | None:
-    number = int(answer) if answer.isascii() and answer.isdigit() else None
+    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else None
     return number if number is not None and number < len(options) and options[number] is not None else None
 
 

@@ -100,7 +100,7 @@ def _part(source: DataSource, share: Share) -> Part:
 def _read(source: DataSource, path: Path, part: str | None) -> Table:
     try:
         table = _READERS[source.kind](path, part, source.limits)
-        return table if source.separator is None else documents(table, source.separator)
+        return table if source.separator is None else documents(table, source.separator, source.limits)
     except StockpotError:
         raise
     except OSError as error:  # a name that is too long, a folder that may not be looked into
@@ -156,13 +156,14 @@ def read_splits(
             made[name] = inputs if y is None else {**inputs, "labels": y}
     _tell_shared(groups if columns.group else {}, listen)
     for name, given in groups.items():
-        made[name] = Data.of(made[name], groups=given, name=f"{name} data", memory_limit=source.memory_limit)
+        numbers = np.unique(given, return_inverse=True)[1]
+        made[name] = Data.of(made[name], groups=numbers, name=f"{name} data", memory_limit=source.memory_limit)
     return made
 
 
 def _groups(table: Table, name: str | None) -> Array | None:
-    """What each row belongs to, as text; (n,)."""
-    return None if name is None else np.array(table.texts(name, "data.group"), dtype=np.str_)
+    """What each row belongs to, as text (each of its own length); (n,)."""
+    return None if name is None else np.array(table.texts(name, "data.group"), dtype=object)
 
 
 def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:

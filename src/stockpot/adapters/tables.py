@@ -172,7 +172,7 @@ def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
             return Table(str(file), {"text": [_text(file)]})
         return Table(str(file), _csv(file, "\t" if suffix == ".tsv" else ",", limits))
     except UnicodeDecodeError as error:
-        raise bad_data(file, "UTF-8 text", str(error), "save the file as UTF-8") from error
+        raise bad_data(file, "UTF-8 text", first_line(error), "save the file as UTF-8") from error
 
 
 def _folder_of_texts(place: Path) -> list[Path]:
@@ -187,14 +187,15 @@ def _text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise bad_data(file, "UTF-8 text", str(error), "save the file as UTF-8") from error
+        raise bad_data(file, "UTF-8 text", first_line(error), "save the file as UTF-8") from error
 
 
-def documents(table: Table, separator: str) -> Table:
+def documents(table: Table, separator: str, limits: Limits = LIMITS) -> Table:
     """The texts of `.txt` files cut where documents end; blank ones are dropped."""
     if not (table.where.lower().endswith(".txt") or Path(table.where).is_dir()):
         fix = "remove it: in other tables each row is a document"
         raise bad_data("data.separator", "a .txt file or a folder of them", f"the table {table.where}", fix)
+    limits.check_rows(table.where, sum(text.count(separator) + 1 for text in table.columns["text"]))
     texts = [part for text in table.columns["text"] for part in text.split(separator) if part.strip()]
     return Table(table.where, {"text": texts})
 

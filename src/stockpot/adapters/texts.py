@@ -23,6 +23,7 @@ from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED
 
 _AT_ONCE = 512  # texts that become ids before it is told
+_MOST_PADDED = 2**31  # tokens of a split: 16 GiB
 _PIECE = 1024  # tokens of a piece, where neither the recipe nor the model says less
 
 # Ids, labels of the same length (the id, or IGNORED), and bytes of each token's text or nothing.
@@ -48,6 +49,10 @@ class Ids:
     def padded(self, fill: int) -> tuple[Tensor, Tensor]:
         """The sequences as (n, T) with `fill` behind them, and a mask of 1 where they are; int64 both."""
         lengths, width = self.lengths, int(self.lengths.max(initial=1))
+        if len(lengths) * width > _MOST_PADDED:
+            found = f"{len(lengths):,} sequences, the longest of {width:,} tokens, which all are as wide as that"
+            fix = "cut or leave out the longest: data.max_length with data.long_texts, or fewer samples"
+            raise bad_data("the texts", f"at most {_MOST_PADDED:,} tokens with padding", found, fix)
         mask = np.arange(width) < lengths[:, None]
         table = np.full(mask.shape, fill, np.int64)
         table[mask] = np.frombuffer(self._flat, np.int32) if self._flat else ()

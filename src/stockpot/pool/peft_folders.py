@@ -246,6 +246,8 @@ def _alternatives(pieces: list[str], depth: int = 0) -> Alternatives:
         if piece in (")", "*", "+", "?", "{", "}") or depth > 9:
             raise ValueError(f"{piece!r} at an odd place")
         atom = _alternatives(pieces, depth + 1) if piece in ("(", "(?:") else piece
+        if isinstance(atom, str):
+            re.compile(atom)  # such as [z-a]
         many = pieces.pop() if pieces and pieces[-1] in ("*", "+", "?") else ""
         if many in ("*", "+") and isinstance(atom, list):
             raise ValueError("a repeated group")

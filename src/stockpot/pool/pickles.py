@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from stockpot.pool.source import reason
+
 _STORAGES = {  # size of one element in bytes
     f"torch.{kind}Storage": size
     for size, kinds in {
@@ -103,7 +105,7 @@ def check_pickle(content: bytes) -> list[tuple[object, ...]]:
             for opcode, argument, _ in pickletools.genops(content):
                 machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, Warning) as error:
-        raise PickleError(f"no valid pickle: {error}") from error
+        raise PickleError(f"no valid pickle: {reason(error)}") from error
     return machine.outside
 
 

@@ -145,7 +145,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).strip().splitlines()
-    return shown(lines[0].strip().rstrip(".")) if lines else type(error).__name__
+    said = re.sub(r"unexpected(ly)? ", "", lines[0], flags=re.IGNORECASE) if lines else type(error).__name__
+    return shown(said.strip().rstrip("."))
 
 
 def refusal(subject: str | Path, expected: str, found: str, fix: str) -> CheckpointError:

@@ -111,8 +111,8 @@ def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
         raise SoupError.of("soup record", expected=expected, found="a Python function, which is not stored", fix=fix)
     if ingredients is not None:
         return Pool.open(ingredients, **options)
-    # A record names files; a stranger's pattern such as /**/* would search the whole disk.
-    paths = [entry["path"] for entry in value["ingredients"]]
+    # A record names files; a stranger's pattern such as /**/* would search the whole disk, and hf:// would go online.
+    paths = [str(Path(entry["path"])) for entry in value["ingredients"]]
     try:
         return Pool.open([path if os.path.lexists(path) else glob.escape(path) for path in paths], **options)
     except PoolError as error:
