@@ -113,6 +113,21 @@ def test_the_loss_is_that_of_the_model_itself() -> None:
         assert task.loss_adds_up
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_of_tokens_can_be_smoothed(kind: str) -> None:
+    """As fine-tuning does by default: the shifted, masked cross-entropy of PyTorch."""
+    build, labels = KINDS[kind]
+    model, data = build(), texts(labels=labels)
+    task = Task(model, data, metric="nats_per_token")
+    with task.evaluating():
+        logits, wanted = task.logits(data), data["labels"]
+        if kind == "causal":
+            logits, wanted = logits[:, :-1], wanted[:, 1:]
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=0.1)
+        found = task.loss(data, label_smoothing=0.1).mean
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_nats_bits_and_accuracy_of_tokens() -> None:
     model, data = causal(), texts()
     data["bytes"] = torch.arange(5, 15)

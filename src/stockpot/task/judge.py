@@ -92,15 +92,15 @@ class Judge:
     def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         labels = find_labels(batch)
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
-        tokens = self.form in (next_tokens, same_tokens) and not label_smoothing
+        tokens = self.form in (next_tokens, same_tokens)
         if own is not None and not label_smoothing and beta is None and not tokens:
             return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), self._shifts)
         logits = need_logits(outputs, "the default loss")
         if beta is not None:
             logits = logits * beta
         if tokens:
-            assert self.form is not None
-            return self.form(logits, labels.to(logits.device)).sum()
+            form = next_tokens if self.form is next_tokens else same_tokens
+            return form(logits, labels.to(logits.device), label_smoothing).sum()
         return losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     # Metric -------------------------------------------------------------------------------------------

@@ -104,16 +104,20 @@ def fit_together(logits: Tensor, labels: Any) -> bool:
 Form = Callable[[Tensor, Tensor], Loss]  # (logits, labels) -> (n,)
 
 
-def same_tokens(logits: Tensor, labels: Tensor) -> Loss:
+def same_tokens(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
     n, T, C = logits.shape
-    losses = functional.cross_entropy(logits.reshape(n * T, C), labels.reshape(n * T).long(), reduction="none")
+    losses = functional.cross_entropy(
+        logits.reshape(n * T, C), labels.reshape(n * T).long(), reduction="none", label_smoothing=label_smoothing
+    )
     return Loss(losses.view(n, T).sum(1), (labels != IGNORED).sum(1).to(losses.dtype))
 
 
-def next_tokens(logits: Tensor, labels: Tensor) -> Loss:
+def next_tokens(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """Position t predicts the label at t + 1, as causal language models are trained."""
-    return same_tokens(logits, shifted(labels))  # the last has no next; cutting the logits would copy them
+    return same_tokens(
+        logits, shifted(labels), label_smoothing
+    )  # the last has no next; cutting the logits would copy them
 
 
 def shifted(labels: Tensor) -> Tensor:
