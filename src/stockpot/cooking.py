@@ -328,8 +328,9 @@ class _Job:
 
     def _report(self, problem: Problem) -> None:
         """Score what is not scored yet. All is decided by now, and the task makes no other decision after this."""
-        waiting = {name: result for name, result in self.results.items() if not result.reports}
-        if not self.task.has_report or not waiting:
+        sets = self.task.report_names
+        waiting = {name: result for name, result in self.results.items() if list(result.reports) != sets}
+        if not sets or not waiting:
             return
         for name, result in report_on(problem, waiting):
             self.results[name] = result

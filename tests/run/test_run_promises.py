@@ -592,3 +592,16 @@ def test_numbers_for_other_methods_do_not_reach_crossfit(tmp_path: Path) -> None
         assert noted["crossfit"][key] == getattr(own, key)
         if key in given:
             assert noted["mehl+"][key] == given[key]
+
+
+def test_a_set_of_report_data_that_a_record_lost_is_scored_again(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path / "pool", report={"test": samples(40, seed=5), "shifted": samples(30, seed=6)})
+    before = compare(pool, task, ["best", "uniform"], run=tmp_path / "run")
+    file = tmp_path / "run" / "methods" / "best" / "result.json"
+    value = json.loads(file.read_text())
+    del value["reports"]["test"]
+    file.write_text(json.dumps(value))
+    _, again = zoo(tmp_path / "other", report={"test": samples(40, seed=5), "shifted": samples(30, seed=6)})
+    after = compare(pool, again, ["best", "uniform"], run=tmp_path / "run")
+    assert list(after["best"].reports) == ["test", "shifted"]
+    assert after["best"].reports["test"].value == before["best"].reports["test"].value

@@ -257,6 +257,10 @@ class Sealed:
         self.__decisions: frozenset[str] | None = None  # None: nobody has looked
 
     @property
+    def names(self) -> list[str]:
+        return list(self.__sets)
+
+    @property
     def largest(self) -> int:
         """How many samples the largest set has."""
         return max(len(data) for data in self.__sets.values())

@@ -92,6 +92,11 @@ class Task:
     def has_report(self) -> bool:
         return self._sealed is not None
 
+    @property
+    def report_names(self) -> list[str]:
+        """The sets of report data; the first one counts."""
+        return [] if self._sealed is None else self._sealed.names
+
     def check_may_decide(self, decision: str) -> None:
         """Refuse to learn or choose anything new once the report data has been looked at."""
         if self._sealed is not None:
