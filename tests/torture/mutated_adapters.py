@@ -35,7 +35,8 @@ from torture.mutations import Original, damage
 PREFIX = "base_model.model."
 CONFIG, SAFE, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FIELDS: dict[str, Any] = {
-    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q", "embed"], "use_rslora": False,
+    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": False,
+    "target_modules": ["q", "layers.0.k", "layers.1.v", "embed", "conv"],
     "fan_in_fan_out": False, "base_model_name_or_path": "base", "revision": None, "init_lora_weights": True,
     "modules_to_save": ["head"], "lora_bias": True, "bias": "none", "task_type": None,
     "rank_pattern": {"layers.0.q": 3, r".*\.(k|v)": 1}, "alpha_pattern": {"v": 8, "[a-z]+": 4},
@@ -190,6 +191,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutated-") as place:
         folders = honest(Path(place))
         base = decoders.safetensors((Path(place) / "base" / "model.safetensors").read_bytes())
+        Pool.open(*folders, base=Path(place) / "base")  # undamaged they are taken: else nothing would be tested
         before = _peak()
         for case in range(given.count):
             rng, folder = random.Random(f"{given.seed}/{case}"), folders[case % 2]
