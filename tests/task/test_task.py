@@ -413,7 +413,7 @@ def test_no_public_name_of_a_task_gives_the_report_data_away() -> None:
     seal = task._sealed
     assert isinstance(seal, Sealed)
     assert [name for name in dir(seal) if not name.startswith("_")] == [
-        "check_may_decide", "equal", "fingerprints", "largest", "open",
+        "check_may_decide", "equal", "fingerprints", "largest", "names", "open",
     ]  # fmt: skip
     assert not hasattr(seal, "__dict__")
 
