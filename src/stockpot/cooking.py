@@ -183,7 +183,7 @@ class _Job:
         facts = self._facts(Path(), recipe)
         own = ("metric", "settings", "layout", "fit_digest", "report_digests")
         ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
-        ranks.announce(self.listen)
+        ranks.announce(self.listen, self.task.device)
 
     def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
         """Claim the directory. What is there stays until all that the run needs is known to be in order."""

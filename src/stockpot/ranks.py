@@ -79,12 +79,12 @@ def first() -> bool:
     return not active() or dist.get_rank() == 0
 
 
-def announce(listen: Listener) -> None:
+def announce(listen: Listener, device: torch.device) -> None:
     """One line that says how the work is arranged."""
     if active():
         hosts = set(gathered(socket.gethostname()))
         places = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        backend = "NCCL" if torch.cuda.is_available() else "gloo"
+        backend = "NCCL" if device.type == "cuda" else "gloo"
         text = f"{dist.get_world_size()} ranks on {places} ({backend}): each takes a part of every batch"
         listen(Event("phase", {"text": text}))
 
@@ -125,15 +125,6 @@ def gathered(mine: T) -> list[T]:
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, mine, group=_hosts())
     return box
-
-
-def shared_out(count: int, work: Callable[[int], T]) -> list[T]:
-    """`work` of 0 to count - 1, divided among the ranks, and the results on all of them."""
-    if not active():
-        return [work(i) for i in range(count)]
-    mine = {i: work(i) for i in range(dist.get_rank(), count, dist.get_world_size())}
-    found = {i: result for part in gathered(mine) for i, result in part.items()}
-    return [found[i] for i in range(count)]
 
 
 def decided_once(decide: Callable[[], T]) -> T:
