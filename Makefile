@@ -4,11 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test bench results experiments experiments-small torture mutants clean
+.PHONY: help setup demo check test docs docs-test bench results experiments experiments-small torture mutants clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
+	@echo "make docs    the documentation site in build/site; a broken link fails it"
+	@echo "make docs-test  opens every page of the site, and a report, in Chromium"
 	@echo "make bench   CPU benchmarks, about two minutes"
 	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make experiments         all three zoos and docs/results.md, on a GPU; JOBS=4 runs at once"
@@ -37,6 +39,15 @@ check: setup
 # Two processes of one thread each: most tests are too small for threads to pay.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+docs: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Needs Chromium (Debian: apt-get install chromium). The report is that of the demo, made once.
+docs-test: docs
+	test -f build/demo/run/report.html || $(BIN)/stockpot demo --out build/demo
+	$(BIN)/python website/browse.py build/site --report build/demo/run/report.html --shots build/screenshots
 
 bench: setup
 	$(BIN)/python benchmarks/cpu_step.py
