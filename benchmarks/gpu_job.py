@@ -1,13 +1,13 @@
 """Whole jobs on a GPU: 72 ViT-B/32 checkpoints on disk (25 GB), 26,000 images in host memory, files read included.
 
-    python benchmarks/gpu_job.py [--parts greedy,default,small,scoring,minilm,mehl,...] [--out FILE]
+    python benchmarks/gpu_job.py [--parts greedy,default,small,scoring,minilm,mehl,...] [--limit SECONDS] [--out FILE]
 
 `greedy`, `default`, `mehl` and `hl` are `stockpot.cook` from opened files to scored soup. `scoring` and `minilm` say
 how fast ingredients are scored against loops that do nothing but forward passes, eager and compiled, data on the
 device, for ViT-B/32 and for MiniLM's shape. `small` repeats `default` with a quarter of the images, and of the models.
 `classic` is Learned-Soup+ as published: models in host memory, autograd through all of them; its step is measured at
 three K. `growth` holds b and varies K. `large` is ViT-L/16 with b = 8 within 24 GiB, arranged by the memory plan,
-against no limit.
+against no limit. Every job says where the host's time went; one that takes longer than `--limit` is given up there.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import signal
 import statistics
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import machine
 import peers
 import torch
+import where
 
 import stockpot
 from stockpot.engine.resources import anonymous_bytes
@@ -65,7 +68,15 @@ class Log:
         return round(1000 * statistics.median(rates), 3) if rates else float("nan")
 
 
-def job(files: list[Path], data: Any, model_name: str, method: str, **settings: Any) -> dict[str, Any]:
+class OverTheLimitError(Exception):
+    """A job took longer than it was given."""
+
+
+def _over(number: int, frame: Any) -> None:  # noqa: ARG001
+    raise OverTheLimitError
+
+
+def job(files: list[Path], data: Any, model_name: str, method: str, limit: int = 0, **settings: Any) -> dict[str, Any]:
     from stockpot.soups import learn
 
     torch.cuda.empty_cache()
@@ -74,7 +85,9 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
     before = anonymous_bytes()
     began = time.perf_counter()
     pool = stockpot.Pool.open(files)
+    opened = time.perf_counter() - began
     task = stockpot.Task(model, data)
+    made = time.perf_counter() - began
     waited: list[float] = []
     close = learn.Engine.close
 
@@ -83,11 +96,23 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
         close(engine)
 
     learn.Engine.close = closing  # type: ignore[method-assign]
+    result, sampled = None, where.Sampled()
+    signal.signal(signal.SIGALRM, _over)
+    signal.alarm(limit)
     try:
-        result = stockpot.cook(pool, task, method, listen=log, **settings)
+        with sampled:
+            result = stockpot.cook(pool, task, method, listen=log, **settings)
+    except OverTheLimitError:
+        print(f"{method}: given up after {limit} s", flush=True)
     finally:
+        signal.alarm(0)
         learn.Engine.close = close  # type: ignore[method-assign]
     seconds = time.perf_counter() - began
+    print(f"{method}: where the host's time went", *sampled.lines(), sep="\n", flush=True)
+    phases = {name: [round(t, 2) for t in span] for name, span in log.phases.items()}
+    if result is None:
+        kinds = Counter(event.kind for _, event in log.events)
+        return {"method": method, "given_up_after": limit, "phases": phases, "events": dict(kinds)}
     assert result.fit is not None
     row = {
         "method": method,
@@ -98,7 +123,9 @@ def job(files: list[Path], data: Any, model_name: str, method: str, **settings: 
         "peak_gpu_gib": round(result.peak_device / GIB, 3),
         "score": round(result.fit.value, 5),
         "models_used": result.models_used,
-        "phases": {name: [round(t, 2) for t in span] for name, span in log.phases.items()},
+        "opened_at": round(opened, 2),
+        "task_made_at": round(made, 2),
+        "phases": phases,
         "soup_built_at": log.first("built"),
     }
     if method == "greedy":
@@ -228,6 +255,8 @@ def main() -> None:
     parser.add_argument("--parts", default="greedy,default,small,scoring,minilm,mehl,hl,classic,growth,large")
     parser.add_argument("--images", type=int, default=26_000)
     parser.add_argument("--models", type=int, default=72)
+    parser.add_argument("--steps", type=int, default=1000, help="J of mehl and hl")
+    parser.add_argument("--limit", type=int, default=0, help="seconds at most for each job; 0: no limit")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-zoo"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_job.json")
     args = parser.parse_args()
@@ -247,13 +276,15 @@ def main() -> None:
         args.out.write_text(json.dumps(result, indent=2) + "\n")
 
     if "greedy" in parts:
-        keep("greedy", job(files, data, "vit_b_32", "greedy"))
+        keep("greedy", job(files, data, "vit_b_32", "greedy", args.limit))
     if "default" in parts:
-        keep("default", job(files, data, "vit_b_32", "crossfit"))
+        keep("default", job(files, data, "vit_b_32", "crossfit", args.limit))
     if "small" in parts:
         quarter = (images[: args.images // 4], labels[: args.images // 4])
-        keep("default, a quarter of the images", job(files, quarter, "vit_b_32", "crossfit"))
-        keep("default, a quarter of the models", job(files[: args.models // 4], data, "vit_b_32", "crossfit"))
+        keep("default, a quarter of the images", job(files, quarter, "vit_b_32", "crossfit", args.limit))
+        keep(
+            "default, a quarter of the models", job(files[: args.models // 4], data, "vit_b_32", "crossfit", args.limit)
+        )
     if "scoring" in parts:
         vit = Normalised("vit_b_32").cuda().bfloat16()
         keep("scoring ViT-B/32", scoring(files[:4], vit, data, lambda batch: vit(batch[0]), [256, 1024]))
@@ -265,9 +296,14 @@ def main() -> None:
 
         keep("scoring MiniLM, length 128", scoring(bert_files, bert, tokens, forward, [256, 1024]))
     if "mehl" in parts:
-        keep("mehl", job(files, data, "vit_b_32", "mehl+", steps=1000, directions="int8", memory=5 * GIB))
+        keep(
+            "mehl",
+            job(
+                files, data, "vit_b_32", "mehl+", steps=args.steps, limit=args.limit, directions="int8", memory=5 * GIB
+            ),
+        )
     if "hl" in parts:
-        keep("hl", job(files, data, "vit_b_32", "hl+", steps=1000, directions="int8"))
+        keep("hl", job(files, data, "vit_b_32", "hl+", steps=args.steps, limit=args.limit, directions="int8"))
     if "growth" in parts:
         small = (images[:2048], labels[:2048])
         keep(

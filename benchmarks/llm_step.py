@@ -1,12 +1,14 @@
 """The inner step of MEHL-Soup+ on Llama-shaped models against a plain forward + backward, with memory and forecast.
 
-    python benchmarks/llm_step.py [--shapes 1b,0.3b,7b] [--only NAME,...] [--profile] [--out FILE]
+    python benchmarks/llm_step.py [--shapes 1b,0.3b,7b] [--only NAME;...] [--burst 10] [--profile] [--out FILE]
 
 Random bf16 weights, 8 checkpoints as sharded Hugging Face folders, batches of 8 x 512 tokens, one coefficient per model
 and tensor. The disk need not hold 8 whole models of 7B: two sets of shards are written, and a checkpoint is its own
 choice of one or the other for every shard, by hard links. Every tensor differs between checkpoints, no two checkpoints
 are equal, and all the bytes of all 8 are read. Plain and soup steps are timed in one process, as a CUDA graph and
-launched one by one; ratios are between steps of the same kind.
+launched one by one; ratios are between steps of the same kind. Peaks of device memory are those of each stage alone.
+Peak host memory is what the process holds itself (anonymous pages) and what is pinned: checkpoints are mapped, and
+their pages belong to the system, which takes them back when it needs them.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "0.3b bf16": ("0.3b", 8, {"directions": "bf16"}),
     "0.3b int8 in 2 pieces": ("0.3b", 8, {"directions": "int8", "accumulate": 2}),
     "7b int8, 2 at a time": ("7b", 2, {"directions": "int8", "memory": 48 * GIB, "accumulate": 4}),
-    "7b int8, all 8": ("7b", 8, {"directions": "int8", "memory": 80 * GIB, "accumulate": 8}),
+    "7b int8, all 8": ("7b", 8, {"directions": "int8", "memory": 80 * GIB}),
 }
 
 
@@ -119,7 +121,7 @@ def median_ms(step: Any, repeat: int = 10, warm: int = 3) -> float:
     return statistics.median(times)
 
 
-def plain(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
+def plain(model: nn.Module, batch: dict[str, Tensor], repeat: int) -> dict[str, Any]:
     """Forward and backward of one model: launched one by one, and as one graph."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -129,7 +131,7 @@ def plain(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
             p.grad = None
         model(**batch).loss.backward()
 
-    result: dict[str, Any] = {"eager_ms": round(median_ms(once), 2)}
+    result: dict[str, Any] = {"eager_ms": round(median_ms(once, repeat), 2)}
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
     try:
         stream = torch.cuda.Stream()
@@ -141,7 +143,7 @@ def plain(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             model(**batch).loss.backward()
-        result["graph_ms"] = round(median_ms(graph.replay), 2)
+        result["graph_ms"] = round(median_ms(graph.replay, repeat), 2)
         del graph
     except RuntimeError as error:
         result["graph_ms"] = None
@@ -151,14 +153,41 @@ def plain(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
     return result
 
 
-def _peak() -> float:
-    return round(torch.cuda.max_memory_allocated() / GIB, 2)
+class Stages:
+    """Peaks of device memory, one stage after the other."""
+
+    def __init__(self) -> None:
+        self.allocated: dict[str, float] = {}
+        self.reserved: dict[str, float] = {}
+        torch.cuda.reset_peak_memory_stats()
+
+    def over(self, stage: str) -> None:
+        torch.cuda.synchronize()
+        for found, now in (
+            (self.allocated, torch.cuda.max_memory_allocated()),
+            (self.reserved, torch.cuda.max_memory_reserved()),
+        ):
+            found[stage] = max(found.get(stage, 0.0), round(now / GIB, 2))
+        torch.cuda.reset_peak_memory_stats()
+
+
+def pinned_gib() -> float | None:
+    """Pinned host memory at most, as PyTorch allocates it (powers of two); None where this version does not tell."""
+    stats = getattr(torch.cuda, "host_memory_stats", dict)()
+    found = [value for name, value in stats.items() if name in ("allocated_bytes.peak", "allocated_bytes.all.peak")]
+    return round(max(found) / GIB, 2) if found else None
 
 
 def soup(
-    model: nn.Module, files: list[Path], rows: dict[str, Tensor], block: int, given: dict[str, Any], profile: bool
+    model: nn.Module,
+    files: list[Path],
+    rows: dict[str, Tensor],
+    block: int,
+    given: dict[str, Any],
+    burst: int,
+    profile: bool,
 ) -> dict[str, Any]:
-    """Steps of Algorithm 1 as `cook` takes them, in one block of `block` models."""
+    """Steps of Algorithm 1 as `cook` takes them, in one block of `block` models, or in two where there are more."""
     told: list[Any] = []
     began = time.perf_counter()
     pool = stockpot.Pool.open(files)
@@ -166,50 +195,55 @@ def soup(
     layout = Layout.of(pool, "tensor")
     opened = time.perf_counter() - began
     result: dict[str, Any] = {"block_size": block, "settings": {k: str(v) for k, v in given.items()}}
-    with PeakMemory(torch.device("cuda")) as peak, Live(task, pool, layout) as live, task.learning():
-        peaks = {"model laid out": _peak()}
-        began = time.perf_counter()
-        engine = Engine(live, Options(batch_size=BATCH, **given), task.fit, block_size=block, listen=told.append)
-        first = time.perf_counter() - began
-        peaks["planned"] = _peak()
-        state = State(torch.zeros(len(pool), len(layout)))
-        # Two blocks: the second one's theta_fix has the share of the first.
-        blocks = [list(range(block)), list(range(len(pool) - block, len(pool)))][: 2 if block < len(pool) else 1]
-        algorithm = mehl_soup(
-            engine, blocks, task.fit, lambda i: torch.arange(BATCH) + BATCH * (i % 4), J=40, eta=0.01,
-            every=10, state=state,
-        )  # fmt: skip
-        times, skipped, losses = [], 0, []
-        for turn in range(4 * len(blocks)):
-            torch.cuda.synchronize()
+    stages = Stages()
+    with PeakMemory(torch.device("cuda")) as peak:
+        with Live(task, pool, layout) as live, task.learning():
+            stages.over("model laid out")
             began = time.perf_counter()
-            next(algorithm)
-            peaks.setdefault("first steps", _peak())
-            seconds = time.perf_counter() - began
-            skipped += sum(step.skipped for step in state.steps)
-            losses += [step.loss for step in state.steps]
-            if turn % 4:  # not the one that loads the block
-                times.append(1000 * seconds / len(state.steps))
-        result |= {
-            "ms": round(statistics.median(times), 2),
-            "peaks_so_far_gib": {**peaks, "all steps": _peak()},
-            "path": [event.data["path"] for event in told if event.kind == "engine"],
-            "plan": str(engine.plan),
-            "forecast_gib": round(engine.plan.total / GIB, 2),
-            "parts_gib": {name: round(size / GIB, 2) for name, size in engine.plan.parts.items()},
-            "groups": len(layout),
-            "seconds": {"opening and hashing": round(opened, 1), "plan and mean": round(first, 1),
-                        "loading blocks": round(engine.loader.waited, 1)},
-            "skipped": skipped,
-            "loss_first_and_last": [round(losses[0], 4), round(losses[-1], 4)],
-        }  # fmt: skip
-        if profile:
-            result["profile"] = profiled(engine, task, state, blocks[-1])
-        algorithm.close()  # it holds the block and theta_fix, and leaving Live takes a second copy of the model
-        engine.close()
-    result["peak_gib"] = round(peak.device / GIB, 2)
+            engine = Engine(live, Options(batch_size=BATCH, **given), task.fit, block_size=block, listen=told.append)
+            first = time.perf_counter() - began
+            stages.over("planning and averaging")
+            state = State(torch.zeros(len(pool), len(layout)))
+            # Two blocks: the second one's theta_fix has the share of the first.
+            blocks = [list(range(block)), list(range(len(pool) - block, len(pool)))][: 2 if block < len(pool) else 1]
+            algorithm = mehl_soup(
+                engine, blocks, task.fit, lambda i: torch.arange(BATCH) + BATCH * (i % 4), J=4 * burst, eta=0.01,
+                every=burst, state=state,
+            )  # fmt: skip
+            times, skipped, losses = [], 0, []
+            for turn in range(4 * len(blocks)):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                next(algorithm)
+                torch.cuda.synchronize()
+                seconds = time.perf_counter() - began
+                stages.over("steps" if turn % 4 else "loading a block and first steps")
+                skipped += sum(step.skipped for step in state.steps)
+                losses += [step.loss for step in state.steps]
+                if turn % 4:  # not the one that loads the block
+                    times.append(1000 * seconds / len(state.steps))
+            result |= {
+                "ms": round(statistics.median(times), 2),
+                "path": [event.data["path"] for event in told if event.kind == "engine"],
+                "plan": str(engine.plan),
+                "forecast_gib": round(engine.plan.total / GIB, 2),
+                "parts_gib": {name: round(size / GIB, 2) for name, size in engine.plan.parts.items()},
+                "groups": len(layout),
+                "seconds": {"opening and hashing": round(opened, 1), "plan and mean": round(first, 1),
+                            "loading blocks": round(engine.loader.waited, 1)},
+                "skipped": skipped,
+                "loss_first_and_last": [round(losses[0], 4), round(losses[-1], 4)],
+            }  # fmt: skip
+            if profile:
+                result["profile"] = profiled(engine, task, state, blocks[-1])
+            algorithm.close()  # as when it has ended: it holds the block and theta_fix
+            engine.close()
+            gc.collect()
+        stages.over("leaving")  # every tensor of the model gets memory of its own again
+    result["peaks_gib"], result["peaks_reserved_gib"] = stages.allocated, stages.reserved
+    result["peak_gib"] = max(stages.allocated.values())
     result["forecast_error"] = round(result["forecast_gib"] / result["peak_gib"] - 1, 3)
-    result["peak_host_anonymous_gib"] = round(peak.host / GIB, 2)
+    result["peak_host_gib"] = {"anonymous": round(peak.host / GIB, 2), "pinned": pinned_gib()}
     return result
 
 
@@ -233,6 +267,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="0.3b,1b,7b")
     parser.add_argument("--only", default="", help="names of cases, separated by ';'")
+    parser.add_argument(
+        "--burst", type=int, default=10, help="steps that are timed together; four times as many a block"
+    )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-llm"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "llm_step.json")
@@ -254,7 +291,7 @@ def main() -> None:
         found: dict[str, Any] = {
             "parameters": sum(math.prod(p.shape) for p in model.parameters()),
             "files_s": round(time.perf_counter() - began, 1),
-            "plain": plain(model, batch),
+            "plain": plain(model, batch, args.burst),
         }
         print(shape, json.dumps(found), flush=True)
         for name, (of, block, given) in CASES.items():
@@ -263,7 +300,7 @@ def main() -> None:
             gc.collect()
             torch.cuda.empty_cache()
             try:
-                row = soup(model, files, {"input_ids": ids, "labels": ids}, block, given, args.profile)
+                row = soup(model, files, {"input_ids": ids, "labels": ids}, block, given, args.burst, args.profile)
             except torch.OutOfMemoryError as error:
                 row = {"error": str(error)[:200]}
             kind = "graph_ms" if row.get("path") == ["CUDA graph"] else "eager_ms"

@@ -1,6 +1,6 @@
 """The inner step of MEHL-Soup+ on LoRA adapters of a Llama-shaped model, against training one such adapter with PEFT.
 
-    python benchmarks/lora_step.py [--shape 7b] [--adapters 8,64] [--profile] [--out FILE]
+    python benchmarks/lora_step.py [--shape 7b] [--adapters 8,64] [--burst 10] [--profile] [--out FILE]
 
 Random bf16 weights and factors, rank 16 on all linear layers, batches of 8 x 512 tokens, one coefficient per adapter
 and tensor, all adapters in one block. PEFT trains one adapter in bf16 with a fused AdamW, launched step by step and as
@@ -66,7 +66,7 @@ def pool_of(model: nn.Module, count: int) -> tuple[Pool, PoolFacts]:
     return pool, PoolFacts(frozen, (), (), tuple(f"{k:03d}" for k in range(count)), {}, None)
 
 
-def one_adapter(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
+def one_adapter(model: nn.Module, batch: dict[str, Tensor], repeat: int) -> dict[str, Any]:
     """PEFT training one adapter: forward, backward and AdamW."""
     from peft import LoraConfig, get_peft_model
 
@@ -87,7 +87,7 @@ def one_adapter(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
         optimiser.step()
 
     result: dict[str, Any] = {"dtype": str(own[0].dtype), "parameters": sum(p.numel() for p in own)}
-    result["eager_ms"] = round(median_ms(once), 2)
+    result["eager_ms"] = round(median_ms(once, repeat), 2)
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
     try:
         stream = torch.cuda.Stream()
@@ -99,7 +99,7 @@ def one_adapter(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
         with torch.cuda.graph(graph, stream=stream):
             trained(**batch).loss.backward()
             optimiser.step()
-        result["graph_ms"] = round(median_ms(graph.replay), 2)
+        result["graph_ms"] = round(median_ms(graph.replay, repeat), 2)
         del graph
     except RuntimeError as error:
         result["graph_ms"], result["graph_error"] = None, str(error).splitlines()[0][:200]
@@ -107,7 +107,9 @@ def one_adapter(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
     return result
 
 
-def soup(model: nn.Module, rows: dict[str, Tensor], count: int, profile: bool, **given: Any) -> dict[str, Any]:
+def soup(
+    model: nn.Module, rows: dict[str, Tensor], count: int, burst: int, profile: bool, **given: Any
+) -> dict[str, Any]:
     pool, facts = pool_of(model, count)
     task = stockpot.Task(model, rows, metric="loss")
     layout = Layout.of(pool, "tensor", facts=facts)
@@ -126,8 +128,8 @@ def soup(model: nn.Module, rows: dict[str, Tensor], count: int, profile: bool, *
         result["plan_s"] = round(time.perf_counter() - began, 1)
         state = State(torch.zeros(count, len(layout)))
         algorithm = mehl_soup(
-            engine, [list(range(count))], task.fit, lambda i: torch.arange(BATCH) + BATCH * (i % 4), J=40, eta=0.01,
-            every=10, state=state,
+            engine, [list(range(count))], task.fit, lambda i: torch.arange(BATCH) + BATCH * (i % 4),
+            J=4 * burst, eta=0.01, every=burst, state=state,
         )  # fmt: skip
         times, losses, skipped = [], [], 0
         for turn in range(4):
@@ -176,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="7b")
     parser.add_argument("--adapters", default="8,64")
+    parser.add_argument("--burst", type=int, default=10, help="steps that are timed together")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lora_step.json")
     args = parser.parse_args()
@@ -189,14 +192,14 @@ def main() -> None:
         "shape": args.shape,
         "batch": [BATCH, LENGTH],
         "rank": RANK,
-        "peft, one adapter": one_adapter(model, batch),
+        "peft, one adapter": one_adapter(model, batch, args.burst),
     }
     one = result["peft, one adapter"]
     print(json.dumps(result, indent=1), flush=True)
     for count in map(int, args.adapters.split(",")):
         gc.collect()
         torch.cuda.empty_cache()
-        row = soup(model, {"input_ids": ids, "labels": ids}, count, args.profile)
+        row = soup(model, {"input_ids": ids, "labels": ids}, count, args.burst, args.profile)
         kind = "graph_ms" if row["path"] == ["CUDA graph"] else "eager_ms"
         row["ratio_to_peft"] = round(row["ms"] / one[kind], 3) if one.get(kind) else None
         row["peak_over_peft_gib"] = round(row["peak_gib"] - one["peak_gib"], 2)

@@ -99,6 +99,29 @@ def test_a_block_size_the_user_fixed_is_kept() -> None:
     assert found.low_memory
 
 
+def test_low_memory_mode_too_cuts_the_batch_only_as_far_as_that_helps() -> None:
+    """8 models of 6.7B as int8 in 80 GiB: what is known to the byte takes 75.4 of them."""
+    gib = 2**30
+    need = Need(
+        models=8, parameters=6_738_415_616, model_width=2, held_models=1, batch=8, step=gib // 5, sample=2.95 * gib,
+        soup_width=2, spared=(gib // 5, 0.5 * gib),
+    )  # fmt: skip
+
+    def within(budget: int, block: int = 8) -> Plan:
+        return choose(
+            need, wanted_block=block, fixed_block=True, dtypes=[torch.bfloat16, torch.int8], accumulate=1,
+            max_accumulate=8, low_memory=False, budget=budget,
+        )  # fmt: skip
+
+    found = within(80 * gib)
+    assert (found.low_memory, found.accumulate) == (True, 2)
+    assert 77.5 * gib < found.total < 78 * gib  # 2.2 GiB of them for half of the batch
+    assert within(81 * gib).low_memory is False  # 8 pieces of 3.15 GiB
+    assert "may not fit" in within(76 * gib).reason
+    two = within(48 * gib, 2)
+    assert (two.low_memory, two.accumulate, two.reason) == (False, 4, "the whole batch would not fit")
+
+
 def test_what_cannot_fit_is_said_and_tried() -> None:
     found = plan(1000)
     assert found.reason == "may not fit: the smallest arrangement there is"

@@ -102,7 +102,14 @@ class Engine:
             dtypes = [torch.bfloat16, torch.int8]
         else:
             dtypes = [live.dtype]
-        step, sample, kept = self._measure(data) if self._cuda else (0, 0.0, 0)
+        step, sample, kept, spared = 0, 0.0, 0, None
+        if self._cuda:
+            held = [*live.task.model.parameters(), *live.task.model.buffers()]
+            kept = max(0, sum(t.nbytes for t in held) - live.flat.nbytes)
+            step, sample = self._measure(data)
+            if o.low_memory or live.plan.size >= plan.LARGE:
+                with recomputing(live.task.model):
+                    spared = self._measure(data)
         need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
@@ -114,6 +121,7 @@ class Engine:
             data=self._resident_bytes(data),
             kept=kept + live.beside,
             soup_width=live.soup_dtype.itemsize if self._cuda else 4,
+            spared=spared,
         )
         limit = o.memory
         if limit is None and (free := resources.free_memory(live.device)) is not None:
@@ -138,15 +146,12 @@ class Engine:
             return 0
         return data.nbytes if data.nbytes < free // 8 else 0
 
-    def _measure(self, data: Data) -> tuple[int, float, int]:
-        """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample, and bytes of
-        what is not mixed.
+    def _measure(self, data: Data) -> tuple[int, float]:
+        """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample.
 
         Parts of a batch are measured, so that this cannot run out of memory itself.
         """
         live, task = self.live, self.live.task
-        held = [*task.model.parameters(), *task.model.buffers()]
-        kept = max(0, sum(t.nbytes for t in held) - live.flat.nbytes)
         size = min(self.options.batch_size, len(data))
         peaks = []
         sizes = sorted({max(1, size // 8), max(1, size // 4)})
@@ -163,9 +168,9 @@ class Engine:
                 del batch
         torch.cuda.empty_cache()
         if len(sizes) == 1:
-            return 0, peaks[0] / sizes[0], kept
+            return 0, peaks[0] / sizes[0]
         slope = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
-        return max(0, int(peaks[0] - slope * sizes[0])), slope, kept
+        return max(0, int(peaks[0] - slope * sizes[0])), slope
 
     def _loader(self, last: LastBlock | None) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32 or self.live.factored:

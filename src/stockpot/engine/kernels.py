@@ -18,7 +18,7 @@ from torch import Tensor
 from stockpot.engine.flat import ALIGN, TILE, Tiles
 
 Shape = tuple[int, int]  # rows of D loaded together, warps
-# Measured on an H200 (benchmarks/kernels.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
+# Measured on an H200 (benchmarks/kernel_speed.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
 _PROJECT: dict[torch.dtype, Shape] = {torch.float32: (1, 8), torch.bfloat16: (1, 8), torch.int8: (1, 4)}
 _MIX: dict[torch.dtype, Shape] = {torch.float32: (2, 8), torch.bfloat16: (4, 8), torch.int8: (1, 16)}
 

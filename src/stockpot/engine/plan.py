@@ -20,6 +20,7 @@ from stockpot.engine.flat import TILE
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 MARGIN = 1.08  # what a forecast may be off without breaking the budget
+MOST = 2 * 2**30  # bytes it may be off at most: what is large (directions, weights) is known to the byte
 LARGE = 2**28  # parameters; above, a launch for each tensor costs less than a flat copy of its gradient
 _PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
 
@@ -65,6 +66,7 @@ class Need:
     data: int = 0  # bytes of data kept on the device
     kept: int = 0  # bytes of weights and buffers that are not mixed
     soup_width: int = 4  # bytes of a number in each of the held_models
+    spared: tuple[int, float] | None = None  # step and sample in low-memory mode, where they were measured
 
 
 def parts(
@@ -72,19 +74,26 @@ def parts(
 ) -> dict[str, int]:
     P = need.parameters
     width = torch.tensor([], dtype=dtype).element_size()
-    activations = int(need.sample * -(-need.batch // accumulate))
+    step, sample = need.step, need.sample
+    if low_memory:
+        step, sample = need.spared or (step, sample / 3)
     out = {
         "directions": block_size * P * width,
         "soup": need.held_models * P * need.soup_width,
         "model": P * need.model_width + need.kept,
         "gradients": 0 if low_memory or one_by_one else 2 * P * need.model_width,
-        "step": need.step + (activations // 3 if low_memory else activations),
+        "step": step + int(sample * -(-need.batch // accumulate)),
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
     }
     if dtype == torch.int8:
         out["directions"] += 4 * block_size * -(-P // TILE)
     return out
+
+
+def room(budget: int) -> int:
+    """Bytes that a forecast may come to."""
+    return max(int(budget / MARGIN), budget - MOST)
 
 
 def choose(
@@ -101,15 +110,15 @@ def choose(
     """The first arrangement that fits the budget, giving up as little as possible.
 
     First precision (rounded directions do not change results measurably), then the batch in as few pieces as will do,
-    then the block size unless the user fixed it, then low-memory mode. The last resort is returned even if it does
-    not fit.
+    then the block size unless the user fixed it, then low-memory mode, again in as few pieces as will do. The last
+    resort is returned even if it does not fit.
     """
 
     def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
         # In several pieces, gradients that add up are projected once and single ones for every piece.
         single = need.parameters >= LARGE and not low and pieces == 1
         whole = parts(need, b, dtype, pieces, low, single)
-        if need.parameters >= LARGE and not low and asked is not None and sum(whole.values()) > int(asked / MARGIN):
+        if need.parameters >= LARGE and not low and asked is not None and sum(whole.values()) > room(asked):
             single, whole = True, parts(need, b, dtype, pieces, low, True)
         return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason, single)
 
@@ -118,7 +127,7 @@ def choose(
     best = plan(wanted_block, dtypes[0], accumulate, low_memory, "fits")
     if budget is None:
         return replace(best, reason="no limit known")
-    budget = int(budget / MARGIN)
+    budget = room(budget)
     if best.total <= budget:
         return best
     for dtype in dtypes[1:]:
@@ -138,5 +147,8 @@ def choose(
             best = plan(b, dtype, pieces, low_memory, reason)
             if best.total <= budget:
                 return best
-    best = plan(blocks[-1], dtype, cuts[-1], True, "gradients would not fit at once")
-    return best if best.total <= budget else replace(best, reason="may not fit: the smallest arrangement there is")
+    for pieces in cuts:
+        best = plan(blocks[-1], dtype, pieces, True, "gradients would not fit at once")
+        if best.total <= budget:
+            return best
+    return replace(best, reason="may not fit: the smallest arrangement there is")

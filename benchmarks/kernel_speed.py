@@ -1,6 +1,6 @@
 """Bandwidth of `project` and `mix` against a plain copy on the same GPU, ViT-B/32 (88.2M), per-tensor coefficients.
 
-    python benchmarks/kernels.py [--tune] [--out FILE]
+    python benchmarks/kernel_speed.py [--tune] [--out FILE]
 
 Every kernel is compared with engine/directions.py's plain functions in float64 before it is timed.
 """
