@@ -1,12 +1,14 @@
 """Cooks the zoos that are no classification, seed by seed, and gathers what came out.
 
-    python experiments/tasks.py cook lm-llama --seed 0              # every method, on test, into experiments/runs
+    python experiments/tasks.py cook lm-llama --seed 0 1 2          # every method, on test, into experiments/runs
+    python experiments/tasks.py cook lm-llama --pool adapters --seed 0 1 2      # the zoo's second pool
     python experiments/tasks.py cook lm-llama --seed 0 --report dev --name dev-steps --methods crossfit \\
         --each '{"crossfit": {"steps": 1000}}'
     python experiments/tasks.py collect lm-llama                    # into experiments/results/tasks/lm-llama.json
 
 A seed is one draw of the fitting data and one seed of learning. The second report set is what was pre-trained on. All
-of it goes through the Python API; a zoo's `model.py` says what its task is.
+of it goes through the Python API; a zoo's `model.py` says what its task is, which pools it has, and what `others` make
+of a pool, whose soups are scored beside ours.
 """
 
 from __future__ import annotations
@@ -42,22 +44,29 @@ def zoo_of(name: str) -> ModuleType:
     return module
 
 
-def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
+def cook(zoo: ModuleType, chosen: argparse.Namespace, seed: int, out: Path) -> None:
     """All methods decide, then all sets are scored, dev for later questions: a file of scores and one of facts."""
     from stockpot import compare
     from stockpot.task import Data
 
     parts = {"report": chosen.report, "second": zoo.SECOND, "dev": "dev"}
-    task, pool = zoo.task(chosen.seed, parts.values(), **json.loads(chosen.sizes)), zoo.pool()
+    sizes = {**json.loads(chosen.sizes), **({"compiled": True} if chosen.compiled else {})}
+    task, pool = zoo.task(seed, parts.values(), **sizes), getattr(zoo, chosen.pool)()
     began = time.perf_counter()
-    found = compare(pool, task, chosen.methods, seed=chosen.seed, each=json.loads(chosen.each), listen=_say)
+    found = compare(pool, task, chosen.methods, seed=seed, each=json.loads(chosen.each), listen=_say)
     for name, why in found.failed.items():
         print(f"{name} failed: {why}", file=sys.stderr)
     scored = {name: result.reports for name, result in found.items()}
     methods = {name: tasks.facts(result) for name, result in found.items()}
     start = load_file(zoo.DATA / "pretrained.safetensors")
-    task.load(start)
-    scored["base"] = {part: task.score(Data.of(zoo.batch(zoo.read(part)))) for part in {*parts.values()}}
+    own = zoo.task(seed, parts.values(), **sizes)  # whose model held no soup
+    data = {part: Data.of(zoo.batch(zoo.read(part))) for part in {*parts.values()}}
+    own.load(start)
+    scored["base"] = {part: own.score(data[part]) for part in data}
+    for name, tensors, seconds in zoo.others(chosen.pool, own.device):
+        own.load(tensors)
+        scored[name] = {part: own.score(data[part]) for part in data}
+        methods[name] = {"seconds": round(seconds, 2)}
     arrays = {
         f"{name}/{which}": tasks.by_sample(sets[part]) for name, sets in scored.items() for which, part in parts.items()
     }
@@ -65,7 +74,7 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, out: Path) -> None:
         arrays |= {f"units/{which}": zoo.units(part) for which, part in parts.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     facts = {
-        "seed": chosen.seed,
+        "seed": seed,
         "metric": zoo.METRIC,
         "parts": parts,
         "models": len(pool),
@@ -104,22 +113,26 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("cook", "collect"))
     parser.add_argument("zoo", choices=ZOOS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pool", default="pool", choices=("pool", "adapters"))
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--report", default="test", choices=("dev", "test"))
     parser.add_argument("--methods", nargs="+", default=list(tasks.METHODS))
     parser.add_argument("--each", default="{}", metavar="JSON", help="settings by method")
     parser.add_argument("--name", default="main", help="of the runs")
     parser.add_argument("--sizes", default="{}", metavar="JSON", help="of a smaller model, for a trial")
+    parser.add_argument("--compiled", action="store_true", help="the model's layers, by torch.compile")
     parser.add_argument("--commit", help="where there is no repository")
     parser.add_argument("--runs", type=Path, default=HOME / "runs")
     chosen = parser.parse_args(given)
-    folder = chosen.runs / chosen.zoo
+    named = chosen.zoo if chosen.pool == "pool" else f"{chosen.zoo}-{chosen.pool}"
+    folder = chosen.runs / named
     if chosen.what == "cook":
-        cook(zoo_of(chosen.zoo), chosen, folder / f"{chosen.name}-{chosen.seed}")
+        for seed in chosen.seed:
+            cook(zoo_of(chosen.zoo), chosen, seed, folder / f"{chosen.name}-{seed}")
         return 0
-    out = HOME / "results" / "tasks" / f"{chosen.zoo}.json"
+    out = HOME / "results" / "tasks" / f"{named}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(tasks.gathered(folder, chosen.zoo), indent=1) + "\n", "utf-8")
+    out.write_text(json.dumps(tasks.gathered(folder, named), indent=1) + "\n", "utf-8")
     print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB")
     return 0
 

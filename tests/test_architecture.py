@@ -17,6 +17,7 @@ PARTS = (
     "cli",
     "report",
     "recipe",
+    "callbacks",
     "zoo",
     "cooking",
     "run",

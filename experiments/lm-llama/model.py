@@ -1,7 +1,8 @@
-"""A language model of the shape of Llama, 31.5M parameters, and the data it is judged on."""
+"""A language model of the shape of Llama, 31.5M parameters, its two pools, and the data they are judged on."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,12 +20,17 @@ FITTED = 2000  # sequences that a seed draws from `fit`
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 
 
-def build(vocabulary: int = 4096, length: int = 128, **sizes: int) -> LlamaForCausalLM:
+def build(vocabulary: int = 4096, length: int = 128, *, compiled: bool = False, **sizes: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=vocabulary, max_position_embeddings=length, tie_word_embeddings=False, use_cache=False,
         **{**SIZES, **sizes},
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if compiled:  # each layer for itself: all share one piece of code
+        torch._dynamo.config.recompile_limit = 64  # learning and scoring, batches of several sizes
+        for layer in model.model.layers:
+            layer.compile()
+    return model
 
 
 def read(part: str) -> Tensor:
@@ -41,14 +47,14 @@ def batch(tokens: Tensor) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def task(seed: int, reports: Iterable[str], **sizes: int) -> Task:
+def task(seed: int, reports: Iterable[str], *, compiled: bool = False, **sizes: int) -> Task:
     """What is fitted on is another draw for every seed; folds and intervals keep a speech together."""
     fit = read("fit")
     drawn = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed))[:FITTED]
     gpu = torch.cuda.is_available()
     parts = [*dict.fromkeys(reports)]
     return Task(
-        build(**sizes), batch(fit[drawn]), {part: batch(read(part)) for part in parts},
+        build(compiled=compiled, **sizes), batch(fit[drawn]), {part: batch(read(part)) for part in parts},
         groups=units("fit")[drawn.numpy()], report_groups={part: units(part) for part in parts},
         metric="nats_per_token", device="cuda" if gpu else "cpu", autocast=torch.bfloat16 if gpu else None,
         batch_size=256,
@@ -57,3 +63,29 @@ def task(seed: int, reports: Iterable[str], **sizes: int) -> Task:
 
 def pool() -> Pool:
     return Pool.open(DATA / "pool")
+
+
+def adapters() -> Pool:
+    return Pool.open(DATA / "adapters", base=DATA / "base")
+
+
+def others(pool: str, device: torch.device) -> Iterable[tuple[str, dict[str, Tensor], float]]:
+    """What PEFT makes of the adapters with equal weights: each way's name, the full model's tensors, seconds.
+
+    `linear` asks for adapters of one rank, which these are not; `svd` has the largest rank among them.
+    """
+    if pool != "adapters":
+        return
+    from peft import PeftModel
+
+    folders = sorted(path.parent for path in (DATA / "adapters").glob("*/adapter_config.json"))
+    names = [folder.name for folder in folders]
+    for way in ("cat", "svd"):
+        began = time.perf_counter()
+        base = LlamaForCausalLM.from_pretrained(DATA / "base").to(device)
+        model = PeftModel.from_pretrained(base, folders[0], adapter_name=names[0])
+        for folder, name in zip(folders[1:], names[1:], strict=True):
+            model.load_adapter(folder, adapter_name=name)
+        model.add_weighted_adapter(names, [1 / len(names)] * len(names), "average", combination_type=way)
+        model.set_adapter("average")
+        yield f"PEFT {way}", model.merge_and_unload().state_dict(), time.perf_counter() - began

@@ -1,10 +1,12 @@
-"""Pre-trains the language model on reviews, then turns it to speeches in 24 ways.
+"""Pre-trains the language model on reviews, then turns it to speeches in 24 ways, and in 32 ways with LoRA adapters.
 
     python experiments/lm-llama/train.py pretrain               # on one GPU
     python experiments/lm-llama/train.py finetune
+    python experiments/lm-llama/train.py adapters
     python experiments/lm-llama/train.py pretrain --steps 20 --batch 8 --small    # a trial on a CPU
 
-One process trains all of them one after the other, so that the step is captured as a CUDA graph once.
+One process trains all of them one after the other, so that the step is captured as a CUDA graph once; adapters of one
+rank share one. PEFT makes and writes the adapters.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-TRIALS, CLIP, WARM = 24, 1.0, 0.05
+TRIALS, ADAPTERS, CLIP, WARM = 24, 32, 1.0, 0.05
+RANKS = (2, 4, 8, 16)
 
 
-def trial(number: int) -> dict[str, Any]:
+def trial(number: int, stream: int = 7, rates: tuple[float, float] = (1e-4, 2e-3)) -> dict[str, Any]:
     """The random search: rate, weight decay, epochs and share of the data, drawn by the trial's number."""
-    draw = np.random.default_rng((7, number))
+    draw = np.random.default_rng((stream, number))
 
     def log(low: float, high: float) -> float:
         return float(math.exp(draw.uniform(math.log(low), math.log(high))))
 
     return {
-        "lr": log(1e-4, 2e-3),
+        "lr": log(*rates),
         "weight_decay": log(1e-3, 0.3),
         "epochs": float(draw.uniform(0.5, 2)),
         "share": float(draw.uniform(0.4, 1.0)),
@@ -43,12 +46,17 @@ def trial(number: int) -> dict[str, Any]:
     }
 
 
+def adapter_trial(number: int) -> dict[str, Any]:
+    """The same for adapters, which take higher rates; ranks take turns."""
+    return {**trial(number, stream=8, rates=(5e-4, 8e-3)), "rank": RANKS[number % len(RANKS)]}
+
+
 class Trainer:
     """One model and its optimiser; `train` begins anew with other weights, data and settings."""
 
     def __init__(self, model: nn.Module, batch: int, device: torch.device) -> None:
         self.model, self.batch, self.device = model.to(device).train(), batch, device
-        self.params = [*model.parameters()]
+        self.params = [p for p in model.parameters() if p.requires_grad]
         gpu = device.type == "cuda"
         # Tensors: a captured step reads them where they lie.
         self.rate, self.keep = (torch.tensor(0.0, device=device) for _ in range(2))
@@ -117,9 +125,18 @@ class Trainer:
         return loss.detach()
 
 
-def pretrain(out: Path, *, epochs: float, batch: int, steps: int | None, small: bool, device: torch.device) -> None:
+def pretrain(
+    out: Path,
+    *,
+    epochs: float,
+    batch: int,
+    steps: int | None,
+    small: bool,
+    device: torch.device,
+    compiled: bool = False,
+) -> None:
     torch.manual_seed(0)
-    trainer = Trainer(build(**(SMALL if small else {})), batch, device)
+    trainer = Trainer(build(compiled=compiled, **(SMALL if small else {})), batch, device)
     tokens = read("reviews")
     steps = steps or round(epochs * len(tokens) / batch)
     trainer.train(tokens, steps=steps, lr=1.5e-3, weight_decay=0.1, seed=0, say=_say)
@@ -127,26 +144,72 @@ def pretrain(out: Path, *, epochs: float, batch: int, steps: int | None, small: 
 
 
 def finetune(
-    start: Path, out: Path, *, trials: int, batch: int, small: bool, device: torch.device, epochs: float = 1.0
+    start: Path,
+    out: Path,
+    *,
+    trials: int,
+    batch: int,
+    small: bool,
+    device: torch.device,
+    epochs: float = 1.0,
+    compiled: bool = False,
 ) -> None:
     """`epochs` multiplies those of every trial."""
     out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(build(**(SMALL if small else {})), batch, device)
+    trainer = Trainer(build(compiled=compiled, **(SMALL if small else {})), batch, device)
     weights, tokens = load_file(start), read("train")
     for number in range(trials):
-        chosen, began = trial(number), time.perf_counter()
+        chosen = trial(number)
         trainer.model.load_state_dict(weights)
-        stream = torch.Generator().manual_seed(chosen["seed"])
-        own = tokens[torch.randperm(len(tokens), generator=stream)[: round(chosen["share"] * len(tokens))]]
-        steps = max(1, round(epochs * chosen["epochs"] * len(own) / batch))
-        settings = {key: chosen[key] for key in ("lr", "weight_decay", "seed")}
-        trainer.train(own, steps=steps, **settings, say=lambda _: None)
+        record = _turned(trainer, tokens, number, chosen, epochs)
         state = {name: value.detach().cpu().contiguous() for name, value in trainer.model.state_dict().items()}
         save_file(state, out / f"trial_{number:03}.safetensors")
-        seconds = time.perf_counter() - began
-        record = {"trial": chosen, "steps": steps, "seconds": seconds}
         (out / f"trial_{number:03}.json").write_text(json.dumps(record))
-        _say(f"trial {number}: {steps} steps, rate {chosen['lr']:.2g}, {seconds:.1f} s")
+
+
+def adapters(
+    start: Path, out: Path, *, trials: int, batch: int, small: bool, device: torch.device, epochs: float = 1.0
+) -> None:
+    """PEFT folders `out/trial_*`, on all linear layers but the last, and the base beside them as `base`."""
+    from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
+
+    weights, tokens, base = load_file(start), read("train"), out.parent / "base"
+    for rank in RANKS:
+        torch.manual_seed(0)
+        model: Any = build(**(SMALL if small else {}))
+        model.load_state_dict(weights)
+        if not base.is_dir():
+            model.save_pretrained(base)
+        model.name_or_path = str(base)  # the adapters name it as what they were trained on
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        trainer = Trainer(get_peft_model(model, config), batch, device)
+        layers = [layer for layer in trainer.model.modules() if isinstance(layer, LoraLayer)]
+        for number in range(trials):
+            chosen = adapter_trial(number)
+            if chosen["rank"] != rank:
+                continue
+            torch.manual_seed(chosen["seed"])
+            for layer in layers:
+                layer.reset_lora_parameters("default", init_lora_weights=True)
+            record = _turned(trainer, tokens, number, chosen, epochs)
+            trainer.model.save_pretrained(out / f"trial_{number:03}")
+            (out / f"trial_{number:03}.json").write_text(json.dumps(record))
+
+
+def _turned(trainer: Trainer, tokens: Tensor, number: int, chosen: dict[str, Any], epochs: float) -> dict[str, Any]:
+    """Train on the trial's share of the data; its record."""
+    began = time.perf_counter()
+    stream = torch.Generator().manual_seed(chosen["seed"])
+    own = tokens[torch.randperm(len(tokens), generator=stream)[: round(chosen["share"] * len(tokens))]]
+    steps = max(1, round(epochs * chosen["epochs"] * len(own) / trainer.batch))
+    last: list[str] = []
+    settings = {key: chosen[key] for key in ("lr", "weight_decay", "seed")}
+    trainer.train(own, steps=steps, **settings, say=last.append)
+    seconds = time.perf_counter() - began
+    rank = f", rank {chosen['rank']}" if "rank" in chosen else ""
+    _say(f"trial {number}: rate {chosen['lr']:.2g}{rank}, {last[-1]}, {seconds:.1f} s in all")
+    return {"trial": chosen, "steps": steps, "seconds": seconds}
 
 
 def _say(line: str) -> None:
@@ -155,25 +218,23 @@ def _say(line: str) -> None:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pretrain", "finetune"))
-    parser.add_argument("--epochs", type=float, help="default: 1 of the reviews; 1 times each trial's own")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, help="sequences; default: 128, and 32 to fine-tune")
-    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("what", choices=("pretrain", "finetune", "adapters"))
+    parser.add_argument("--epochs", type=float, default=1.0, help="of the reviews; or times each trial's own")
+    parser.add_argument("--steps", type=int, help="of pre-training, in place of epochs")
+    parser.add_argument("--batch", type=int, help="sequences; default: 128 to pre-train, 32 to fine-tune, 64 with LoRA")
+    parser.add_argument("--trials", type=int, help=f"default: {TRIALS}, and {ADAPTERS} adapters")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="the layers, but not with LoRA: faster on a GPU")
     chosen = parser.parse_args(given)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    start = DATA / "pretrained.safetensors"
+    start, common = DATA / "pretrained.safetensors", {"small": chosen.small, "device": device, "epochs": chosen.epochs}
     if chosen.what == "pretrain":
-        pretrain(
-            start, epochs=chosen.epochs or 1, batch=chosen.batch or 128, steps=chosen.steps, small=chosen.small,
-            device=device,
-        )  # fmt: skip
+        pretrain(start, batch=chosen.batch or 128, steps=chosen.steps, compiled=chosen.compiled, **common)
+    elif chosen.what == "finetune":
+        out, trials = DATA / "pool", chosen.trials or TRIALS
+        finetune(start, out, trials=trials, batch=chosen.batch or 32, compiled=chosen.compiled, **common)
     else:
-        finetune(
-            start, DATA / "pool", trials=chosen.trials, batch=chosen.batch or 32, small=chosen.small, device=device,
-            epochs=chosen.epochs or 1.0,
-        )  # fmt: skip
+        adapters(start, DATA / "adapters", trials=chosen.trials or ADAPTERS, batch=chosen.batch or 64, **common)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
+from stockpot.soups.arrangement import described
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
 from stockpot.soups.registry import DEFAULT, METHODS, preset_for, settings_for, settings_in_comparison
@@ -164,6 +165,8 @@ class _Job:
             self._scan()
             problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
+            learned = {name: one for name, one in self.chosen.items() if METHODS[name].learned}
+            ranks.announce(self.listen, self.task.device, described(learned, self.task))
             self._tell(Event("start", self._outlook()))
             comparison = self._decide_all(problem)
             self._report(problem)
@@ -183,7 +186,6 @@ class _Job:
         facts = self._facts(Path(), recipe)
         own = ("metric", "settings", "layout", "fit_digest", "report_digests")
         ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
-        ranks.announce(self.listen, self.task.device)
 
     def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
         """Claim the directory. What is there stays until all that the run needs is known to be in order."""

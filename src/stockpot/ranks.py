@@ -11,7 +11,9 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
 
@@ -25,6 +27,10 @@ from stockpot.events import Event, Listener
 
 T = TypeVar("T")
 _meetings = count()  # how often this rank has waited for the others in `all_here`
+_alone = 0  # how many `apart` blocks this rank is in
+# A rank that has ended is noticed at once, by its connection. One that hashes a terabyte or learns the longest fold
+# must be waited for, so this is no limit on work.
+_PATIENCE = timedelta(days=7)
 # What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -61,7 +67,7 @@ def join() -> None:
 @functools.cache
 def _hosts() -> dist.ProcessGroup | None:
     """For what ranks tell each other: gloo, also where gradients go through NCCL. All must ask for it first at once."""
-    return dist.new_group(backend="gloo") if active() else None
+    return dist.new_group(backend="gloo", timeout=_PATIENCE) if active() else None
 
 
 def leave() -> None:
@@ -71,22 +77,43 @@ def leave() -> None:
 
 
 def active() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    """Whether there are several ranks and this one works with the others now."""
+    return size() > 1 and not _alone
+
+
+def size() -> int:
+    """How many ranks there are, also while they work apart."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def own() -> int:
+    """The number of this rank."""
+    return dist.get_rank() if size() > 1 else 0
 
 
 def first() -> bool:
     """Whether this rank opens, decides, writes and shows; true of a process alone."""
-    return not active() or dist.get_rank() == 0
+    return own() == 0
 
 
-def announce(listen: Listener, device: torch.device) -> None:
+@contextmanager
+def apart() -> Iterator[None]:
+    """Meanwhile this rank computes as a process alone does: nothing is divided, and nothing is exchanged."""
+    global _alone
+    _alone += 1
+    try:
+        yield
+    finally:
+        _alone -= 1
+
+
+def announce(listen: Listener, device: torch.device, how: str) -> None:
     """One line that says how the work is arranged."""
     if active():
         hosts = set(gathered(socket.gethostname()))
         places = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
         backend = "NCCL" if device.type == "cuda" else "gloo"
-        text = f"{dist.get_world_size()} ranks on {places} ({backend}): each takes a part of every batch"
-        listen(Event("phase", {"text": text}))
+        listen(Event("phase", {"text": f"{size()} ranks on {places} ({backend}): {how}"}))
 
 
 # What is exchanged -----------------------------------------------------------------------------------------
@@ -95,10 +122,6 @@ def announce(listen: Listener, device: torch.device) -> None:
 def share(indices: Tensor) -> Tensor:
     """This rank's part of a batch."""
     return indices[dist.get_rank() :: dist.get_world_size()] if active() else indices
-
-
-def size() -> int:
-    return dist.get_world_size() if active() else 1
 
 
 def stretch(indices: Tensor) -> Tensor:

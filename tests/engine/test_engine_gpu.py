@@ -301,7 +301,7 @@ def test_resumed_equals_uninterrupted_on_the_gpu(tmp_path: Path) -> None:
         def load(self) -> Any:
             return self.saved
 
-        def save(self, tensors: Any, values: Any) -> None:
+        def save(self, tensors: Any, values: Any, part: Any = None) -> None:
             self.saved = (dict(tensors), dict(values))
             self.left -= 1
             if self.left == 0:

@@ -95,9 +95,8 @@ def test_from_reviews_to_a_table(lm: Any, speeches: Path, tmp_path: Path, monkey
     monkeypatch.setattr(cooking, "zoo_of", lambda _: model)
     common = ["--sizes", json.dumps(SMALL), "--runs", str(tmp_path / "runs"), "--commit", "none"]
     for methods in (["best", "uniform"], ["crossfit"]):  # of one seed in two calls
-        for seed in ("0", "1"):
-            words = ["cook", "lm-llama", "--seed", seed, "--methods", *methods, "--each", json.dumps(FEW), *common]
-            assert cooking.main(words) == 0
+        words = ["cook", "lm-llama", "--seed", "0", "1", "--methods", *methods, "--each", json.dumps(FEW), *common]
+        assert cooking.main(words) == 0
     found = tasks.gathered(tmp_path / "runs" / "lm-llama", "lm-llama")
     run = found["runs"]["main"]
     assert list(run["methods"]) == ["best", "uniform", "crossfit"]
@@ -112,6 +111,41 @@ def test_from_reviews_to_a_table(lm: Any, speeches: Path, tmp_path: Path, monkey
     assert f"| before fine-tuning | {-run['base']['report']['value'][0]:.5f} |" in text
     assert "| **crossfit** |" in text
     assert "2 seeds" in text
+
+
+def test_adapters_of_peft_and_its_averages(
+    lm: Any, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm, "SMALL", SMALL)
+    monkeypatch.setattr(lm, "RANKS", (1, 2, 4))
+    start, device = speeches / "pretrained.safetensors", torch.device("cpu")
+    lm.pretrain(start, epochs=1, batch=4, steps=8, small=True, device=device)
+    lm.adapters(start, speeches / "adapters", trials=5, batch=4, small=True, device=device)
+    model, cooking = sys.modules["model"], script("tasks")
+    pool = model.adapters()
+    assert [one.config["r"] for one in pool.adapters.each] == [1, 2, 4, 1, 2]
+    ways = {name: tensors for name, tensors, _ in model.others("adapters", device)}
+    uniform = {name: sum(pool.tensor(k, name) for k in range(5)) / 5 for name in pool.specs}
+    for name, value in ways["PEFT cat"].items():
+        torch.testing.assert_close(value, uniform[name])
+    base = load_file(start)
+    for name in pool.adapters.each[0].factors:
+        moved, cut = (torch.linalg.svdvals(of[name] - base[name]) for of in (uniform, ways["PEFT svd"]))
+        assert (cut[4:] < 1e-5 * cut[0]).all()  # of the largest rank
+        assert moved[4] > 1e-3 * moved[0]
+
+    monkeypatch.setattr(cooking, "zoo_of", lambda _: model)
+    words = ["cook", "lm-llama", "--pool", "adapters", "--methods", "uniform", "greedy", "--sizes", json.dumps(SMALL)]
+    assert cooking.main([*words, "--runs", str(tmp_path), "--commit", "none"]) == 0
+    found = tasks.gathered(tmp_path / "lm-llama-adapters", "lm-llama-adapters")["runs"]["main"]
+    scores = {name: method["report"]["value"][0] for name, method in found["methods"].items()}
+    assert list(scores) == ["uniform", "greedy", "PEFT cat", "PEFT svd"]
+    assert scores["PEFT cat"] == pytest.approx(scores["uniform"], rel=1e-6)
+    own = model.build(**SMALL)
+    own.load_state_dict(load_file(start))
+    tokens = model.read("held_reviews")
+    expected = own(input_ids=tokens, labels=tokens).loss.item()
+    assert found["base"]["second"]["value"][0] == pytest.approx(-expected, rel=1e-4)
 
 
 def test_diamonds_of_the_first_cut_are_in_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def coefficients_over_time(problem: Quadratic, **settings: Any) -> list[Tensor]:
         def load(self) -> None:
             return None
 
-        def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None:
             path.append(tensors["0.alpha"][:, 0].clone())
 
     with learning(problem.pool, problem.task, "mehl", store=Store(), **settings) as learner:

@@ -13,14 +13,15 @@ import pytest
 import torch
 from worker_distributed import RUNS, run
 
-from zoo import fine_tunes, mlp, write
+from zoo import fine_tunes, mlp, normed, write
 
 
 def test_distributed_equals_single_process(tmp_path: Path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
-    states = [{n: v.double() for n, v in s.items()} for s in fine_tunes(mlp, 5)]
-    pool = write(tmp_path / "pool", states)
+    for build in (mlp, normed):
+        states = [{n: v.double() if v.is_floating_point() else v for n, v in s.items()} for s in fine_tunes(build, 5)]
+        write(tmp_path / build.__name__, states)
     here = Path(__file__)
     paths = os.pathsep.join([str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
     workers = [
@@ -32,7 +33,7 @@ def test_distributed_equals_single_process(tmp_path: Path) -> None:
         )
         for rank in (0, 1)
     ]
-    alone: dict[str, Any] = {name: run(pool, name) for name in RUNS}
+    alone: dict[str, Any] = {name: run(tmp_path, name) for name in RUNS}
     try:
         for worker in workers:
             _, errors = worker.communicate(timeout=120)
@@ -44,13 +45,16 @@ def test_distributed_equals_single_process(tmp_path: Path) -> None:
     assert first == second  # the workers agree to the last bit
     for name in RUNS:
         found, wanted = (torch.tensor(which[name]["W"], dtype=torch.float64) for which in (first, alone))
-        assert (found - wanted).abs().max() <= 1e-9, name
+        assert (found - wanted).abs().max() <= 1e-12, name
         assert (wanted - 0.2).abs().max() > 1e-3, name
         assert first[name]["losses"] == pytest.approx(alone[name]["losses"], rel=1e-9), name
+        assert first[name]["order"] == alone[name]["order"], name
         assert first[name]["skipped"] == alone[name]["skipped"], name
     assert len(first["bad numbers"]["skipped"]) > 3
     assert set(first["mehl+"]["sent"]) == {2 * 4 + 2, 1 * 4 + 2}  # b x G and two sums; the last block has one model
     assert len(first["mehl+"]["sent"]) == 3 * 5  # one exchange per step
+    for apart in ("crossfit by folds", "hl+ by folds", "batch normalisation"):
+        assert first[apart]["sent"] == [], apart
     learned = [which["learned"]["beta"] for which in (first, alone)]
     assert learned[0] == pytest.approx(learned[1], rel=1e-9)
     assert abs(learned[1] - 1) > 1e-3

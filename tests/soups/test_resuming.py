@@ -54,7 +54,7 @@ class Memory:
             return None
         return {name: tensor.clone() for name, tensor in self.state[0].items()}, json.loads(self.state[1])
 
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None:
         written = save({n: x.contiguous() for n, x in tensors.items()})
         self.state = (load(written), json.dumps(values, allow_nan=False))
 

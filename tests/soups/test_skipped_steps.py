@@ -225,7 +225,7 @@ def test_how_many_steps_are_taken_at_once_makes_no_difference(
 
 
 class Strict(Memory):
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None:
         numbers = {name: tensor for name, tensor in tensors.items() if name != "history"}  # which has losses
         assert all(bool(tensor.isfinite().all()) for tensor in numbers.values())
         super().save(tensors, values)

@@ -12,12 +12,15 @@ import torch.distributed as dist
 
 from stockpot import Pool, Task, cook
 from stockpot.engine import resources
-from zoo import MARK, marked_loss, mlp, samples
+from zoo import MARK, marked_loss, mlp, normed, samples
 
 RUNS: dict[str, dict[str, Any]] = {
     "mehl+": {"method": "mehl+", "block_size": 2},
     "learned": {"method": "learned"},
-    "crossfit": {"method": "crossfit", "block_size": 2, "folds": 2},
+    "crossfit by data": {"method": "crossfit", "block_size": 2, "folds": 2, "parallel": "data"},
+    "crossfit by folds": {"method": "crossfit", "block_size": 2, "folds": 3, "parallel": "folds"},
+    "hl+ by folds": {"method": "hl+", "folds": 3, "parallel": "folds"},
+    "batch normalisation": {"method": "mehl+", "block_size": 2},  # a batch that may not be cut
     "as the authors do it": {"method": "mehl+", "block_size": 2, "preset": "authors"},
     "low-memory mode": {"method": "mehl", "low_memory": True},
     "unequal memory": {"method": "mehl+", "block_size": "fit"},  # rank 0 decides for both
@@ -27,24 +30,33 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(pool: Pool, name: str) -> dict[str, object]:
+def run(folder: Path, name: str) -> dict[str, object]:
+    build = normed if name == "batch normalisation" else mlp
+    pool = Pool.open(folder / build.__name__)
     x, y = samples(dtype=torch.float64)
     if name == "bad numbers":
         x[-1, 0] = MARK
-    task = Task(mlp().double(), (x, y), loss=marked_loss if name == "bad numbers" else None)
+    task = Task(build().double(), (x, y), loss=marked_loss if name == "bad numbers" else None)
     settings: dict[str, Any] = {"steps": 5, "batch_size": 15, "lr": 0.05, **RUNS[name]}
     result = cook(pool, task, **settings)
     assert result.soup is not None
-    losses = [h["loss"] for h in result.history if h["kind"] in ("step", "held_out")]
+    learned = [h for h in result.history if h["kind"] in ("step", "held_out")]
+    losses = [h["loss"] for h in learned]
+    order = [[h["block"], h["fold"], h["step"]] for h in learned]
     skipped = [h["step"] for h in result.history if h["kind"] == "skipped"]
-    return {"W": result.soup.W.tolist(), "losses": losses, "skipped": skipped, "beta": result.soup.about.get("beta")}
+    return {
+        "W": result.soup.W.tolist(),
+        "losses": losses,
+        "order": order,
+        "skipped": skipped,
+        "beta": result.soup.about.get("beta"),
+    }
 
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     resources.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
-    pool = Pool.open(folder / "pool")
     sent: list[int] = []  # numbers per exchange
     exchange = dist.all_reduce
 
@@ -56,7 +68,7 @@ def main(rank: int, folder: Path) -> None:
     found = {}
     for name in RUNS:
         sent.clear()
-        found[name] = {**run(pool, name), "sent": list(sent)}
+        found[name] = {**run(folder, name), "sent": list(sent)}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -14,6 +14,7 @@ from stockpot.errors import TaskError
 EXTRAS = {
     "transformers": "transformers", "timm": "vision", "torchvision": "vision", "PIL": "images", "open_clip": "clip",
     "pyarrow": "tables", "tensorboard": "tensorboard",
+    "lightning": "lightning", "pytorch_lightning": "lightning",
 }  # fmt: skip
 
 
@@ -32,7 +33,7 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library
-        expected = "an installed one, because the recipe names it"
+        expected = "an installed one"
         found = "none" if missing else f"one that does not load ({error})"
         raise bad_model(f"library {library}", expected, found, f"pip install 'stockpot[{EXTRAS[library]}]'") from error
 

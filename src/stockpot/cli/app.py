@@ -25,6 +25,7 @@ _EXTRAS = {
     "clip": ("open_clip_torch",),
     "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),
+    "lightning": ("lightning",),
 }
 
 app = typer.Typer(

@@ -17,8 +17,10 @@ from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
 from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
+from stockpot.soups.fold import Saved, merged
 
 STATE = "state.safetensors"
+_PART = "state-{}.safetensors"  # of the rank of that number, where ranks learn apart
 INTERVAL = 10.0  # seconds of work that a kill may cost
 FLUSH_EVERY = 1.0  # seconds that a line may stay in this process
 _SHAPE = {"seconds": NUMBER, "peak_host": COUNT, "peak_device": COUNT, "method": {"*": ANY}}
@@ -28,7 +30,8 @@ class DiskStore:
     """The disk's side of `stockpot.soups.problem.StateStore`.
 
     Tensors and values are in one file, so that they cannot disagree after a kill between two writes. The values are
-    JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it first.
+    JSON in a tensor of bytes: a safetensors header is limited in size, and every reader parses it first. Ranks that
+    learn apart have a file each. Whoever goes on makes one of them first, so that none is left to grow old.
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -36,43 +39,73 @@ class DiskStore:
         self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes of host and device in this process
         self.earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
         self._path, self._root = folder / STATE, root
+        self._folder = folder
         self._began = time.perf_counter()
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def load(self) -> Saved | None:
         return ranks.on_first(self._read)
 
-    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        if not os.path.lexists(self._path):
+    def _parts(self) -> list[str]:
+        """The files of ranks that learned apart."""
+        there = self._folder.is_dir() and not self._folder.is_symlink()
+        return sorted(path.name for path in self._folder.glob(_PART.format("*"))) if there else []
+
+    def _read(self) -> Saved | None:
+        paths = [self._path] if os.path.lexists(self._path) else []
+        parts = self._parts()
+        found = [self._read_one(path) for path in (*paths, *(self._folder / name for name in parts))]
+        if not found:
             return None
+        seconds, host, device = zip(*(spent for spent, _ in found), strict=True)
+        self.earlier = max(seconds), max(host), max(device)
+        if not parts:
+            return found[0][1]
         try:
-            with safe_open(files.check_inside(self._root, self._path), framework="pt") as file:
+            whole = merged([saved for _, saved in found])
+        except Exception as error:
+            raise _damaged(self._folder / parts[0], error, f"delete {STATE} and its parts there") from error
+        self._write(self._path, *whole, self.earlier)
+        files.clear(self._folder, parts, self._root)
+        return whole
+
+    def _read_one(self, path: Path) -> tuple[tuple[float, int, int], Saved]:
+        try:
+            with safe_open(files.check_inside(self._root, path), framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
             values = as_values(tensors.pop(VALUES).numpy())
             check(values, _SHAPE)
         except StockpotError:
             raise
         except Exception as error:
-            expected = "the saved state of an unfinished method"
-            found = f"{type(error).__name__}: {error}"
-            fix = "delete that file; the method then starts from its beginning"
-            raise RunError.of(str(self._path), expected=expected, found=found, fix=fix) from error
-        self.earlier = values["seconds"], values["peak_host"], values["peak_device"]
-        return tensors, values["method"]
+            raise _damaged(path, error, "delete that file") from error
+        return (values["seconds"], values["peak_host"], values["peak_device"]), (tensors, values["method"])
 
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        if not ranks.first():
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None:
+        if part is None and not ranks.first():
             return
         (seconds, *before), now = self.earlier, self.peaks()
         host, device = map(max, zip(before, now, strict=True))
         seconds += time.perf_counter() - self._began
-        kept = {"seconds": seconds, "peak_host": host, "peak_device": device, "method": values}
+        path = self._path if part is None else self._folder / _PART.format(part)
+        self._write(path, tensors, values, (seconds, host, device))
+
+    def _write(
+        self, path: Path, tensors: dict[str, Tensor], values: dict[str, Any], spent: tuple[float, int, int]
+    ) -> None:
+        kept = {**dict(zip(("seconds", "peak_host", "peak_device"), spent, strict=True)), "method": values}
         data = {**tensors, VALUES: from_numpy(as_array(kept).copy())}
-        files.make_directory(self._path.parent, self._root)
-        files.write_bytes(self._path, save({name: tensor.contiguous() for name, tensor in data.items()}), self._root)
+        files.make_directory(self._folder, self._root)
+        files.write_bytes(path, save({name: tensor.contiguous() for name, tensor in data.items()}), self._root)
 
     def clear(self) -> None:
-        if ranks.first() and self._path.parent.is_dir():
-            files.clear(self._path.parent, [STATE], self._root)
+        if ranks.first() and self._folder.is_dir():
+            files.clear(self._folder, [STATE, *self._parts()], self._root)
+
+
+def _damaged(path: Path, error: Exception, fix: str) -> RunError:
+    found = f"{type(error).__name__}: {error}"
+    fix = f"{fix}; the method then starts from its beginning"
+    return RunError.of(str(path), expected="the saved state of an unfinished method", found=found, fix=fix)
 
 
 class Journal:

@@ -50,37 +50,43 @@ def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]
 # What is saved of folds that are not finished ------------------------------------------------------------
 
 
-def fold_states(folds: Sequence[Fold], at_block: Sequence[BlockStart]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything the next step depends on, as tensors and as plain JSON values."""
+Saved = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and plain JSON values
+
+
+def fold_states(folds: Sequence[Fold], at_block: Mapping[int, BlockStart]) -> Saved:
+    """Everything the next step of these folds depends on, by their numbers."""
     tensors: dict[str, Tensor] = {}
-    values: list[dict[str, Any]] = []
-    for fold, (first, loss) in zip(folds, at_block, strict=True):
+    values: dict[str, dict[str, Any]] = {}
+    for fold in folds:
         n, s = fold.number, fold.state
+        first, loss = at_block[n]
         tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
         if s.optimiser is not None:
             tensors |= {f"{n}.optimiser.{name}": value for name, value in s.optimiser.save().items()}
         if fold.best is not None:
             tensors[f"{n}.best"] = fold.best
-        values.append(
-            {
-                "t": s.t,
-                "j": s.j,
-                "beta": s.beta,
-                "pace": s.pace,
-                "best_beta": fold.best_beta,
-                "best_loss": finite(fold.best_loss),
-                "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
-                "at_block": [first.t, first.beta, finite(loss)],
-            }
-        )
-    starts = [None if fold.start is None else list(fold.start) for fold in folds]
-    return tensors, {"folds": values, "starts": starts}
+        values[str(n)] = {
+            "t": s.t,
+            "j": s.j,
+            "beta": s.beta,
+            "pace": s.pace,
+            "best_beta": fold.best_beta,
+            "best_loss": finite(fold.best_loss),
+            "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
+            "at_block": [first.t, first.beta, finite(loss)],
+        }
+    return tensors, {"folds": values}
 
 
-def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[BlockStart]:
-    """Make the folds what they were when `fold_states` wrote them down; returns where their blocks began."""
-    at_block = []
-    for fold, kept in zip(folds, values["folds"], strict=True):
+def restore_folds(
+    folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+) -> dict[int, BlockStart]:
+    """Make folds what they were when `fold_states` wrote them down; returns where their blocks began, by number."""
+    at_block = {}
+    for fold in folds:
+        kept = values["folds"].get(str(fold.number))
+        if kept is None:
+            continue  # another rank had it, and ended before it saved
         n = f"{fold.number}."
         moments = {
             name.removeprefix(f"{n}optimiser."): value
@@ -94,8 +100,23 @@ def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: 
         fold.best_loss = _loss(kept["best_loss"])
         fold.taken, fold.taken_before, fold.skipped, fold.skipped_before = kept["counts"]
         t, beta, loss = kept["at_block"]
-        at_block.append((State(tensors[f"{n}at_block"], beta, t), _loss(loss)))
+        at_block[fold.number] = (State(tensors[f"{n}at_block"], beta, t), _loss(loss))
     return at_block
+
+
+def merged(parts: Sequence[Saved]) -> Saved:
+    """What several ranks saved of their folds, as one of them alone would have; of each fold where it got furthest."""
+    tensors: dict[str, Tensor] = {}
+    folds: dict[str, dict[str, Any]] = {}
+    history: list[Tensor] = []
+    for n in sorted({n for _, values in parts for n in values["folds"]}, key=int):
+        holding = [part for part in parts if n in part[1]["folds"]]
+        found, values = max(holding, key=lambda part: (part[1]["folds"][n]["t"], part[1]["folds"][n]["j"]))
+        folds[n] = values["folds"][n]
+        tensors |= {name: value for name, value in found.items() if name.startswith(f"{n}.")}
+        rows = found["history"]  # (entries, 6): kind, block, fold, ...
+        history.append(rows[rows[:, 2] == int(n)])
+    return {**tensors, "history": torch.cat(history)}, {**parts[0][1], "folds": folds}
 
 
 def _loss(value: float | None) -> float:

@@ -2,7 +2,8 @@
 
 The algorithm is soups/mehl.py. A *fold* (soups/fold.py) is one set of coefficients and the data it learns from: one
 fold with all fitting data for the plain methods, several for cross-fitting, which a loaded block serves one after the
-other.
+other. Several ranks divide every batch, or the folds (soups/arrangement.py): then each learns its own as a process
+alone does, and all tell each other what came of it at the end.
 
 A fold with data left out is judged by its loss there, every J/30 steps, and keeps the coefficients that were best. What
 is judged is the mean of the coefficients since the last judgement: less noisy than where the last step ended. Where the
@@ -26,10 +27,11 @@ from stockpot import ranks
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
 from stockpot.engine.plan import NAMES
-from stockpot.errors import LearningError, describe
+from stockpot.errors import LearningError, StockpotError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
+from stockpot.soups import arrangement
 from stockpot.soups.fold import Fold, check_same_settings, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
@@ -73,6 +75,9 @@ class Learner:
     ) -> None:
         self.problem, self.live, self.method, self.settings = problem, live, method, settings
         self.folds, self.listen, self._store = folds, problem.listen, store
+        self._way = ranks.decided_once(lambda: arrangement.way(settings, problem.task))
+        alone = self._way == "folds"
+        self._mine = [fold for fold in folds if not alone or arrangement.owner(fold.number, self._way) == ranks.own()]
         K, G = len(problem.pool), len(live.layout)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
         ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])
@@ -94,7 +99,8 @@ class Learner:
             if fold.start is not None:
                 alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
             fold.state = State(alpha, beta)
-        self._at_block = [fold.block_start() for fold in folds]  # where a block that cannot be finished begins again
+        # Where a block that cannot be finished begins again, by fold.
+        self._at_block = {fold.number: fold.block_start() for fold in folds}
 
     def run(
         self,
@@ -107,7 +113,6 @@ class Learner:
         them, it is given what puts such means into the model without a look at the files.
         """
         self._restore()
-        s = self.settings
         while True:
             try:
                 if begin is not None:
@@ -119,18 +124,10 @@ class Learner:
                     put = begin = None
                     self.live.task.evaluator.forget()  # learning needs the room of its graphs
                 engine = self._engine or self._open_engine()
-                # Losses may draw numbers: these depend on the step, not on what ran before.
-                with forked_random(self.live.device) as reseed, self.live.task.learning(), held() as self._stop:
-                    while (fold := min(self.folds, key=lambda fold: fold.state.t)).state.t < len(self.blocks):
-                        J = steps_for(s, len(fold.data))
-                        self._begin_block(engine, fold)
-                        for _ in mehl_soup(
-                            engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
-                            J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
-                            every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
-                        ):  # fmt: skip
-                            self._after_steps(engine, fold, J)
-                        self._end_block(fold)
+                if self._way == "data":
+                    self._learn(engine)
+                else:
+                    self._learn_apart(engine)
                 if judge is not None:
                     for folds in [*([fold] for fold in self.folds), self.folds]:
                         self._put(engine, folds)
@@ -144,6 +141,44 @@ class Learner:
                 if self._engine is not None:
                     self._engine.close()
                     self._engine = None
+
+    def _learn(self, engine: Engine) -> None:
+        """Algorithm 1 for every fold of this rank."""
+        s = self.settings
+        # Losses may draw numbers: these depend on the step, not on what ran before.
+        with forked_random(self.live.device) as reseed, self.live.task.learning(), held() as self._stop:
+            while unfinished := [fold for fold in self._mine if fold.state.t < len(self.blocks)]:
+                fold = min(unfinished, key=lambda fold: fold.state.t)
+                J = steps_for(s, len(fold.data))
+                self._begin_block(engine, fold)
+                for _ in mehl_soup(
+                    engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
+                    J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
+                    every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
+                ):  # fmt: skip
+                    self._after_steps(engine, fold, J)
+                self._end_block(fold)
+
+    def _learn_apart(self, engine: Engine) -> None:
+        """The same, each rank by itself; then all know what came of every fold, or why one of them had to stop."""
+        failed: StockpotError | None = None
+        with ranks.apart():
+            try:
+                self._learn(engine)
+            except StockpotError as error:
+                failed = error
+        mine = [fold for fold in self._mine if arrangement.owner(fold.number, self._way) == ranks.own()]
+        numbers = {fold.number for fold in mine}
+        entries = [entry for entry in self._entries if entry[2] in numbers]
+        found = ranks.gathered((fold_states(mine, self._at_block), entries, failed))
+        for _, _, reason in found:
+            if reason is not None:
+                raise reason
+        for (tensors, values), _, _ in found:
+            self._at_block |= restore_folds(self.folds, tensors, values)
+        # In the order in which one process would have learned them.
+        every = [entry for _, entries, _ in found for entry in entries]
+        self._entries = sorted(every, key=lambda entry: entry[1:3])
 
     def _means(self, engine: Engine) -> Put | None:
         """What makes the model the mean of some ingredients, where the engine holds all of them."""
@@ -166,7 +201,7 @@ class Learner:
         for fold, start in zip(self.folds, starts, strict=True):
             fold.start = start
             fold.state.alpha.copy_(mixing.chosen(K, G, start) - 1 / K)
-        self._at_block = [fold.block_start() for fold in self.folds]
+        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
 
     def _batch(self, fold: Fold, i: int) -> Tensor:
         """The samples of step i."""
@@ -181,7 +216,7 @@ class Learner:
         if s.j:
             return  # it goes on where an earlier process stopped
         block = self.blocks[s.t]
-        if fold is self.folds[0]:
+        if fold is self._mine[0]:
             names = [self.problem.pool.names[k] for k in block]
             self.listen(Event("block", {"block": s.t, "of": len(self.blocks), "models": names}))
         s.pace, fold.taken, fold.skipped = 1.0, 0, 0
@@ -223,7 +258,7 @@ class Learner:
             self._paced = now if before is None else before
             return
         self._paced = math.inf
-        rest = sum((len(self.blocks) - each.state.t) * J - each.state.j for each in self.folds)
+        rest = sum((len(self.blocks) - each.state.t) * J - each.state.j for each in self._mine)
         K, each = len(self.problem.pool), self.problem.seconds_each
         told = {"seconds": rest * (now - before) / len(fold.state.steps), "steps": rest}
         self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
@@ -231,8 +266,8 @@ class Learner:
     def _end_block(self, fold: Fold) -> None:
         fold.taken_before, fold.taken = fold.taken_before + fold.taken, 0
         fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
-        if len({fold.state.t for fold in self.folds}) == 1:
-            self._at_block = [fold.block_start() for fold in self.folds]
+        if len({fold.state.t for fold in self._mine}) == 1:
+            self._at_block |= {fold.number: fold.block_start() for fold in self._mine}
         self._save()
 
     # Judging on the fold left out ---------------------------------------------------------------------
@@ -356,15 +391,15 @@ class Learner:
 
     def _first_open(self) -> int:
         """The first block that some fold has not finished."""
-        return min(state.t for state, _ in self._at_block)
+        return min(state.t for state, _ in self._at_block.values())
 
     def _begin_again(self) -> None:
         """All folds back to where the block under way began."""
-        for fold, (state, best_loss) in zip(self.folds, self._at_block, strict=True):
+        for fold in self.folds:
+            state, best_loss = self._at_block[fold.number]
             fold.state, fold.best_loss = replace(state, alpha=state.alpha.clone()), best_loss
             fold.taken = fold.skipped = 0
-        begun = [state.t for state, _ in self._at_block]
-        self._entries = [entry for entry in self._entries if entry[1] < begun[entry[2]]]
+        self._entries = [entry for entry in self._entries if entry[1] < self._at_block[entry[2]][0].t]
 
     def _cut(self, size: int) -> None:
         """Blocks of at most `size` models from the one under way on, which begins again where it is cut."""
@@ -385,15 +420,16 @@ class Learner:
 
     def _save(self) -> None:
         if self._store is not None:
-            tensors, values = fold_states(self.folds, self._at_block)
+            tensors, values = fold_states(self._mine, self._at_block)
             tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
             o = self._options
             values |= {
+                "starts": [None if fold.start is None else list(fold.start) for fold in self.folds],
                 "settings": as_json(self.settings),
                 "blocks": self.blocks,
                 "options": [o.directions, o.accumulate, o.low_memory],
             }
-            self._store.save(tensors, values)
+            self._store.save(tensors, values, ranks.own() if self._way == "folds" else None)
         self._saved_at = time.monotonic()
         self._stop.obey()
 
@@ -410,7 +446,7 @@ class Learner:
         self.blocks = values["blocks"]
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
-        self._at_block = restore_folds(self.folds, tensors, values)
+        self._at_block |= restore_folds(self.folds, tensors, values)
 
     def _stopped(self, fold: Fold) -> LearningError:
         s = fold.state

@@ -34,14 +34,17 @@ def finite(value: float) -> float | None:
 
 
 class StateStore(Protocol):
-    """Keeps the newest state of one unfinished method. A run directory has one; None where nothing is kept."""
+    """Keeps the newest state of one unfinished method. A run directory has one; None where nothing is kept.
+
+    A rank that learns apart from the others saves a `part` of its own; `load` gives all parts as one.
+    """
 
     interval: float  # seconds between saves inside a block
     peaks: Callable[[], tuple[int, int]]  # bytes of host and device in this process so far; set by whoever measures
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None: ...
 
-    def save(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None: ...
+    def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True)

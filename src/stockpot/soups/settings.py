@@ -89,6 +89,14 @@ class Settings:
     ] = False
     compile: Annotated[bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")] = False
     graphs: Annotated[bool, Setting("Capture the step as a CUDA graph where the model allows.")] = True
+    parallel: Annotated[
+        Literal["auto", "data", "folds"],
+        Setting(
+            "How the ranks of torchrun or srun share the learning; the soup is the same. data: each takes a part of"
+            " every batch; folds: each learns whole folds, where the method has some; auto: folds where that keeps all"
+            " ranks busy, else data."
+        ),
+    ] = "auto"
     seed: Annotated[int, Setting("Order of data and models.")] = 0
 
     def __post_init__(self) -> None:

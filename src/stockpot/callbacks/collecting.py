@@ -1,0 +1,156 @@
+"""What the callbacks of all libraries share: ingredients that are written and kept, and the soup at the end."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from stockpot import files
+from stockpot.cooking import cook
+from stockpot.errors import RunError, StockpotError, TaskError
+from stockpot.pool import Pool
+from stockpot.soups.registry import DEFAULT, settings_for
+from stockpot.soups.result import Result
+from stockpot.task import Task
+from stockpot.zoo.weights import copied, load_weights, write_file
+
+INGREDIENTS, SOUP = "ingredients", "soup"  # in the callback's folder
+Every = int | Literal["save", "epoch"]
+_NAME = r"[A-Za-z0-9][\w.-]{0,39}"
+
+
+class Collector:
+    """The ingredients of one training, and what is made of them; the callbacks say when things happen."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: Every,
+        keep: int = 8,
+        name: str = "",
+        task: Task | Callable[[Any], Task] | None = None,
+        method: str | None = DEFAULT,
+        load: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.folder = Path(folder)
+        self.every, self.keep, self.name = every, keep, name
+        self.method, self.load, self.settings = method, load, settings
+        self.result: Result | None = None  # what `cook` found, once training is over
+        self.soup: Path | None = None  # where its soup was written
+        self.failure: Exception | None = None  # why there is none
+        self._task = task
+        self._last = -1
+        whole = isinstance(every, int) and not isinstance(every, bool)
+        if (every < 1) if whole else (every not in ("save", "epoch")):  # type: ignore[operator]
+            raise self.wrong("every", "a number of steps, 'save' or 'epoch'", repr(every), "use every=100")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            fix = "keep=8: the newest eight, one more while it is being written"
+            raise self.wrong("keep", "a whole number of at least 1", repr(keep), fix)
+        if name and not re.fullmatch(_NAME, name):
+            raise self.wrong("name", "up to 40 letters, digits, dots and hyphens", repr(name), "use name='seed-1'")
+        if method is not None:
+            known = inspect.signature(cook).parameters
+            settings_for(
+                method, **{key: value for key, value in settings.items() if key not in known or key == "preset"}
+            )
+
+    def wrong(self, what: str, expected: str, found: str, fix: str) -> TaskError:
+        return TaskError.of(f"SoupCallback, {what}", expected=expected, found=found, fix=fix)
+
+    # Ingredients ----------------------------------------------------------------------------------------
+
+    @property
+    def ingredients(self) -> Path:
+        return self.folder / INGREDIENTS
+
+    def own(self) -> list[str]:
+        """Names of this training's ingredients, in the order of its steps."""
+        prefix = f"{re.escape(self.name)}-" if self.name else ""
+        wanted = re.compile(rf"{prefix}step-(\d+)(\.safetensors)?")
+        there = [entry.name for entry in self.ingredients.iterdir()] if self.ingredients.is_dir() else []
+        found = {name: match for name in there if (match := wanted.fullmatch(name))}
+        return sorted(found, key=lambda name: int(found[name][1]))
+
+    def begin(self, step: int, processes: int, sharded: str, known: bool, how: str) -> None:
+        """Refuse before training what could not be done after it. `known`: whether a task can be made."""
+        if sharded:
+            fix = "leave the callback out, and give the library's own checkpoints to `stockpot cook` afterwards"
+            raise self.wrong("the model", "whole on every process", f"one that is sharded ({sharded})", fix)
+        if processes > 1 and self.method is not None:
+            fix = f"give method=None, and afterwards Pool.open({str(self.ingredients)!r}) to `cook`"
+            raise self.wrong("cooking", "one process", f"{processes}", fix)
+        if step == 0 and (there := self.own()):
+            fix = "give another folder, a name= for each of several trainings, or remove these"
+            expected = "a folder without ingredients of this name"
+            raise RunError.of(str(self.ingredients), expected=expected, found=f"{len(there)} of them", fix=fix)
+        if self.method is not None and not known:
+            fix = f"{how}; or task=lambda model: Task(model, validation); or method=None, which only collects"
+            raise self.wrong("task", "a task, or validation data of the trainer", "neither", fix)
+
+    def collect(self, model: nn.Module, step: int, write: Callable[[Path], None] | None = None) -> None:
+        """Write one ingredient, whole or not at all, and remove what is more than `keep`. `write` fills a folder."""
+        if step == self._last:
+            return
+        path = self.ingredients / f"{self.name}{self.name and '-'}step-{step:06d}"
+        if write is None:
+            tensors = copied(model.state_dict())
+            files.make_directory(self.ingredients)
+            files.require_space(path, sum(tensor.nbytes for tensor in tensors.values()), "an ingredient")
+            write_file(path.with_name(f"{path.name}.safetensors"), tensors, {"format": "pt"}, self.folder)
+        else:
+            with files.directory(path, overwrite=True, root=self.folder) as place:
+                write(place)
+        self._last = step
+        files.clear(self.ingredients, self.own()[: -self.keep], self.folder)
+
+    # The soup -------------------------------------------------------------------------------------------
+
+    def derived(self, make: Callable[[], Task]) -> None:
+        """Make the task from what the library has, unless the user gave one or none is needed."""
+        if self._task is not None or self.method is None:
+            return
+        try:
+            self._task = make()
+        except StockpotError as error:
+            reason = str(error).replace("\n", " ")
+            fix = "give task=lambda model: Task(model, validation, loss=..., metric=...), or method=None"
+            raise self.wrong("a task from the trainer's model and data", "one that fits", reason, fix) from error
+
+    def finish(self, model: nn.Module) -> None:
+        """Cook what was collected. It must not cost the training: where it fails, a warning says what to do."""
+        if self.method is None:
+            return
+        try:
+            self._cook(model)
+        except Exception as error:  # of the user's functions too
+            self.failure = error
+            where = str(self.ingredients)
+            warnings.warn(f"no soup was made of {where}: {error}\n  The ingredients are still there.", stacklevel=3)
+
+    def _cook(self, model: nn.Module) -> None:
+        assert self.method is not None
+        base = None
+        if adapters := getattr(model, "peft_config", None):
+            base = next(iter(adapters.values())).base_model_name_or_path
+        pool = Pool.open(self.ingredients, base=base)
+        task = self._task(model) if callable(self._task) else self._task
+        if task is None:
+            fix = "evaluate at least once while training, or give task=lambda model: Task(model, validation)"
+            raise self.wrong("task", "validation data by the end of training", "none", fix)
+        before = copied(model.state_dict()) if task.model is model and not self.load else None
+        try:
+            result = cook(pool, task, self.method, **self.settings)
+            if result.soup is not None:
+                self.soup = result.soup.save(self.folder / SOUP, overwrite=True)
+            self.result = result
+        finally:
+            if before is not None:
+                load_weights(model, before, subject="the trained weights")
