@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -112,6 +113,7 @@ class Learner:
         `begin` finds where the folds set out from, which are the means of some ingredients. Where a GPU holds all of
         them, it is given what puts such means into the model without a look at the files.
         """
+        s = self.settings
         self._restore()
         while True:
             try:
@@ -124,10 +126,22 @@ class Learner:
                     put = begin = None
                     self.live.task.evaluator.forget()  # learning needs the room of its graphs
                 engine = self._engine or self._open_engine()
-                if self._way == "data":
-                    self._learn(engine)
-                else:
-                    self._learn_apart(engine)
+                # Losses may draw numbers: these depend on the step, not on what ran before.
+                with (
+                    self._shared(), forked_random(self.live.device) as reseed, self.live.task.learning(),
+                    held() as self._stop,
+                ):  # fmt: skip
+                    while unfinished := [fold for fold in self._mine if fold.state.t < len(self.blocks)]:
+                        fold = min(unfinished, key=lambda fold: fold.state.t)
+                        J = steps_for(s, len(fold.data))
+                        self._begin_block(engine, fold)
+                        for _ in mehl_soup(
+                            engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
+                            J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
+                            every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
+                        ):  # fmt: skip
+                            self._after_steps(engine, fold, J)
+                        self._end_block(fold)
                 if judge is not None:
                     for folds in [*([fold] for fold in self.folds), self.folds]:
                         self._put(engine, folds)
@@ -142,29 +156,16 @@ class Learner:
                     self._engine.close()
                     self._engine = None
 
-    def _learn(self, engine: Engine) -> None:
-        """Algorithm 1 for every fold of this rank."""
-        s = self.settings
-        # Losses may draw numbers: these depend on the step, not on what ran before.
-        with forked_random(self.live.device) as reseed, self.live.task.learning(), held() as self._stop:
-            while unfinished := [fold for fold in self._mine if fold.state.t < len(self.blocks)]:
-                fold = min(unfinished, key=lambda fold: fold.state.t)
-                J = steps_for(s, len(fold.data))
-                self._begin_block(engine, fold)
-                for _ in mehl_soup(
-                    engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
-                    J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
-                    every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
-                ):  # fmt: skip
-                    self._after_steps(engine, fold, J)
-                self._end_block(fold)
-
-    def _learn_apart(self, engine: Engine) -> None:
-        """The same, each rank by itself; then all know what came of every fold, or why one of them had to stop."""
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        """Where each rank learns folds by itself, all know in the end what came of every one, or why it had to stop."""
+        if self._way == "data":
+            yield
+            return
         failed: StockpotError | None = None
         with ranks.apart():
             try:
-                self._learn(engine)
+                yield
             except StockpotError as error:
                 failed = error
         mine = [fold for fold in self._mine if arrangement.owner(fold.number, self._way) == ranks.own()]
