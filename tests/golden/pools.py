@@ -1,7 +1,8 @@
 """Five small pools in double precision, and the mixing weights every method gave on them before the rebuild.
 
-`weights.safetensors` was written on 2026-11-18, before the rebuild, and is not written again: it says what the methods
-did. The entries that end in `@authors` are what that preset did then.
+`pools.safetensors` holds models and samples: a processor that rounds a last digit otherwise while training them would
+change their digests, and digests order the blocks. `weights.safetensors` was written from it by the code of 2026-11-18,
+before the rebuild (commit a1cf849): it says what the methods did.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stockpot import Pool, Soup, Task, cook
 
 FEATURES, CLASSES = 6, 3
+KEPT = load_file(Path(__file__).parent / "pools.safetensors")
 
 
 def mlp() -> nn.Module:
@@ -55,65 +57,42 @@ def deep() -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """One pool and what is set for its learned soups; `crossfit` has its own settings."""
+    """One pool's model, and what is set for its learned soups; `crossfit` has its own settings."""
 
     build: Callable[[], nn.Module]
     models: int
-    seed: int
-    samples: int = 96
-    spread: float = 0.15
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = {
-    "mlp": Case(mlp, 6, 0, settings={"block_size": 2, "passes": 2}),
-    "normed": Case(normed, 5, 1, settings={"block_size": 3}),
-    "tied": Case(tied, 4, 2, settings={"block_size": 2}),
-    "uneven": Case(mlp, 8, 3, samples=160, spread=0.3, settings={"block_size": 3}),
-    "deep": Case(deep, 5, 4, samples=120, settings={"block_size": 2, "passes": 2}),
+    "mlp": Case(mlp, 6, settings={"block_size": 2, "passes": 2}),
+    "normed": Case(normed, 5, settings={"block_size": 3}),
+    "tied": Case(tied, 4, settings={"block_size": 2}),
+    "uneven": Case(mlp, 8, settings={"block_size": 3}),
+    "deep": Case(deep, 5, settings={"block_size": 2, "passes": 2}),
 }
 LEARNED = ("learned", "learned+", "hl", "hl+", "mehl", "mehl+")
 PLAIN = ("best", "uniform", "greedy")
 
 
-def samples(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs whose class a linear rule gives, mostly."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, FEATURES, generator=generator, dtype=torch.float64)
-    rule = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
-    noise = torch.randn(n, CLASSES, generator=generator, dtype=torch.float64)
-    return x, (x @ rule + 0.5 * noise).argmax(dim=1)
-
-
-def write_pool(case: Case, folder: Path) -> Pool:
-    """Fine-tunes of one base model, nudged apart and trained a little on different data."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(case.seed)
-        base = {name: value.clone() for name, value in case.build().state_dict().items()}
-        for k in range(case.models):
-            model = case.build()
-            model.load_state_dict(base)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter), alpha=case.spread)
-            x, y = samples(24, seed=case.seed * 100 + k + 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + 0.05 * k)
-            for _ in range(12):
-                optimizer.zero_grad()
-                torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
-                optimizer.step()
-            state = {name: value.detach().contiguous().clone() for name, value in model.state_dict().items()}
-            save_file(state, folder / f"model_{k}.safetensors")
+def write_pool(name: str, folder: Path) -> Pool:
+    """The models of a pool, each as a file."""
+    for k in range(CASES[name].models):
+        save_file(_kept(f"{name}/{k}/"), folder / f"model_{k}.safetensors")
     return Pool.open(folder)
+
+
+def _kept(prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in KEPT.items() if key.startswith(prefix)}
 
 
 def cooked(name: str, methods: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Soup]]:
     """The soup of each of these methods, with its settings, on one of the pools."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
-        pool = write_pool(case, Path(folder))
+        pool = write_pool(name, Path(folder))
         for method, settings in methods.items():
-            task = Task(case.build(), samples(case.samples, seed=7), batch_size=64)
+            task = Task(case.build(), (KEPT[f"{name}/x"], KEPT[f"{name}/y"]), batch_size=64)
             result = cook(pool, task, method, **settings)
             assert result.soup is not None
             yield method, result.soup
