@@ -265,6 +265,9 @@ def test_a_stopped_run_continues_bit_for_bit(
         except KeyboardInterrupt:
             stops += 1
             assert value_of(tmp_path / "parts", "run.json")["status"] == "interrupted"
+            states = [path.name for path in (tmp_path / "parts").rglob("state*")]  # one, where there is one process
+            assert states == ["state.safetensors"][: len(states)]
+            assert states or stop_at < 60
     assert stops == (stop_at != 1000)
     assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
 

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,28 @@ def test_a_newer_state_replaces_the_older(tmp_path: Path) -> None:
     loaded = store.load()
     assert loaded is not None
     assert (loaded[0]["x"].item(), loaded[1]["step"]) == (2.0, 2)
+
+
+def fold_at(step: int, blocks: list[list[int]], *folds: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    history = torch.tensor([[0, 0, fold, j, 0.5, 0.1] for fold in folds for j in range(step)], dtype=torch.float64)
+    tensors = {f"{fold}.alpha": torch.full((1,), float(step)) for fold in folds}
+    return {**tensors, "history": history}, {"blocks": blocks, "folds": {str(f): {"t": 0, "j": step} for f in folds}}
+
+
+def test_of_each_fold_counts_where_it_got_furthest_in_the_blocks_of_now(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, tmp_path)
+    store.save(*fold_at(5, [[0, 1]], 0, 1))
+    store.save(*fold_at(7, [[0, 1]], 1), part=1)
+    tensors, values = store.load() or ({}, {})
+    assert [values["folds"][fold]["j"] for fold in "01"] == [5, 7]
+    assert [tensors[f"{fold}.alpha"].item() for fold in "01"] == [5, 7]
+    assert len(tensors["history"]) == 12
+    # Memory was short, so the block was cut and both folds began again.
+    store.save(*fold_at(2, [[0], [1]], 1), part=1)
+    tensors, values = store.load() or ({}, {})
+    assert values["blocks"] == [[0], [1]]
+    assert {fold: kept["j"] for fold, kept in values["folds"].items()} == {"1": 2}  # fold 0 had not got anywhere
+    assert [path.name for path in tmp_path.iterdir()] == [STATE]
 
 
 def test_values_of_any_length_leave_the_header_small(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ WORDS: Mapping[Way, str] = {
 def way(settings: Settings, task: Task) -> Way:
     """How all ranks together learn one method. The task's model must hold an ingredient."""
     n, folds = ranks.size(), settings.folds
+    if n == 1:
+        return "data"  # all of it
     turns = -(-folds // n)  # folds that one rank learns at most
     if folds > 1 and (settings.parallel == "folds" or (settings.parallel == "auto" and folds >= BUSY * n * turns)):
         return "folds"

@@ -105,7 +105,11 @@ def restore_folds(
 
 
 def merged(parts: Sequence[Saved]) -> Saved:
-    """What several ranks saved of their folds, as one of them alone would have; of each fold where it got furthest."""
+    """What several ranks saved of their folds, as one of them alone would have; of each fold where it got furthest.
+
+    Where memory was short, blocks were cut and begun again: then only what is as new as the last part counts.
+    """
+    parts = [part for part in parts if part[1]["blocks"] == parts[-1][1]["blocks"]]
     tensors: dict[str, Tensor] = {}
     folds: dict[str, dict[str, Any]] = {}
     history: list[Tensor] = []
