@@ -103,8 +103,7 @@ def test_the_best_model_itself_differs_from_it_by_nothing() -> None:
     found = records(record("best", report=70), record("greedy", used=1, report=70), record("hl+", report=70))
     apart = differences(found, "report")
     assert apart["greedy"] == {"report": [0.0, 0.0, 0.0]}
-    assert None not in apart["hl+"]["report"]
-    assert apart["hl+"]["report"][1] < 0 < apart["hl+"]["report"][2]
+    assert all(apart["hl+"]["report"][1:])  # what chance can do between two models that score the same
 
 
 @pytest.mark.parametrize(("mine", "use"), [(90, True), (51, False), (20, False)])

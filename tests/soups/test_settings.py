@@ -277,7 +277,7 @@ def test_a_comparison_leaves_out_what_would_do_the_same(tmp_path: Path) -> None:
     assert list(found) == [name for name in METHODS if name not in ("mehl", "mehl+")]
     assert found.absent["mehl+"] == "it is the same as hl+ where all 3 models are loaded at once"
     named = compare(pool, task, ["hl", "mehl"], **short)  # whoever asks for both gets both
-    assert torch.equal(weights(named["hl"]), weights(named["mehl"]))
+    assert torch.equal(W_of(named["hl"]), W_of(named["mehl"]))
 
 
 def test_what_differs_is_no_repetition() -> None:

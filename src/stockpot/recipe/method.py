@@ -101,11 +101,16 @@ class _Method(_Stated):
         try:
             if self.preset is None or "name" in self.model_fields_set:  # a preset may be for `methods` alone
                 self.settings()
-            for name in self.methods or METHODS:
+            for name in self.compared:
                 self.settings(name)
         except MethodError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def compared(self) -> tuple[MethodName, ...]:
+        """The methods `compare` may run."""
+        return self.methods or tuple(METHODS)
 
     def own(self, load: Load = _unloaded) -> dict[str, dict[str, Any]]:
         """The settings of single methods, as Python has them; `load` finds a function that one names."""
