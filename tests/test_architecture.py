@@ -31,6 +31,7 @@ PARTS = (
     "files",
     "folders",
     "ranks",
+    "watch",
     "signals",
     "events",
     "errors",

@@ -160,7 +160,8 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        with ExitStack() as stack:
+        ranks.join()
+        with ranks.watched(), ExitStack() as stack:
             self._meet(recipe)
             if run is not None:
                 self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
@@ -180,7 +181,6 @@ class _Job:
 
     def _meet(self, recipe: RecipeFacts) -> None:
         """With several ranks: all of them must be about to do the same; the first one shows it."""
-        ranks.join()
         if not ranks.active():
             return
         if not ranks.first():
