@@ -144,13 +144,15 @@ def watched() -> Iterator[None]:
             yield
         done = True
     except BaseException as error:
-        told = isinstance(error, KeyboardInterrupt) and not watch.interrupted
-        if told:  # by a signal; torchrun sends one when another rank has ended, which is then the reason
-            watch.say(STOPPED)
-        why = watch.why(wait=5.0 if lost(error) else 1.0 if told else 0.0)
-        if lost(error) or watch.interrupted or (told and why is not None and not why.endswith(STOPPED)):
-            watch.say(STOPPED)
-            raise RankError(why or "another rank has ended") from error
+        with signals.held():  # this is the last word on how it ends
+            watch.inside = False
+            told = isinstance(error, KeyboardInterrupt) and not watch.interrupted
+            if told:  # by a signal; torchrun sends one when another rank has ended, which is then the reason
+                watch.say(STOPPED)
+            why = watch.why(wait=5.0 if lost(error) else 1.0 if told else 0.0)
+            if lost(error) or watch.interrupted or (told and why is not None and not why.endswith(STOPPED)):
+                watch.say(STOPPED)
+                raise RankError(why or "another rank has ended") from error
         raise
     finally:
         watch.leave(done=done)
