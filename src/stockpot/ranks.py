@@ -119,6 +119,11 @@ def announce(listen: Listener, device: torch.device, how: str) -> None:
 # What is exchanged -----------------------------------------------------------------------------------------
 
 
+def sharing() -> int:
+    """How many ranks take a part of a batch each."""
+    return dist.get_world_size() if active() else 1
+
+
 def share(indices: Tensor) -> Tensor:
     """This rank's part of a batch."""
     return indices[dist.get_rank() :: dist.get_world_size()] if active() else indices

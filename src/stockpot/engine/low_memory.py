@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from stockpot.engine.directions import Directions
 from stockpot.engine.flat import TILE
 from stockpot.engine.live import Live
+from stockpot.task.shards import local
 
 
 class Projector:
@@ -37,7 +38,8 @@ class Projector:
     def _hook(self, start: int, stop: int) -> Any:
         def project(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            self._add(parameter.grad.reshape(-1), start, stop)
+            if stop > start:  # a rank may have no rows of it
+                self._add(local(parameter.grad).reshape(-1), start, stop)
             parameter.grad = None
 
         return project

@@ -17,6 +17,7 @@ from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
+from stockpot.task.shards import any_slope, is_sharded
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
@@ -316,6 +317,10 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                     found = "the loss has no gradient function"
                     break
                 # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
+                if is_sharded(model):  # FSDP2 leaves gradients behind, and gives none back
+                    if any_slope(4096 * loss, parameters):
+                        return
+                    continue
                 gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
                 if any(g is not None and bool(g.any()) for g in gradients):
                     return

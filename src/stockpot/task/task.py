@@ -25,6 +25,7 @@ from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
+from stockpot.task.shards import called_as_a_whole, is_sharded, shard
 
 SMALL = 8  # samples of a trial batch
 Statistics = Literal["recalibrate", "average", "copy"]
@@ -116,6 +117,17 @@ class Task:
 
     def _first(self, data: Data, size: int) -> Any:
         return self.to_device(data.batch(torch.arange(min(size, len(data)))))
+
+    # Ranks --------------------------------------------------------------------------------------------
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold parts of the model."""
+        return is_sharded(self.model)
+
+    def shard(self, together: int | None = None) -> None:
+        """Divide the model among so many ranks (default: all); it stays divided."""
+        shard(self.model, self.device, together)
 
     # Modes --------------------------------------------------------------------------------------------
 
@@ -210,7 +222,7 @@ class Task:
 
         how: dict[str, Any] = {"with_loss": with_loss, "grow": grow}
         with self.evaluating():
-            if ranks.active():
+            if ranks.active() and not (self.sharded and self.metric.calls_model):
                 table, loss = self._table_of_all_ranks(data, rows, stop, told, how)
             else:
                 table, loss = self.evaluator.table(data, rows, self.batch_size, stop=stop, told=told, **how)
@@ -229,6 +241,9 @@ class Task:
         for part in rounds:
             mine = ranks.stretch(part)
             found = self.evaluator.table(data, mine, self.batch_size, **how) if len(mine) else None
+            batches = -(-len(part) // (self.batch_size * ranks.size())) - -(-len(mine) // self.batch_size)
+            if self.sharded and batches:  # another rank makes one pass more, and needs this one's part of the model
+                self.evaluator.table(data, part[:1], self.batch_size, **how)
             for table, loss in filter(None, ranks.gathered(found)):
                 tables.append(table)
                 losses.append(loss)
@@ -314,7 +329,7 @@ class Task:
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
-        with self.learning():
+        with self.learning(), called_as_a_whole(self.model):
             # A loss such as a hinge can be flat on a few samples without ignoring the model; then more are tried.
             sizes = (SMALL, self.batch_size)
             checks.check_start(self.model, (self.loss(self._first(self.fit, size)) for size in sizes))
