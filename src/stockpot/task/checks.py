@@ -18,6 +18,7 @@ from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
 from stockpot.task.shards import any_slope, is_sharded
+from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
@@ -35,6 +36,7 @@ def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_siz
         raise wrong("model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance")
     if loss is not None and not callable(loss):
         raise wrong("loss", "a function loss(model, batch)", repr(loss), "leave it out for the default loss")
+    check_torch_loss(loss)
     if not callable(metric) and not isinstance(metric, Metric) and metric not in list(METRICS):
         names = f"{', '.join(map(repr, METRICS))}, a Metric, or a function metric(outputs, batch)"
         fix = "use one of these names, or a function whose higher values are better"

@@ -26,6 +26,7 @@ from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 from stockpot.task.shards import called_as_a_whole, is_sharded, shard
+from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
 Statistics = Literal["recalibrate", "average", "copy"]
@@ -36,8 +37,8 @@ class Task:
 
     The default loss is cross-entropy of `model(x)` for batches `(x, y)`, and for dicts the loss that
     `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`: one loss per
-    sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
-    `metric(outputs, batch)` with one score per sample, or a `Metric`.
+    sample, their mean, or a pair (sum, weight); or a loss of torch.nn, such as `nn.MSELoss()`. A metric is a name of
+    `METRICS`, a function `metric(outputs, batch)` with one score per sample, or a `Metric`.
     `groups` and `report_groups` number or name what samples belong to (a patient, document or speaker): one per sample.
     The report data is checked here and then sealed: methods open it after their last decision (`Sealed`). A dict of
     data, such as `{"test": (x, y), "shifted": (x2, y2)}`, is several sets: all are scored, and the first one counts
@@ -52,7 +53,7 @@ class Task:
         *,
         groups: Any = None,
         report_groups: Any = None,
-        loss: LossFunction | None = None,
+        loss: LossFunction | nn.Module | None = None,
         metric: str | Metric | MetricFunction = "accuracy",
         device: str | torch.device | None = None,
         autocast: torch.dtype | None = None,
@@ -68,10 +69,12 @@ class Task:
         self.autocast = autocast
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
-        self._judge = Judge(model, loss, as_metric(metric), self.device, autocast)
-        self.evaluator = Evaluator(self._judge)
         read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
         self.fit = read(fit, name="fit data", groups=groups)
+        self._judge = Judge(
+            model, as_function(loss, self._first(self.fit, 1)), as_metric(metric), self.device, autocast
+        )
+        self.evaluator = Evaluator(self._judge)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
         sets: dict[str, Data] = {}
