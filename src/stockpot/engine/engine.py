@@ -21,7 +21,6 @@ from stockpot.task import Data
 from stockpot.task.captured import Batch, DeviceBatches
 from stockpot.task.data import forked_random
 from stockpot.task.loss import Loss
-from stockpot.task.shards import local
 
 BURST = 50  # steps at most between two waits for the device
 FP16_SCALES = (4096.0, 1.0)  # on the loss under fp16 autocast, whose smallest number is 6e-8
@@ -108,7 +107,7 @@ class Engine:
         step, sample, kept, spared = 0, 0.0, 0, None
         if self._cuda:
             held = [*live.task.model.parameters(), *live.task.model.buffers()]
-            kept = max(0, sum(local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
+            kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
             step, sample = self._measure(data)
             if o.low_memory or live.plan.size >= plan.LARGE:
                 with recomputing(live.task.model):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stockpot import ranks
 from stockpot.engine.directions import Directions
 from stockpot.engine.flat import TILE
 from stockpot.engine.live import Live
-from stockpot.task.shards import local
 
 
 class Projector:
@@ -39,7 +39,7 @@ class Projector:
         def project(parameter: Tensor) -> None:
             assert parameter.grad is not None
             if stop > start:  # a rank may have no rows of it
-                self._add(local(parameter.grad).reshape(-1), start, stop)
+                self._add(ranks.local(parameter.grad).reshape(-1), start, stop)
             parameter.grad = None
 
         return project

@@ -13,10 +13,11 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.engine.flat import FlatPlan, Slot
 from stockpot.engine.live import Live, _named
 from stockpot.errors import TaskError
-from stockpot.task.shards import local, rows_of
+from stockpot.task.shards import rows_of
 
 
 class ShardedLive(Live):
@@ -39,7 +40,7 @@ class ShardedLive(Live):
                     fix=f"keep one ingredient's with exclude={name!r}, or leave out parallel: shards",
                 )
             self._rows[name] = rows_of(tensor)
-            specs[name] = replace(specs[name], shape=tuple(local(tensor).shape))
+            specs[name] = replace(specs[name], shape=tuple(ranks.local(tensor).shape))
         return FlatPlan.of(self.layout, specs, align)
 
     def _value(self, k: int, slot: Slot) -> Tensor:
@@ -71,9 +72,9 @@ class ShardedLive(Live):
     def put(self, name: str, value: Tensor) -> None:
         if name in self._tensors:
             tensor = self._tensors[name]
-            local(tensor).data.copy_(value[rows_of(tensor)] if value.ndim else value)
+            ranks.local(tensor).data.copy_(value[rows_of(tensor)] if value.ndim else value)
 
     def push_copies(self) -> None:
         with torch.no_grad():
-            own = [local(tensor).view(-1) for tensor, _, _ in self.bound]
+            own = [ranks.local(tensor).view(-1) for tensor, _, _ in self.bound]
             torch._foreach_copy_(own, [self.flat[start:stop] for _, start, stop in self.bound])

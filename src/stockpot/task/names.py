@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stockpot.task.shards import local
+from stockpot import ranks
 
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
@@ -102,7 +102,7 @@ def _inside(name: str, modules: set[str]) -> bool:
 
 
 def _place(value: Tensor) -> tuple[Any, ...]:
-    value = local(value)
+    value = ranks.local(value)
     where = value.untyped_storage()._cdata if value.is_meta else value.data_ptr()
     return value.device, where, value.storage_offset(), tuple(value.shape), value.stride()
 

@@ -18,20 +18,6 @@ from stockpot.errors import TaskError
 from stockpot.task import normalisation
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of this model."""
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a parameter or gradient, to read and to write; all of a tensor that is not divided."""
-    if not hasattr(tensor, "to_local"):
-        return tensor
-    with torch.no_grad():
-        found: Tensor = tensor.to_local()
-    return found
-
-
 def rows_of(tensor: Tensor) -> slice:
     """Which rows of the whole tensor are this rank's."""
     mesh = getattr(tensor, "device_mesh", None)
@@ -40,7 +26,7 @@ def rows_of(tensor: Tensor) -> slice:
     # As torch.chunk cuts: all pieces have the same length, but for the last ones.
     length = -(-tensor.shape[0] // mesh.size())
     start = min(mesh.get_local_rank() * length, tensor.shape[0])
-    return slice(start, start + len(local(tensor)))
+    return slice(start, start + len(ranks.local(tensor)))
 
 
 def shard(model: nn.Module, device: torch.device, together: int | None = None) -> None:
@@ -137,7 +123,7 @@ def called_as_a_whole(model: nn.Module) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TaskError) as error:
-        if not is_sharded(model) or not any(word in str(error) for word in ("DTensor", "lazily initialized")):
+        if not ranks.hold_parts(model) or not any(word in str(error) for word in ("DTensor", "lazily initialized")):
             raise
         raise TaskError.of(
             "loss for shards",
@@ -154,7 +140,7 @@ def any_slope(loss: Tensor, parameters: list[Any]) -> bool:
         for parameter in parameters:
             parameter.grad = None
         torch.autograd.backward(loss)
-        found = any(p.grad is not None and bool(local(p.grad).any()) for p in parameters)
+        found = any(p.grad is not None and bool(ranks.local(p.grad).any()) for p in parameters)
     finally:
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad

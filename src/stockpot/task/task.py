@@ -25,7 +25,7 @@ from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
-from stockpot.task.shards import called_as_a_whole, is_sharded, shard
+from stockpot.task.shards import called_as_a_whole, shard
 from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
@@ -126,7 +126,7 @@ class Task:
     @property
     def sharded(self) -> bool:
         """Whether ranks hold parts of the model."""
-        return is_sharded(self.model)
+        return ranks.hold_parts(self.model)
 
     def shard(self, together: int | None = None) -> None:
         """Divide the model among so many ranks (default: all); it stays divided."""
