@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Literal, cast
 
@@ -332,7 +332,7 @@ class Task:
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
-        with self.learning(), called_as_a_whole(self.model):
+        with self.learning(), called_as_a_whole() if self.sharded else nullcontext():
             # A loss such as a hinge can be flat on a few samples without ignoring the model; then more are tried.
             sizes = (SMALL, self.batch_size)
             checks.check_start(self.model, (self.loss(self._first(self.fit, size)) for size in sizes))
