@@ -24,6 +24,7 @@ from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
+from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
@@ -73,6 +74,7 @@ def cook(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -82,22 +84,17 @@ def cook(
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
     `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
     weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
-    replaces an earlier run there.
+    replaces an earlier run there. More than two seconds of work show a bar in a terminal or a notebook;
+    `progress=True` shows it anywhere, `progress=False` nowhere.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
-    ranks.join()
-    if run is None and not ranks.active():
-        choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
-        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
-        with _threads(pool, task):
-            result = decided(problem, method, chosen, preset_for(method, preset))
-            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
+    layout = _layout(include, exclude, donor)
+    job = _Job(pool, task, every, preset, layout, listen, progress=progress, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -114,6 +111,7 @@ def compare(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -121,12 +119,13 @@ def compare(
     """Every method on the same pool and data; all decisions are made before the report data is touched.
 
     `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. A method
-    that fails does not cost the others: it is in `failed`.
+    that fails does not cost the others: it is in `failed`. `run`, `progress` and the rest are as for `cook`.
     """
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form)
+    layout = _layout(include, exclude, donor)
+    job = _Job(pool, task, chosen, preset, layout, listen, progress=progress, form=form)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -147,6 +146,7 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
+    progress: bool | None = None
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
     path: Path | None = None  # of the run; None where nothing is recorded
@@ -158,6 +158,7 @@ class _Job:
         """Do what is left to do, and leave a complete record."""
         with ExitStack() as stack:
             self._meet(recipe)
+            self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
                 self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))

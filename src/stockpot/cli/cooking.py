@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.progress import drawing, scalars
+from stockpot import words
+from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.events import Listener, ignore
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockpot.report import words
+from stockpot import words
 from stockpot.report.reading import Method, Run, Score
 
 DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
