@@ -141,6 +141,7 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.run.record import read_run
+    from stockpot.run.verdict import advised
     from stockpot.soup.adapter import WRITTEN_AS
 
     results = read_run(run).results
@@ -155,7 +156,8 @@ def show(run: Path, report: Path) -> Path | None:
     if soup is not None:
         from stockpot.soup.card import loading
 
-        say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        word = "recommended: " if advised(results["verdict"]) else ""
+        say(f"Soup:   {shown(soup)}  ({word}{results['recommended']})")
         for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
             if note.startswith(WRITTEN_AS):
                 say(f"        {note}")
@@ -183,7 +185,7 @@ def print_table(run: Path) -> None:
     rows = summary_rows(run)
     say()
     if rows:
-        marked = next((i for i, row in enumerate(rows) if row.recommended), None)
+        marked = next((i for i, row in enumerate(rows) if row.chosen), None)
         headings: tuple[str, ...] = (rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
         if len(rows[0].sets) > 1:
             headings = tuple(heading for name in rows[0].sets for heading in (name, "vs. best single"))
@@ -193,6 +195,8 @@ def print_table(run: Path) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """Narrower than the report's, so that the table of one set fits 80 columns; of several it leaves out the costs."""
+    from stockpot.report.tables import SAME
+
     percent = row.metric.unit == "%"
 
     def short(value: float, sign: str = "") -> str:
@@ -201,12 +205,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         return f"{value:{sign}.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.2g}"
 
     cells, one = [row.method], len(row.sets) == 1
-    for score, change in ((cell.score, cell.difference) for cell in row.sets.values()):
+    for cell in row.sets.values():
+        score, change = cell.score, cell.difference
         value = "-" if score is None else row.metric.value(score.value)
         dash = "–" if percent else " to "  # behind which a minus would be misread
         between = "-" if score is None else f"{short(score.low)}{dash}{short(score.high)}"
         cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
-        cells.append("-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change)))
+        apart = "-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change))
+        cells.append(SAME if cell.same else apart)
     return (*cells, words.seconds(row.seconds), words.size(row.peak), str(row.models_used)) if one else tuple(cells)
 
 

@@ -120,11 +120,11 @@ def _weights(
         column = [1.0] * n
     else:
         column = [float(weight) for weight in weights]
-    if len(column) != n or not all(map(math.isfinite, column)):
+    total = sum(column)  # not fsum, which raises where this overflows
+    if len(column) != n or not math.isfinite(total):
         found = f"{len(column)}: {', '.join(f'{weight:g}' for weight in column)}"
         fix = f"give one for each, in this order: {', '.join(pool.names[:n])}"
-        raise SoupError.of("weights", expected=f"{n} finite numbers", found=found, fix=fix)
-    total = math.fsum(column)
+        raise SoupError.of("weights", expected=f"{n} numbers with a finite sum", found=found, fix=fix)
     if with_base:
         column.append(1.0 - total)
     elif abs(total) < 1e-6:
@@ -152,8 +152,10 @@ def model_stock(pool: Pool, layout: Layout) -> Tensor:
         for *chunks, start in zip(*parts, strict=True):
             offsets = torch.stack([chunk.double() - start.double() for chunk in chunks])  # (n, width)
             gram += offsets @ offsets.T
-        lengths = gram.diagonal().sqrt()
-        cosines = gram / (lengths[:, None] * lengths).clamp_min(1e-6)
+        if not bool(gram.isfinite().all()):
+            pool.verify_finite()  # names the models to blame
+        lengths = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)  # of a tensor that did not move: 0
+        cosines = gram / lengths[:, None] / lengths
         c = float(cosines[pairs[0], pairs[1]].clamp(-1, 1).mean())
         t = n * c / (1 + (n - 1) * c) if 1 + (n - 1) * c else 0.0
         W[:n, group], W[n, group] = t / n, 1 - t

@@ -146,6 +146,8 @@ class Soup:
         needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
+        if overwrite:
+            self._check_may_replace(path)
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
             donor, adapters = self.pool.checkpoints[self.layout.donor].path, self.pool.adapters
@@ -156,6 +158,21 @@ class Soup:
                     build.copy_companions(source, folder, without)
             yield folder
             self.pool.verify_unchanged()
+
+    def _check_may_replace(self, path: Path) -> None:
+        """`overwrite` removes an earlier soup or model, never what it is made of, nor folders in it."""
+        if not path.is_dir() or path.is_symlink():
+            return
+        made_of = [one.path for one in self.pool.checkpoints]
+        if self.pool.adapters is not None:
+            made_of.append(self.pool.adapters.base.path)
+        found = [
+            f"{one}, which this soup is made of" for one in made_of if one.resolve().is_relative_to(path.resolve())
+        ]
+        found += [f"a folder in it, {entry.name}" for entry in sorted(path.iterdir()) if entry.is_dir()]
+        if found:
+            expected, fix = "an earlier soup, which may be removed", "choose another path, or remove it yourself"
+            raise SoupError.of(str(path), expected=expected, found=found[0], fix=fix)
 
     @classmethod
     def load(cls, path: str | Path, *, ingredients: record.Ingredients = None, listen: Listener = ignore) -> Soup:
