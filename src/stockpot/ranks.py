@@ -122,7 +122,29 @@ def announce(listen: Listener, device: torch.device | None, how: str) -> None:
         listen(Event("phase", {"text": f"{size()} ranks on {places} ({backend}): {how}"}))
 
 
+# What ranks hold of a model that is divided among them (task/shards.py) --------------------------------------
+
+
+def hold_parts(model: torch.nn.Module) -> bool:
+    """Whether ranks hold parts of this model."""
+    return hasattr(next(model.parameters(), None), "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a parameter or gradient, to read and to write; all of a tensor that is not divided."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        found: Tensor = tensor.to_local()
+    return found
+
+
 # What is exchanged -----------------------------------------------------------------------------------------
+
+
+def sharing() -> int:
+    """How many ranks take a part of a batch each."""
+    return dist.get_world_size() if active() else 1
 
 
 def share(indices: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import typer
 from stockpot.cli.cooking import print_table
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, say_loading, shown
 from stockpot.cli.together import together
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
