@@ -31,10 +31,10 @@ from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
-from stockpot.soups.arrangement import described
+from stockpot.soups.arrangement import described, shard_if_asked
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
-from stockpot.soups.registry import DEFAULT, METHODS, preset_for, settings_for, settings_in_comparison
+from stockpot.soups.registry import DEFAULT, METHODS, preset_for, repetitions, settings_for, settings_in_comparison
 from stockpot.soups.result import Result, decided, report_on
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task import Task
@@ -55,7 +55,7 @@ class Comparison(dict[str, Result]):
     recommended: str | None = None  # the soup with the highest score on held-out data, if there is one
     verdict: str = ""
     failed: Mapping[str, str] = {}  # method -> why
-    absent: Mapping[str, str] = {}  # method that has no meaning for this task -> why
+    absent: Mapping[str, str] = {}  # method that was left out, or has no meaning for this task -> why
     reused: tuple[str, ...] = ()  # finished by an earlier call
     path: Path | None = None  # the run directory
     soup: Path | None = None  # the saved soup in it
@@ -120,13 +120,16 @@ def compare(
 ) -> Comparison:
     """Every method on the same pool and data; all decisions are made before the report data is touched.
 
-    `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. A method
-    that fails does not cost the others: it is in `failed`.
+    `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. Where no
+    `methods` are named, one that would do the same as another is left out, such as `mehl` with all models in one block.
+    A method that fails does not cost the others: it is in `failed`.
     """
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form)
+    absent = repetitions(chosen, preset, len(pool)) if methods is None else {}
+    chosen = {name: one for name, one in chosen.items() if name not in absent}
+    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form, absent=absent)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -149,6 +152,7 @@ class _Job:
     listen: Listener
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
+    absent: Mapping[str, str] = field(default_factory=dict)  # methods that were left out beforehand, and why
     path: Path | None = None  # of the run; None where nothing is recorded
     directory: RunDirectory | None = None  # the same on the rank that writes
     max_shard: int = MAX_SHARD
@@ -163,6 +167,7 @@ class _Job:
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
             self._scan()
+            shard_if_asked(self.chosen, self.task)
             problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             learned = {name: one for name, one in self.chosen.items() if METHODS[name].learned}
@@ -264,7 +269,7 @@ class _Job:
 
     def _decide_all(self, problem: Problem) -> Comparison:
         """What all methods decided. One that fails must not cost the others."""
-        reused, failed, absent, comparison = [], {}, {}, Comparison()
+        reused, failed, absent, comparison = [], {}, dict(self.absent), Comparison()
         for name, settings in self.chosen.items():
             try:
                 if self._decide(problem, name, settings):

@@ -20,8 +20,8 @@ def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
     activity = Activity()
     activity.hear(Event("start", {"methods": {"hl": 40}, "folds": {"hl": 4}, "blocks": {"hl": 2}}))
     assert activity.hear(Event("method", {"method": "hl"})) is None
-    for step in range(10):
-        activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "loss": 0.5}))
+    for step in range(5):
+        activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "of": 5, "loss": 0.5}))
     assert (activity.text, activity.done, activity.total) == ("hl: block 1, fold 2, loss 0.5000", 10, 40)
     activity.hear(Event("progress", {"what": "averaging the ingredients", "done": 3, "total": 9}))
     assert (activity.text, activity.done, activity.total) == ("hl: averaging the ingredients", 3, 9)
@@ -40,7 +40,7 @@ def test_blocks_and_folds_are_named_where_there_are_several(about: dict[str, Any
     activity = Activity()
     activity.hear(Event("start", {"methods": {"hl": 40}, **about}))
     activity.hear(Event("method", {"method": "hl"}))
-    activity.hear(Event("step", {"block": 0, "fold": 0, "step": 0, "loss": 0.5}))
+    activity.hear(Event("step", {"block": 0, "fold": 0, "step": 0, "of": 9, "loss": 0.5}))
     assert activity.text == text
 
 
@@ -51,6 +51,22 @@ def test_the_time_that_learning_takes_becomes_a_line() -> None:
     assert told == "hl: learning takes at most 1 min 30 s from here"
     told = activity.hear(Event("pace", {"seconds": 9.0, "steps": 900, "greedy": 30.0}))
     assert told == "hl: learning takes at most 9.0 s from here; the greedy soup takes at most 30 s in all"
+
+
+def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
+    activity = Activity()
+    activity.hear(Event("start", {"methods": {"hl+": 120}, "folds": {"hl+": 3}, "blocks": {"hl+": 2}}))
+    activity.hear(Event("method", {"method": "hl+"}))
+    activity.hear(Event("step", {"block": 1, "fold": 1, "step": 9, "of": 20, "loss": 0.5}))
+    assert (activity.done, activity.total) == (90, 120)
+    assert activity.state() == " (75 %)"  # how fast it is, nobody knows yet
+
+
+def test_a_column_of_texts_that_was_taken_for_classes_is_told_in_short() -> None:
+    told = Activity().hear(Event("classes", {"names": [f"{k} was a long film " * 40 for k in range(10)]}))
+    assert told is not None
+    assert "0 was a long fi…" in told
+    assert len(told) < 450
 
 
 def test_classes_become_a_line() -> None:

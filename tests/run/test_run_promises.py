@@ -56,7 +56,7 @@ def value_of(run: Path, name: str) -> Any:
 
 def test_the_record_is_complete(tmp_path: Path) -> None:
     pool, task = toy(tmp_path)
-    compared = compare(pool, task, run=tmp_path / "run", **SHORT)
+    compared = compare(pool, task, METHODS, run=tmp_path / "run", **SHORT)
     found = read_run(tmp_path / "run")
     assert list(compared) == found.results["methods"] == list(METHODS)
     assert found.results["baseline"] == "best"

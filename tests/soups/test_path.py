@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import stockpot
-from stockpot import compare, cook
+from stockpot import METHODS, compare, cook
 from stockpot.engine import Engine, Live
 from stockpot.pool import Checkpoint
 from zoo import zoo
@@ -98,7 +98,7 @@ def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
 
     monkeypatch.setattr(Engine, "__init__", making)
     short: dict[str, Any] = {"steps": 2, "batch_size": 16}
-    compare(pool, task, each={"crossfit": short}, **short)
+    compare(pool, task, METHODS, each={"crossfit": short}, **short)
     assert len(engines) == 7
     passes = max(reads.values()) / len(pool)
     assert 10 < passes <= 20, passes  # all of them go through Checkpoint.tensor

@@ -32,7 +32,7 @@ class Activity:
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
         self._method = ""
-        self._taken = self._trials = 0
+        self._trials = 0
 
     def hear(self, event: Event) -> str | None:
         data = event.data
@@ -59,17 +59,14 @@ class Activity:
             case "reused":
                 return f"{data['method']}: finished earlier, not repeated"
             case "method":
-                self._method, self._taken = data["method"], 0
+                self._method = data["method"]
                 self._set(self._method)
             case "pace":
                 greedy = data["greedy"]
                 beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
                 return f"{self._method}: learning takes at most {words.seconds(data['seconds'])} from here{beside}"
             case "step":
-                self._taken += 1
                 self._step(data)
-            case "skipped":
-                self._taken += 1
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":
@@ -106,7 +103,10 @@ class Activity:
             if self._plan[f"{word}s"].get(self._method, 1) > 1 or data[word] > 0
         )
         total = self._plan["methods"].get(self._method, 0)
-        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
+        # The place of the step among all: what an earlier process did counts, and what a fold that gave up left out.
+        folds = self._plan["folds"].get(self._method, 1)
+        taken = (data["block"] * folds + data["fold"]) * data["of"] + data["step"] + 1
+        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", min(taken, total), total)
 
     def state(self) -> str:
         """How far the present work is, and how long it will take at the pace so far."""
@@ -121,7 +121,7 @@ class Activity:
 
 
 def _classes(names: Sequence[str]) -> str:
-    shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
+    shown = ", ".join(f"{words.middle(name, 30)} = {number}" for number, name in enumerate(names[:_CLASSES]))
     more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
     return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
 

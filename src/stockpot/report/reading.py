@@ -86,14 +86,15 @@ class Run:
         self.best_first = sorted(range(len(own)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k))
 
     @property
-    def recommended(self) -> Method | None:
+    def chosen(self) -> Method | None:
+        """Whose soup is the run's: the best on held-out data, or what was asked for."""
         chosen = next((m for m in self.methods if m.name == self.results["recommended"]), None)
         return chosen or (self.methods[0] if len(self.methods) == 1 else None)
 
     @property
     def soup(self) -> Path | None:
         """The saved soup of the recommended method."""
-        chosen = self.recommended
+        chosen = self.chosen
         folder = None if chosen is None else self.path / METHODS / slug(chosen.name) / SOUP
         return folder if folder is not None and folder.is_dir() and not folder.is_symlink() else None
 
@@ -101,6 +102,6 @@ class Run:
     def showpiece(self) -> Method | None:
         """The soup whose weights the charts show: the recommended one if it is learned, else the best learned one."""
         able = [m for m in self.methods if m.W is not None and m.W.size]
-        if self.recommended in able and (self.recommended.learned or len(able) == 1):
-            return self.recommended
+        if self.chosen in able and (self.chosen.learned or len(able) == 1):
+            return self.chosen
         return max(able, key=lambda m: (m.learned, m.best_known), default=None)

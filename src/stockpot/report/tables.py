@@ -10,7 +10,9 @@ from typing import Any
 
 from stockpot.report import words
 from stockpot.report.reading import Method, Run, Score
+from stockpot.run.verdict import advised
 
+SAME = "the same model"
 DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
 
 
@@ -27,6 +29,11 @@ class Cell:
         low, high = (0.0, 0.0) if self.difference is None else self.difference[1:]
         return "good" if low > 0 else "bad" if high < 0 else ""
 
+    @property
+    def same(self) -> bool:
+        """Whether it is the best individual itself."""
+        return self.difference == (0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -40,7 +47,8 @@ class Row:
     peak_host: int  # bytes
     peak_device: int
     models_used: int
-    recommended: bool
+    chosen: bool  # its soup is the run's
+    recommended: bool  # and the verdict says to use it
     baseline: bool
     servable: bool  # one model to serve; the ensemble is not
 
@@ -57,10 +65,13 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of `headings`."""
         m, cells = self.metric, [self.method]
-        for score, change in ((one.score, one.difference) for one in self.sets.values()):
+        for one in self.sets.values():
+            score, change = one.score, "–"
+            if one.difference is not None:
+                change = SAME if one.same else "{} ({} to {})".format(*map(m.change, one.difference))
             cells.append("–" if score is None else m.value(score.value))
             cells.append("–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}")
-            cells.append("–" if change is None else "{} ({} to {})".format(*map(m.change, change)))
+            cells.append(change)
         return (*cells, words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
 
 
@@ -94,7 +105,8 @@ def _row(run: Run, method: Method, kind: str) -> Row:
     return Row(
         method.name, run.metric, kind, {name: Cell(scores.get(name), changes.get(name)) for name in names},
         result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
-        recommended=method is run.recommended,
+        chosen=method is run.chosen,
+        recommended=method is run.chosen and advised(run.results["verdict"]),
         baseline=method.name == run.results["baseline"],
         servable=method.name != "ensemble",
     )  # fmt: skip

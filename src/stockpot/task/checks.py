@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
+from stockpot.task.shards import any_slope
 from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
@@ -318,6 +320,10 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                     found = "the loss has no gradient function"
                     break
                 # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
+                if ranks.hold_parts(model):  # FSDP2 leaves gradients behind, and gives none back
+                    if any_slope(4096 * loss, parameters):
+                        return
+                    continue
                 gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
                 if any(g is not None and bool(g.any()) for g in gradients):
                     return
