@@ -89,6 +89,14 @@ def cook(
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
+    ranks.join()
+    if run is None and not ranks.active():
+        choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
+        with shown(progress, listen) as tell, _threads(pool, task):
+            problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
+            tell(Event("start", _outlook({method: chosen}, pool, task)))
+            result = decided(problem, method, chosen, preset_for(method, preset))
+            return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
@@ -173,7 +181,7 @@ class _Job:
             self._describe_pool(problem)
             learned = {name: one for name, one in self.chosen.items() if METHODS[name].learned}
             ranks.announce(self.listen, self.task.device, described(learned, self.task))
-            self._tell(Event("start", self._outlook()))
+            self._tell(Event("start", _outlook(self.chosen, self.pool, self.task)))
             comparison = self._decide_all(problem)
             self._report(problem)
             return self._concluded(comparison, problem)
@@ -231,19 +239,8 @@ class _Job:
         """Bytes, rather too many: the soup, and for every method its weights, scores and history."""
         models, tensors, samples = len(self.pool), len(self.pool.specs), len(self.task.fit)
         each = models * tensors * _WEIGHT + samples * _SAMPLE
-        steps = sum(self._outlook()["methods"].values())
+        steps = sum(_outlook(self.chosen, self.pool, self.task)["methods"].values())
         return self.pool.nbytes + len(self.chosen) * each + models * samples * 8 + steps * _STEP
-
-    def _outlook(self) -> dict[str, dict[str, int]]:
-        """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
-        K, samples = len(self.pool), len(self.task.fit)
-        steps, blocks = dict.fromkeys(self.chosen, 0), dict.fromkeys(self.chosen, 0)
-        for name, one in self.chosen.items():
-            if METHODS[name].learned:
-                size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
-                blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
-                steps[name] = one.folds * blocks[name] * steps_for(one, inside)
-        return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in self.chosen.items()}}
 
     # ---- deciding
 
@@ -383,6 +380,18 @@ class _Job:
                 soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=root)
         self.directory.write(record.RESULTS, results)
         self.directory.note(status="done")
+
+
+def _outlook(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> dict[str, dict[str, int]]:
+    """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
+    K, samples = len(pool), len(task.fit)
+    steps, blocks = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0)
+    for name, one in chosen.items():
+        if METHODS[name].learned:
+            size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
+            blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
+            steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+    return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in chosen.items()}}
 
 
 def _watching(pool: Pool, listen: Listener) -> Listener:
