@@ -37,8 +37,8 @@ _alone = 0  # how many `apart` blocks this rank is in
 # A rank that has ended is noticed at once, by its connection. One that hashes a terabyte or learns the longest fold
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
-# What torchrun sets, and what Slurm's srun calls the same.
 SHOWN = 12  # differences listed in one message
+# What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
