@@ -158,8 +158,9 @@ def open_adapter(folder: Path) -> Adapter:
 
 def _plain_name(name: str, there: Collection[str]) -> str:
     """The model's name of a tensor that PEFT has wrapped; some have the adapter's name (`default`) in them too."""
-    shorter = re.sub(r"\.modules_to_save\.[^.]+\.", ".", plain := name.replace(".base_layer.", "."))
-    return shorter if PREFIX + shorter in there else plain.replace(".modules_to_save.", ".")
+    plain = name.replace(".base_layer.", ".")
+    with_adapter, without = (re.sub(rf"\.modules_to_save\.{part}", ".", plain) for part in (r"[^.]+\.", ""))
+    return with_adapter if with_adapter != plain and PREFIX + with_adapter in there else without
 
 
 def targets(config: Mapping[str, Any]) -> frozenset[str] | None:
