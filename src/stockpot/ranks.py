@@ -139,6 +139,31 @@ def local(tensor: Tensor) -> Tensor:
     return found
 
 
+def rows(tensor: Tensor) -> slice:
+    """Which rows of the whole tensor are this rank's."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return slice(None)
+    # As torch.chunk cuts: all pieces have the same length, but for the last ones.
+    length = -(-tensor.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * length, tensor.shape[0])
+    return slice(start, start + len(local(tensor)))
+
+
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor of a model this whole value, or this rank's rows of it."""
+    local(tensor).data.copy_(value[rows(tensor)] if value.ndim else value)
+
+
+def fill_model(model: torch.nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """The same for a model that is divided, whose own `load_state_dict` takes no whole tensors."""
+    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    held |= model.named_parameters(remove_duplicate=False)
+    for name, value in tensors:
+        if name in held:
+            fill(held[name], value)
+
+
 # What is exchanged -----------------------------------------------------------------------------------------
 
 

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from ranks.worker_shards import RUNS, Blocks, run
+from ranks.worker_shards import RUNS, Blocks, held, loaded, recorded, run
 from stockpot import Settings
 from stockpot.errors import MethodError, TaskError
 from stockpot.task.shards import shard
 from zoo import Tied, fine_tunes, normed, write
 
+SOUP = "soup/model.safetensors"
 SAMPLE = (
-    "hl+ by two and two", "mehl+ in fp32", "learned+", "crossfit", "greedy", "one sample per batch", "accumulated",
+    "hl+ by two and two", "mehl+ in fp32", "learned+", "crossfit", "greedy", "tokens", "one sample per batch",
+    "accumulated",
 )  # fmt: skip
 
 
@@ -31,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     states = fine_tunes(Blocks, 5)
     for dtype in (torch.float32, torch.float64):
         write(folder / str(dtype).removeprefix("torch."), [{n: v.to(dtype) for n, v in s.items()} for s in states])
+    write(folder / "wide", fine_tunes(lambda: Blocks(64), 5, steps=1))
     return folder
 
 
@@ -69,6 +73,49 @@ def test_what_shards_cannot_do_is_refused(ranks: list[dict[str, Any]]) -> None:
         assert "expected a number that divides the 4 ranks, found 3" in said["three of four"]
         assert "found data for mehl+" in said["not all alike"]
         assert "expected a model that every rank has all of, found parallel: shards" in said["hl+"]
+
+
+def test_a_rank_holds_its_part_of_model_directions_and_soup(folder: Path, ranks: list[dict[str, Any]]) -> None:
+    alone = held(folder)
+    assert alone > 1e5
+    assert ranks[0]["held"] <= 0.3 * alone
+
+
+def test_a_step_exchanges_the_gradients_of_the_coefficients_and_two_sums(ranks: list[dict[str, Any]]) -> None:
+    G = 12
+    for found in ranks:
+        assert len(found["exchanged"]) == 3 * 6  # one exchange per step
+        assert set(found["exchanged"]) == {("all_reduce", 2 * G + 2), ("all_reduce", G + 2)}  # the last block has one
+
+
+def test_a_model_that_does_not_fit_one_device_is_divided_unasked(folder: Path, ranks: list[dict[str, Any]]) -> None:
+    wanted = run(folder, "hl+")["W"]
+    for found in ranks:
+        assert (found["unasked"]["W"] - wanted).abs().max() <= 1e-12
+        assert found["unasked"]["shards"] == 2
+        assert "unasked where it does not fit one device, found data for hl+" in found["unasked"]["said"]
+
+
+def test_a_divided_model_takes_whole_tensors(folder: Path, ranks: list[dict[str, Any]]) -> None:
+    wanted = loaded(folder)
+    assert wanted[0] != pytest.approx(wanted[1], rel=1e-3)
+    for found in ranks:
+        assert found["loaded"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_files_are_those_of_one_process(folder: Path, ranks: list[dict[str, Any]]) -> None:
+    del ranks  # by now they have written theirs
+    for method in ("greedy", "hl"):
+        recorded(folder, method)
+        found, wanted = (folder / f"{method}_of_{n}" / "methods" / method for n in (4, 1))
+        made = [sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()) for root in (found, wanted)]
+        assert made[0] == made[1]
+        W, weights = ([load_file(root / name) for root in (found, wanted)] for name in ("weights.safetensors", SOUP))
+        assert (W[0]["W"] - W[1]["W"]).abs().max() <= 1e-12
+        if method == "greedy":  # whose W is the same to the last bit
+            assert (found / SOUP).read_bytes() == (wanted / SOUP).read_bytes()
+        for name, tensor in weights[1].items():
+            assert (weights[0][name] - tensor).abs().max() <= 1e-12, name
 
 
 class Sevens(nn.Module):

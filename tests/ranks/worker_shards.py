@@ -5,6 +5,7 @@ The ranks are forked from one process that has imported everything: FSDP2 brings
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 from pathlib import Path
@@ -15,20 +16,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard  # noqa: F401  (imported before the fork)
 
-from stockpot import Pool, StockpotError, Task, compare, cook
+from stockpot import Event, Pool, StockpotError, Task, compare, cook
+from stockpot.task import shards
 from zoo import CLASSES, FEATURES, samples
 
 
 class Blocks(nn.Module):
     """Rows that 2 and 4 ranks do not divide, and a block that runs twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 7) -> None:
         super().__init__()
-        self.embed = nn.Linear(FEATURES, 7)
-        self.blocks = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
-        self.norm = nn.LayerNorm(7)
-        self.head = nn.Linear(7, CLASSES)
-        self.register_buffer("offset", torch.full((7,), 0.1))
+        self.embed = nn.Linear(FEATURES, width)
+        self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, CLASSES)
+        self.register_buffer("offset", torch.full((width,), 0.1))
 
     def body(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -42,6 +44,13 @@ class Blocks(nn.Module):
         return out
 
 
+def tokens(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Samples of 0 to 4 tokens."""
+    each = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    count = (batch[0][:, 0] * 10).long() % 5
+    return (each * count).sum(), count.sum()
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "hl+ by two and two": {"method": "hl+", "shards": 2},
     "hl+": {"method": "hl+"},
@@ -52,6 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "crossfit": {"method": "crossfit", "folds": 2},
     "crossfit by two and two": {"method": "crossfit", "folds": 2, "shards": 2},
     "greedy": {"method": "greedy"},
+    "tokens": {"method": "mehl+", "batch_size": 6, "block_size": 3, "loss": tokens},  # unequal numbers of them
     "one sample per batch": {"method": "mehl", "batch_size": 1, "steps": 3},  # ranks without any
     "two samples per batch": {"method": "hl", "batch_size": 2, "steps": 3, "shards": 2},
     "accumulated": {"method": "hl", "batch_size": 5, "accumulate": 3, "steps": 3},  # unequal numbers of pieces
@@ -68,7 +78,8 @@ def run(folder: Path, name: str, **more: Any) -> dict[str, Any]:
     """The soup and all scores; alone, unless `parallel` is given."""
     chosen = dict(RUNS[name])
     dtype = chosen.pop("dtype", torch.float64)
-    pool, task = Pool.open(folder / str(dtype).removeprefix("torch.")), task_of(dtype)
+    loss = {"loss": chosen.pop("loss")} if "loss" in chosen else {}
+    pool, task = Pool.open(folder / str(dtype).removeprefix("torch.")), task_of(dtype, **loss)
     settings: dict[str, Any] = {"steps": 6, "batch_size": 21, "lr": 0.05, **chosen, **more}
     if not more:
         settings.pop("shards", None)
@@ -84,6 +95,81 @@ def run(folder: Path, name: str, **more: Any) -> dict[str, Any]:
         **({} if result.held_out is None else {"held_out": result.held_out.table}),
         **({} if "beta" not in result.soup.about else {"beta": torch.tensor(result.soup.about["beta"])}),
     }
+
+
+def held(folder: Path, **more: Any) -> int:
+    """Bytes of all tensors in this process between two steps of a learner."""
+    found: list[int] = []
+
+    def look(event: Event) -> None:
+        if event.kind == "step" and not found:
+            storages: dict[int, int] = {}
+            for each in gc.get_objects():
+                if issubclass(type(each), Tensor) and not hasattr(each, "to_local"):
+                    storages[each.untyped_storage()._cdata] = each.untyped_storage().nbytes()
+            found.append(sum(storages.values()))
+
+    task = Task(Blocks(64), samples(30), batch_size=10)
+    cook(Pool.open(folder / "wide"), task, "hl+", steps=2, batch_size=8, listen=look, **more)
+    gc.collect()
+    return sum(found)
+
+
+def exchanged(folder: Path) -> list[tuple[str, int]]:
+    """What ranks tell each other beyond FSDP2's own, from the first step to the last."""
+    found: list[tuple[str, int]] = []
+    before = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_object", "broadcast_object_list")}
+
+    def counted(name: str) -> Any:
+        def call(value: Any, *arguments: Any, **options: Any) -> Any:
+            found.append((name, value.numel() if isinstance(value, Tensor) else 0))
+            return before[name](value, *arguments, **options)
+
+        return call
+
+    for name in before:
+        setattr(dist, name, counted(name))
+    try:
+        run(folder, "mehl+", parallel="shards", shards=2)
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+    steps = [i for i, (name, _) in enumerate(found) if name == "all_reduce"]
+    return found[steps[0] : steps[-1] + 1]
+
+
+def unasked(folder: Path) -> dict[str, Any]:
+    """A model of which only two devices together hold what learning needs."""
+    before, nbytes = shards.memory_of, sum(p.nbytes for p in Blocks().double().parameters())
+    shards.memory_of = lambda device: 2 * nbytes
+    try:
+        pool, task = Pool.open(folder / "float64"), task_of(device="cpu")
+        W = cook(pool, task, "hl+", steps=6, batch_size=21, lr=0.05).soup.W  # type: ignore[union-attr]
+        try:
+            said = str(cook(pool, task_of(device="cpu"), "hl+", parallel="data"))
+        except StockpotError as error:
+            said = str(error)
+    finally:
+        shards.memory_of = before
+    return {"W": W, "shards": task.shards, "said": said}
+
+
+def loaded(folder: Path) -> list[float]:
+    """Scores of a soup and of an ingredient that were put into a divided model from outside."""
+    pool, task = Pool.open(folder / "float64"), task_of()
+    soup = cook(pool, task, "uniform", parallel="shards" if dist.is_initialized() else "auto").soup
+    assert soup is not None
+    task.load({name: pool.tensor(1, name) for name in pool.specs})
+    found = [task.score().loss]
+    soup.load_into(task.model)
+    return [*found, task.score().loss]
+
+
+def recorded(folder: Path, method: str) -> None:
+    """A run with a record, in a folder that says how many ranks made it."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    settings: dict[str, Any] = {"steps": 4, "parallel": "shards" if ranks > 1 else "auto"}
+    cook(Pool.open(folder / "float64"), task_of(), method, run=folder / f"{method}_of_{ranks}", **settings)
 
 
 def own_way(model: Any, batch: Any) -> Tensor:
@@ -119,6 +205,12 @@ def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meet{size}'}", rank=rank, world_size=size)
     found: dict[str, Any] = {name: run(folder, name, parallel="shards") for name in names}
     found["refused"] = refused(Pool.open(folder / "float64"))
+    found["held"] = held(folder, parallel="shards")
+    found["exchanged"] = exchanged(folder)
+    found["unasked"] = unasked(folder)
+    found["loaded"] = loaded(folder)
+    for method in ("greedy", "hl"):
+        recorded(folder, method)
     torch.save(found, folder / f"rank_{rank}_of_{size}.pt")
     dist.destroy_process_group()
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.progress import scalars
+from stockpot import words
+from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.cli.together import together
 from stockpot.events import Listener
-from stockpot.report import words
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stockpot.cli.cooking import print_table
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, say_loading, shown
 from stockpot.cli.together import together
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
@@ -62,10 +62,9 @@ def evaluate(
     stockpot evaluate checkpoints/model_3.pt recipe.yaml --on fit --json
     ```
     """
-    from stockpot import ranks
+    from stockpot import ranks, words
     from stockpot.pool import verify_finite
     from stockpot.recipe.build import build_task
-    from stockpot.report import words
     from stockpot.run.record import encode
     from stockpot.soups.result import report_weights, weights_digest
     from stockpot.task.data import fingerprint

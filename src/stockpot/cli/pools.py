@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stockpot import files
+from stockpot import files, words
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.cli.together import together
 from stockpot.errors import RunError
 from stockpot.events import Event
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.zoo import TrialRecord

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stockpot.cli.progress import drawing
 from stockpot.events import Listener, ignore
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe

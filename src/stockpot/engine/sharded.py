@@ -17,7 +17,6 @@ from stockpot import ranks
 from stockpot.engine.flat import FlatPlan, Slot
 from stockpot.engine.live import Live, _named
 from stockpot.errors import TaskError
-from stockpot.task.shards import rows_of
 
 
 class ShardedLive(Live):
@@ -39,7 +38,7 @@ class ShardedLive(Live):
                     found="a buffer that is mixed, of which every rank has all",
                     fix=f"keep one ingredient's with exclude={name!r}, or leave out parallel: shards",
                 )
-            self._rows[name] = rows_of(tensor)
+            self._rows[name] = ranks.rows(tensor)
             specs[name] = replace(specs[name], shape=tuple(ranks.local(tensor).shape))
         return FlatPlan.of(self.layout, specs, align)
 
@@ -71,8 +70,7 @@ class ShardedLive(Live):
 
     def put(self, name: str, value: Tensor) -> None:
         if name in self._tensors:
-            tensor = self._tensors[name]
-            ranks.local(tensor).data.copy_(value[rows_of(tensor)] if value.ndim else value)
+            ranks.fill(self._tensors[name], value)
 
     def push_copies(self) -> None:
         with torch.no_grad():

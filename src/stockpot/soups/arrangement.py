@@ -42,19 +42,27 @@ def way(settings: Settings, task: Task) -> Way:
 
 def shard_if_asked(chosen: Mapping[str, Settings], task: Task) -> None:
     """Divide the model among the ranks where a method's settings say so; then all methods use it divided."""
-    sharding = {one.shards for one in chosen.values() if one.parallel == "shards"}
-    if not sharding or ranks.size() == 1:
+    if ranks.size() == 1:
         return
+    sharding = {one.shards for one in chosen.values() if one.parallel == "shards"}
     others = {name: one.parallel for name, one in chosen.items() if one.parallel in ("data", "folds")}
-    if others or len(sharding) > 1:
+    if len(sharding) > 1 or (others and (sharding or task.sharded)):
         raise MethodError.of(
             "parallel: shards",
-            expected="the same for all methods: the model is divided once",
+            expected="the same for all methods: the model is divided once, unasked where it does not fit one device",
             found=", ".join(f"{way} for {name}" for name, way in others.items()) or f"shards: {sharding}",
             fix="set it for all methods alike, or cook them one by one",
         )
-    if not task.sharded:
-        task.shard(sharding.pop())
+    wanted = next(iter(sharding), None)
+    if sharding and not task.sharded:
+        task.shard(wanted)
+    elif wanted is not None and wanted != (held := task.shards):
+        raise MethodError.of(
+            "shards",
+            expected=f"{held}: the model is divided already",
+            found=str(wanted),
+            fix="leave shards out, or make the task anew",
+        )
 
 
 def owner(fold: int, how: Way) -> int:

@@ -163,9 +163,9 @@ def weights_digest(task: Task) -> str:
     total = hashlib.sha256()
     for name, tensor in task.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            flat = ranks.local(tensor).detach().cpu().contiguous().reshape(-1)
             total.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+    return " ".join(ranks.gathered(total.hexdigest())) if task.sharded else total.hexdigest()
 
 
 def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -> dict[str, Scores]:

@@ -17,16 +17,22 @@ from stockpot import ranks
 from stockpot.errors import TaskError
 from stockpot.task import normalisation
 
+HELD = 3  # models that learning holds at least: the model itself, the soup's fixed part, and a direction
 
-def rows_of(tensor: Tensor) -> slice:
-    """Which rows of the whole tensor are this rank's."""
-    mesh = getattr(tensor, "device_mesh", None)
-    if mesh is None:
-        return slice(None)
-    # As torch.chunk cuts: all pieces have the same length, but for the last ones.
-    length = -(-tensor.shape[0] // mesh.size())
-    start = min(mesh.get_local_rank() * length, tensor.shape[0])
-    return slice(start, start + len(ranks.local(tensor)))
+
+def needed(model: nn.Module, device: torch.device) -> int | None:
+    """The fewest ranks that can hold the model together on such devices; None where each can hold it alone."""
+    memory = memory_of(device)
+    if memory is None or ranks.size() == 1:
+        return None
+    wanted = HELD * sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    together = [n for n in range(1, ranks.size() + 1) if ranks.size() % n == 0 and wanted <= n * memory]
+    return min(together, default=ranks.size()) if wanted > memory else None
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of a GPU; None where memory is the host's."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def shard(model: nn.Module, device: torch.device, together: int | None = None) -> None:
@@ -48,6 +54,7 @@ def shard(model: nn.Module, device: torch.device, together: int | None = None) -
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    # "copies" are many where "shards" are fewer than all ranks.
     mesh = init_device_mesh(device.type, (ranks.size() // size, size), mesh_dim_names=("copies", "shards"))["shards"]
     for module in [*blocks, model]:
         # The model's own, too, are given back after its forward pass: coefficients are mixed into what is divided.

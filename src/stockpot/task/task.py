@@ -128,6 +128,12 @@ class Task:
         """Whether ranks hold parts of the model."""
         return ranks.hold_parts(self.model)
 
+    @property
+    def shards(self) -> int:
+        """How many ranks hold the model together."""
+        mesh = getattr(next(self.model.parameters(), None), "device_mesh", None)
+        return 1 if mesh is None else int(mesh.size())
+
     def shard(self, together: int | None = None) -> None:
         """Divide the model among so many ranks (default: all); it stays divided."""
         shard(self.model, self.device, together)
@@ -352,6 +358,9 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors)
+        if self.sharded:
+            ranks.fill_model(self.model, ((name, tensors[name]) for name in tensors))
+            return
         # Not strict: names that the model ties to each other may be stored once.
         self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
         saved = self.model.state_dict().keys()
