@@ -15,11 +15,11 @@ PACKAGE = ROOT / "src" / "stockpot"
 # From the top down; docs/architecture.md says what is in each.
 PARTS = (
     "cli",
-    "report",
     "recipe",
     "callbacks",
     "zoo",
     "cooking",
+    "report",
     "run",
     "soups",
     "engine",
@@ -34,6 +34,7 @@ PARTS = (
     "ranks",
     "watch",
     "signals",
+    "table",
     "words",
     "events",
     "errors",
