@@ -73,8 +73,9 @@ def _silent(error: Exception | None = None, resumable: bool = False) -> bool:
         return not ranks.first()
     if isinstance(error, RankError):
         if ranks.speaks():
+            which = str(error).partition(": ")[0]  # it has said by itself what went wrong, if it could
             _tell(
-                f"stopped, because {error}" + (f"; what was done is kept; resume with: {_again()}" if resumable else "")
+                f"stopped, because {which}" + (f"; what was done is kept; resume with: {_again()}" if resumable else "")
             )
         return True
     if not ranks.all_here() or ranks.first():
