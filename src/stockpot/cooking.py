@@ -24,6 +24,7 @@ from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
+from stockpot.pool.facts import strangers_of
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
@@ -90,6 +91,7 @@ def cook(
     if run is None and not ranks.active():
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
         problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
+        _name_strangers(pool, listen)
         with _threads(pool, task):
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
@@ -205,8 +207,7 @@ class _Job:
             found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
             if not ranks.first():
                 self.pool.adopt(found)
-        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
-            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+        _name_strangers(self.pool, self._tell if self.path is not None or self.listen is not ignore else ignore)
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
@@ -392,6 +393,16 @@ def _watching(pool: Pool, listen: Listener) -> Listener:
             pool.verify_unchanged()
 
     return tell
+
+
+def _name_strangers(pool: Pool, listen: Listener) -> None:
+    """Say which ingredients cannot be fine-tunes of the model that the others are; nothing where nobody listens."""
+    if listen is ignore:
+        return
+    known = pool.measured
+    strangers = strangers_of(pool.checkpoints, pool.specs) if known is None else known.strangers()
+    if strangers:
+        listen(Event("strangers", {"names": [pool.names[k] for k in strangers]}))
 
 
 def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:
