@@ -25,6 +25,7 @@ from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError,
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
 from stockpot.pool.facts import strangers_of
+from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
@@ -32,7 +33,7 @@ from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
-from stockpot.soups.arrangement import described
+from stockpot.soups.arrangement import described, shard_if_asked
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
 from stockpot.soups.registry import DEFAULT, METHODS, preset_for, repetitions, settings_for, settings_in_comparison
@@ -74,6 +75,7 @@ def cook(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -83,23 +85,26 @@ def cook(
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
     `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
     weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
-    replaces an earlier run there.
+    replaces an earlier run there. More than two seconds of work show a bar in a terminal or a notebook;
+    `progress=True` shows it anywhere, `progress=False` nowhere.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
     ranks.join()
     if run is None and not ranks.active():
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
-        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
-        _name_strangers(pool, listen)
-        with _threads(pool, task):
+        with shown(progress, listen) as tell, _threads(pool, task):
+            problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
+            _name_strangers(pool, tell)
+            tell(Event("start", _outlook({method: chosen}, pool, task)))
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
+    layout = _layout(include, exclude, donor)
+    job = _Job(pool, task, every, preset, layout, listen, progress=progress, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -116,6 +121,7 @@ def compare(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -124,14 +130,15 @@ def compare(
 
     `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. Where no
     `methods` are named, one that would do the same as another is left out, such as `mehl` with all models in one block.
-    A method that fails does not cost the others: it is in `failed`.
+    A method that fails does not cost the others: it is in `failed`. `run`, `progress` and the rest are as for `cook`.
     """
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
+    layout = _layout(include, exclude, donor)
     absent = repetitions(chosen, preset, len(pool)) if methods is None else {}
     chosen = {name: one for name, one in chosen.items() if name not in absent}
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form, absent=absent)
+    job = _Job(pool, task, chosen, preset, layout, listen, progress=progress, form=form, absent=absent)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -152,6 +159,7 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
+    progress: bool | None = None
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
     absent: Mapping[str, str] = field(default_factory=dict)  # methods that were left out beforehand, and why
@@ -164,16 +172,18 @@ class _Job:
         """Do what is left to do, and leave a complete record."""
         with ExitStack() as stack:
             self._meet(recipe)
+            self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
                 self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
             self._scan()
+            shard_if_asked(self.chosen, self.task)
             problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             learned = {name: one for name, one in self.chosen.items() if METHODS[name].learned}
             ranks.announce(self.listen, self.task.device, described(learned, self.task))
-            self._tell(Event("start", self._outlook()))
+            self._tell(Event("start", _outlook(self.chosen, self.pool, self.task)))
             comparison = self._decide_all(problem)
             self._report(problem)
             return self._concluded(comparison, problem)
@@ -230,19 +240,8 @@ class _Job:
         """Bytes, rather too many: the soup, and for every method its weights, scores and history."""
         models, tensors, samples = len(self.pool), len(self.pool.specs), len(self.task.fit)
         each = models * tensors * _WEIGHT + samples * _SAMPLE
-        steps = sum(self._outlook()["methods"].values())
+        steps = sum(_outlook(self.chosen, self.pool, self.task)["methods"].values())
         return self.pool.nbytes + len(self.chosen) * each + models * samples * 8 + steps * _STEP
-
-    def _outlook(self) -> dict[str, dict[str, int]]:
-        """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
-        K, samples = len(self.pool), len(self.task.fit)
-        steps, blocks = dict.fromkeys(self.chosen, 0), dict.fromkeys(self.chosen, 0)
-        for name, one in self.chosen.items():
-            if METHODS[name].learned:
-                size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
-                blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
-                steps[name] = one.folds * blocks[name] * steps_for(one, inside)
-        return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in self.chosen.items()}}
 
     # ---- deciding
 
@@ -382,6 +381,18 @@ class _Job:
                 soup.save(comparison.soup, max_shard=self.max_shard, listen=self._tell, root=root)
         self.directory.write(record.RESULTS, results)
         self.directory.note(status="done")
+
+
+def _outlook(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> dict[str, dict[str, int]]:
+    """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
+    K, samples = len(pool), len(task.fit)
+    steps, blocks = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0)
+    for name, one in chosen.items():
+        if METHODS[name].learned:
+            size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
+            blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
+            steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+    return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in chosen.items()}}
 
 
 def _watching(pool: Pool, listen: Listener) -> Listener:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
+from stockpot._version import __version__
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
 
@@ -32,6 +34,7 @@ _alone = 0  # how many `apart` blocks this rank is in
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
 # What torchrun sets, and what Slurm's srun calls the same.
+SHOWN = 12  # differences listed in one message
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
@@ -62,6 +65,8 @@ def join() -> None:
         torch.cuda.set_device(int(_environment("LOCAL_RANK") or 0) % torch.cuda.device_count())
     # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
     dist.init_process_group(rank=int(_environment("RANK") or 0), world_size=int(_environment("WORLD_SIZE") or 1))
+    # At once: ranks with other code may not even exchange the same things in the same order.
+    check_same({"stockpot": __version__, "python": platform.python_version(), "torch": torch.__version__})
 
 
 @functools.cache
@@ -74,6 +79,7 @@ def leave() -> None:
     """The end of a command whose ranks are all done."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        _hosts.cache_clear()
 
 
 def active() -> bool:
@@ -107,16 +113,63 @@ def apart() -> Iterator[None]:
         _alone -= 1
 
 
-def announce(listen: Listener, device: torch.device, how: str) -> None:
-    """One line that says how the work is arranged."""
+def announce(listen: Listener, device: torch.device | None, how: str) -> None:
+    """One line that says how the work is arranged; without a device nothing is exchanged between devices."""
     if active():
         hosts = set(gathered(socket.gethostname()))
         places = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        backend = "NCCL" if device.type == "cuda" else "gloo"
+        backend = "NCCL" if device is not None and device.type == "cuda" else "gloo"
         listen(Event("phase", {"text": f"{size()} ranks on {places} ({backend}): {how}"}))
 
 
+# What ranks hold of a model that is divided among them (task/shards.py) --------------------------------------
+
+
+def hold_parts(model: torch.nn.Module) -> bool:
+    """Whether ranks hold parts of this model."""
+    return hasattr(next(model.parameters(), None), "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a parameter or gradient, to read and to write; all of a tensor that is not divided."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        found: Tensor = tensor.to_local()
+    return found
+
+
+def rows(tensor: Tensor) -> slice:
+    """Which rows of the whole tensor are this rank's."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return slice(None)
+    # As torch.chunk cuts: all pieces have the same length, but for the last ones.
+    length = -(-tensor.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * length, tensor.shape[0])
+    return slice(start, start + len(local(tensor)))
+
+
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor of a model this whole value, or this rank's rows of it."""
+    local(tensor).data.copy_(value[rows(tensor)] if value.ndim else value)
+
+
+def fill_model(model: torch.nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """The same for a model that is divided, whose own `load_state_dict` takes no whole tensors."""
+    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    held |= model.named_parameters(remove_duplicate=False)
+    for name, value in tensors:
+        if name in held:
+            fill(held[name], value)
+
+
 # What is exchanged -----------------------------------------------------------------------------------------
+
+
+def sharing() -> int:
+    """How many ranks take a part of a batch each."""
+    return dist.get_world_size() if active() else 1
 
 
 def share(indices: Tensor) -> Tensor:
@@ -208,17 +261,20 @@ def lost(error: BaseException) -> bool:
 
 def check_same(facts: Mapping[str, Any]) -> None:
     """Refuse to begin where a rank has other versions, files, data or settings than rank 0."""
-    every = gathered({key: str(value) for key, value in facts.items()})
+    every = gathered((socket.gethostname(), {key: str(value) for key, value in facts.items()}))
+    (host, wanted), *others = every
     lines = [
-        f"{key}: {every[0].get(key)!s:.200} on rank 0, {other.get(key)!s:.200} on rank {rank}"
-        for rank, other in enumerate(every)
-        for key in facts
-        if other.get(key) != every[0].get(key)
+        f"{key}: {wanted.get(key, 'nothing'):.200} on rank 0 ({host}),"
+        f" {found.get(key, 'nothing'):.200} on rank {rank} ({place})"
+        for rank, (place, found) in enumerate(others, start=1)
+        for key in {**wanted, **found}
+        if found.get(key) != wanted.get(key)
     ]
     if lines:
+        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise RunError.of(
             "the ranks of this run",
             expected="the same versions, files, data and settings on all of them",
-            found="\n    ".join(["differences", *lines[:12]]),
+            found="\n    ".join(["differences:", *lines[:SHOWN], *more]) + "\n ",
             fix="start all ranks with the same installation, recipe and files",
         )

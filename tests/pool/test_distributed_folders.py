@@ -187,7 +187,7 @@ def test_tables_that_lie_are_refused(tmp_path: Path, change: Callable[[Any], Non
         about = pickle.load(file)
     change(about)
     (folder / ".metadata").write_bytes(pickle.dumps(about))
-    with pytest.raises(CheckpointError, match="expected the table of a torch.distributed.checkpoint") as caught:
+    with pytest.raises(CheckpointError, match=r"expected the table of a torch\.distributed\.checkpoint") as caught:
         open_checkpoint(folder)
     assert said in str(caught.value)
     assert f"dcp_to_torch {folder} model.pt" in str(caught.value)
@@ -202,7 +202,7 @@ def test_pieces_that_are_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"pieces as the table says, int32 \[3, 4\], found a piece of float32"):
         open_checkpoint(folder).tensor("0.weight")
     (folder / "__0_0.distcp").write_bytes(bytes((folder / "__0_0.distcp").stat().st_size))
-    with pytest.raises(CheckpointError, match="a whole file of torch.save"):
+    with pytest.raises(CheckpointError, match=r"a whole file of torch\.save"):
         open_checkpoint(folder).tensor("0.bias")
 
 

@@ -53,8 +53,8 @@ def value_of(run: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_model_from_another_start_is_named(tmp_path: Path, recorded: bool) -> None:
-    models = fine_tunes(3)
-    stranger = {name: torch.randn_like(value) for name, value in models[0].items()}
+    models = fine_tunes(mlp, 3)
+    stranger = {name: -value for name, value in models[0].items()}
     heard: list[Event] = []
     run = tmp_path / "run" if recorded else None
     cook(Pool.open(*models, stranger), again(), "uniform", run=run, listen=heard.append)

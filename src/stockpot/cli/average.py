@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot import words
 from stockpot.cli.cooking import As
 from stockpot.cli.evaluate import Replace
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.progress import drawing, scalars
+from stockpot import words
+from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.events import Listener, ignore
-from stockpot.report import words
+from stockpot.cli.together import together
+from stockpot.events import Listener
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
@@ -90,17 +91,10 @@ def compare(
 def _cook(
     kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
 ) -> None:
-    from stockpot import ranks
     from stockpot.report import write_report
 
-    ranks.join()
-    wanted = read_recipe(recipe, overrides, out, form)
-    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
+    with together(lambda: read_recipe(recipe, overrides, out, form)) as (wanted, listen):
         run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
-    first = ranks.first()
-    ranks.leave()
-    if not first:
-        return
     report = write_report(run)
     if as_json:
         document(summary(run, report))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot import words
 from stockpot.cli.adapters import describe_adapters, show_adapters, without_refused
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
 from stockpot.events import Listener, ignore
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from torch import nn

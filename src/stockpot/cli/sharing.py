@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from stockpot import words
 from stockpot.cli.evaluate import Ingredients, Replace, RunOrSoup
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import say, shown, table
 from stockpot.errors import RunError
-from stockpot.report import words
+from stockpot.progress import drawing
 
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="What to write.", show_default=False)]
 Repository = Annotated[str, typer.Argument(metavar="NAME/MODEL", help="The repository.", show_default=False)]

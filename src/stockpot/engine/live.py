@@ -27,6 +27,7 @@ class Live:
 
     factored = False  # whether the vector holds coefficients of adapters (engine/factored.py), which are not rounded
     beside = 0  # bytes of factors on the device
+    sharded = False  # whether ranks hold parts of the model (engine/sharded.py)
 
     def __init__(self, task: Task, pool: Pool, layout: Layout) -> None:
         self.task = task

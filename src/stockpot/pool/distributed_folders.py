@@ -174,7 +174,7 @@ def _nested(metas: Mapping[str, Tensor], places: Mapping[str, tuple[object, ...]
             continue  # in a list, as states of optimisers have them
         inner = whole
         for step in above:
-            inner = inner.setdefault(step, {})
+            inner = inner.setdefault(str(step), {})
             if not isinstance(inner, dict):
                 raise PickleError(f"{name!r} would be inside of a tensor")
         inner[str(last)] = meta

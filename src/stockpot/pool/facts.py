@@ -16,7 +16,6 @@ from stockpot.events import Listener, ignore
 from stockpot.pool.scan import Scan, TensorScan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
-
 _NEAR = 0.05  # of the distance that is usual
 
 

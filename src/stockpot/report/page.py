@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import Any
 
-from stockpot.report import words
+from stockpot import words
 from stockpot.report.charts.curves import curves
 from stockpot.report.charts.drawing import Picture
 from stockpot.report.charts.scores import comparison

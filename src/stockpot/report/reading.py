@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.report.words import Metric
 from stockpot.run.record import METHODS, SOUP, MethodRecord, read_run, slug
 from stockpot.soups.registry import LEARNED
+from stockpot.words import Metric
 
 Numbers = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockpot.report import words
+from stockpot import words
 from stockpot.report.reading import Method, Run, Score
 from stockpot.run.verdict import advised
 

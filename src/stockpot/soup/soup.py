@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stockpot import files
+from stockpot import files, ranks
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
@@ -73,6 +73,9 @@ class Soup:
         own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
         _check_takes(model, own, unsaved | own, self.pool.specs)  # first: a model must not be left half soup
+        if ranks.hold_parts(model):
+            ranks.fill_model(model, self._tensors(None, ignore))
+            return
         state = self.state_dict()
         model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
         for name in state.keys() - own.keys():
@@ -193,10 +196,10 @@ class Soup:
 def _check_takes(
     model: nn.Module, own: Mapping[str, Tensor], holds: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
 ) -> None:
-    given = {own[name].data_ptr() for name in specs if name in own}
+    given = {ranks.local(own[name]).data_ptr() for name in specs if name in own}
     # One name of a tied tensor is enough, and nothing depends on the number of batches.
     others = [name for name in own if name not in specs and not name.endswith("num_batches_tracked")]
-    lacking = [name for name in others if own[name].data_ptr() not in given]
+    lacking = [name for name in others if ranks.local(own[name]).data_ptr() not in given]
     unknown = [name for name in specs if name not in holds]
     shapes = [name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape]
     if lacking or unknown or shapes:

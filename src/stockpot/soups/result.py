@@ -88,7 +88,7 @@ def decided(
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
     # Ranks must see the same numbers, and what one device has free is not what another has.
-    fast = settings.memory is None and not ranks.active()
+    fast = settings.memory is None and not ranks.active() and not problem.task.sharded
     with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):
         if store is not None:
             store.peaks = peak.so_far
@@ -144,7 +144,7 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
     listen(Event("unsealed", {"decisions": len(results), "samples": samples}))
     for key, result in results.items():
         with problem.task.evaluator.fast(
-            result.soup is None and not ranks.active()
+            result.soup is None and not ranks.active() and not problem.task.sharded
         ):  # all models are scored for the ensemble
             reports = _report_scores(problem, result, sets)
         for name, scores in reports.items():
@@ -154,12 +154,18 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
 
 def report_weights(task: Task, listen: Listener = ignore) -> dict[str, Scores]:
     """The weights that are in the model now, decided elsewhere: those of a file. On every set of report data."""
+    sets = open_report(task, [weights_digest(task)])
+    return {name: task.score(data, listen=listen) for name, data in sets.items()}
+
+
+def weights_digest(task: Task) -> str:
+    """SHA-256 of what is in the model now."""
     total = hashlib.sha256()
     for name, tensor in task.model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            flat = ranks.local(tensor).detach().cpu().contiguous().reshape(-1)
             total.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
-    return {name: task.score(data, listen=listen) for name, data in open_report(task, [total.hexdigest()]).items()}
+    return " ".join(ranks.gathered(total.hexdigest())) if task.sharded else total.hexdigest()
 
 
 def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -> dict[str, Scores]:

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
+from stockpot.task.shards import any_slope, needed, shard
 from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
@@ -77,14 +79,16 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
 
 
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
-    """Move the model where it is wanted, or find out where it is."""
+    """Move the model where it is wanted, divided among ranks where it is too large; or find out where it is."""
     if device is None:
         tensors = itertools.chain(model.parameters(), model.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
     try:
         # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
         found = torch.empty(0, device=torch.device(device)).device
-        model.to(found)
+        together = needed(model, found)
+        if together is None:
+            model.to(found)
     except (RuntimeError, AssertionError, TypeError) as error:  # a TypeError for float64 on Apple's devices
         raise TaskError.of(
             "device",
@@ -92,6 +96,8 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
             found=f"{device!s} ({str(error).splitlines()[0]})",
             fix="use device='cpu', or another that torch can see",
         ) from error
+    if together is not None:
+        shard(model, found, together)
     return found
 
 
@@ -318,6 +324,10 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                     found = "the loss has no gradient function"
                     break
                 # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
+                if ranks.hold_parts(model):  # FSDP2 leaves gradients behind, and gives none back
+                    if any_slope(4096 * loss, parameters):
+                        return
+                    continue
                 gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
                 if any(g is not None and bool(g.any()) for g in gradients):
                     return

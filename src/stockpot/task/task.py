@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Literal, cast
 
@@ -25,6 +25,7 @@ from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
+from stockpot.task.shards import called_as_a_whole, shard
 from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
@@ -120,6 +121,23 @@ class Task:
     def _first(self, data: Data, size: int) -> Any:
         return self.to_device(data.batch(torch.arange(min(size, len(data)))))
 
+    # Ranks --------------------------------------------------------------------------------------------
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold parts of the model."""
+        return ranks.hold_parts(self.model)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks hold the model together."""
+        mesh = getattr(next(self.model.parameters(), None), "device_mesh", None)
+        return 1 if mesh is None else int(mesh.size())
+
+    def shard(self, together: int | None = None) -> None:
+        """Divide the model among so many ranks (default: all); it stays divided."""
+        shard(self.model, self.device, together)
+
     # Modes --------------------------------------------------------------------------------------------
 
     def learning(self) -> AbstractContextManager[None]:
@@ -213,7 +231,7 @@ class Task:
 
         how: dict[str, Any] = {"with_loss": with_loss, "grow": grow}
         with self.evaluating():
-            if ranks.active():
+            if ranks.active() and not (self.sharded and self.metric.calls_model):
                 table, loss = self._table_of_all_ranks(data, rows, stop, told, how)
             else:
                 table, loss = self.evaluator.table(data, rows, self.batch_size, stop=stop, told=told, **how)
@@ -232,6 +250,9 @@ class Task:
         for part in rounds:
             mine = ranks.stretch(part)
             found = self.evaluator.table(data, mine, self.batch_size, **how) if len(mine) else None
+            batches = -(-len(part) // (self.batch_size * ranks.size())) - -(-len(mine) // self.batch_size)
+            if self.sharded and batches:  # another rank makes one pass more, and needs this one's part of the model
+                self.evaluator.table(data, part[:1], self.batch_size, **how)
             for table, loss in filter(None, ranks.gathered(found)):
                 tables.append(table)
                 losses.append(loss)
@@ -317,7 +338,7 @@ class Task:
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
-        with self.learning():
+        with self.learning(), called_as_a_whole() if self.sharded else nullcontext():
             # A loss such as a hinge can be flat on a few samples without ignoring the model; then more are tried.
             sizes = (SMALL, self.batch_size)
             checks.check_start(self.model, (self.loss(self._first(self.fit, size)) for size in sizes))
@@ -337,6 +358,9 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors)
+        if self.sharded:
+            ranks.fill_model(self.model, ((name, tensors[name]) for name in tensors))
+            return
         # Not strict: names that the model ties to each other may be stored once.
         self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
         saved = self.model.state_dict().keys()

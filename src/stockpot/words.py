@@ -146,3 +146,10 @@ def _shared(names: Sequence[str]) -> int:
     """How many letters all names begin with."""
     first, last = min(names), max(names)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def harmless(text: str) -> str:
+    """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
