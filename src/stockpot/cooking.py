@@ -26,6 +26,7 @@ from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
+from stockpot.pool.facts import strangers_of
 from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
@@ -139,6 +140,7 @@ def cook(
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
         with shown(progress, listen) as tell, _threads(pool, task):
             problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
+            _name_strangers(pool, tell)
             tell(Event("start", _outlook({method: chosen}, pool, task)))
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
@@ -213,7 +215,8 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        with ExitStack() as stack:
+        ranks.join()
+        with ranks.watched(), ExitStack() as stack:
             self._meet(recipe)
             self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
@@ -235,7 +238,6 @@ class _Job:
 
     def _meet(self, recipe: RecipeFacts) -> None:
         """With several ranks: all of them must be about to do the same; the first one shows it."""
-        ranks.join()
         if not ranks.active():
             return
         if not ranks.first():
@@ -260,8 +262,7 @@ class _Job:
             found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
             if not ranks.first():
                 self.pool.adopt(found)
-        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
-            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+        _name_strangers(self.pool, self._tell if self.path is not None or self.listen is not ignore else ignore)
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
@@ -448,6 +449,16 @@ def _watching(pool: Pool, listen: Listener) -> Listener:
             pool.verify_unchanged()
 
     return tell
+
+
+def _name_strangers(pool: Pool, listen: Listener) -> None:
+    """Say which ingredients cannot be fine-tunes of the model that the others are; nothing where nobody listens."""
+    if listen is ignore:
+        return
+    known = pool.measured
+    strangers = strangers_of(pool.checkpoints, pool.specs) if known is None else known.strangers()
+    if strangers:
+        listen(Event("strangers", {"names": [pool.names[k] for k in strangers]}))
 
 
 def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:
