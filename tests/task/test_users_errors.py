@@ -63,7 +63,7 @@ def no_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def no_score(outputs: Tensor, batch: Any) -> Tensor:
-    return outputs + batch[1]
+    return torch.add(outputs, batch[1])
 
 
 CASES: dict[str, tuple[Callable[[], Any], str, str, type[Exception]]] = {
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, str, type[Exception]]] = {
     "metric": (
         lambda: Task(linear(), (X, Y), metric=no_score),
         r"metric no_score, .* found RuntimeError: .*called with float32 \(8, 3\), \(float32",
-        "outputs + batch[1]",
+        "torch.add(outputs, batch[1])",
         RuntimeError,
     ),
     "reduction": (

@@ -105,10 +105,8 @@ def users_code(what: str, function: Any, *given: Any, fix: str = _FIX) -> Iterat
     except (StockpotError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        ours = (
-            not isinstance(function, nn.Module)
-            and str(getattr(function, "__module__", "")).partition(".")[0] == "stockpot"
-        )
+        home = str(getattr(function, "__module__", "")).partition(".")[0]
+        ours = home == "stockpot" and not isinstance(function, nn.Module)
         if ours or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise  # the host's allocator has no error of its own
         # The innermost frame that is neither ours nor a library's, or else the innermost.
