@@ -15,11 +15,11 @@ PACKAGE = ROOT / "src" / "stockpot"
 # From the top down; docs/architecture.md says what is in each.
 PARTS = (
     "cli",
-    "report",
     "recipe",
     "callbacks",
     "zoo",
     "cooking",
+    "report",
     "run",
     "soups",
     "engine",
@@ -33,6 +33,7 @@ PARTS = (
     "progress",
     "ranks",
     "signals",
+    "table",
     "words",
     "events",
     "errors",

@@ -13,11 +13,8 @@ from stockpot.report.charts.scores import comparison
 from stockpot.report.charts.weights import weights_by_group
 from stockpot.report.reading import Run
 from stockpot.report.tables import (
-    DATA,
-    Row,
     common_kind,
     guard_decision,
-    headings,
     ingredient_table,
     machine_facts,
     pool_facts,
@@ -25,6 +22,7 @@ from stockpot.report.tables import (
     stands_apart,
 )
 from stockpot.soups.registry import METHODS
+from stockpot.table import DATA, Row, headings
 
 
 def page_of(run: Run) -> dict[str, Any]:

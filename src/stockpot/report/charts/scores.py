@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stockpot.report.charts import drawing
 from stockpot.report.charts.drawing import COLOURS, Picture, picture
-from stockpot.report.tables import Row
+from stockpot.table import Row
 
 if TYPE_CHECKING:
     from stockpot.report.charts.drawing import Axes, Figure
