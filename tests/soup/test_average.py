@@ -185,7 +185,7 @@ def test_numbers_of_any_library_are_weights_and_are_recorded(folder: Path, kind:
     average(folder / "pool", folder / "soup", weights=kind([0.25, 0.25, 0.5]))
     about = json.loads((folder / "soup" / "soup.json").read_text())["about"]
     assert about == {"method": "weighted", "weights": [0.25, 0.25, 0.5]}
-    decayed = average(folder / "pool", folder / "other", method="ema", decay=np.float32(0.5))  # type: ignore[arg-type]
+    decayed = average(folder / "pool", folder / "other", method="ema", decay=np.float32(0.5))
     assert decayed.about == {"method": "ema", "decay": 0.5}
 
 
