@@ -1,7 +1,7 @@
-"""Zoos that are no classification: scores of samples in nats per token or R2, their intervals, and the tables.
+"""Zoos that `tasks.py` cooks: scores of samples in nats per token, accuracy or R2, their intervals, and the tables.
 
 A sample's score is chosen so that their mean is the metric: minus its nats per token (all sequences are equally long),
-or one minus its squared error over the variance of the targets, which is taken as known. Where samples belong to texts,
+100 or 0 for a right or wrong class, or one minus its squared error over the variance of the targets, taken as known. Where samples belong to texts,
 the text is what is drawn at random: an interval is over sums of texts, not over sequences.
 """
 
@@ -35,6 +35,8 @@ LOWER = ("nats per token",)  # metrics shown without the minus that makes more o
 
 def by_sample(scores: Scores) -> Numbers:
     """(n,), whose mean is the metric: higher is better."""
+    if scores.metric.name == "accuracy":
+        return np.asarray(100 * scores.table.numpy()[:, 0])
     first, second = scores.table.numpy().T
     if scores.metric.name == "r2":  # prediction and target
         return np.asarray(1 - (first - second) ** 2 / second.var())
@@ -85,8 +87,9 @@ def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
     seeds = [json.loads(path.read_text("utf-8")) for path in paths]
     arrays = [dict(np.load(path.with_suffix(".npz"))) for path in paths]
     names = [name for name in seeds[0]["methods"] if all(name in one["methods"] for one in seeds)]
+    sets = [which for which in SETS if which in seeds[0]["parts"]]
     methods = {
-        name: {**{which: _of(name, which, arrays) for which in SETS}, "each": [one["methods"][name] for one in seeds]}
+        name: {**{which: _of(name, which, arrays) for which in sets}, "each": [one["methods"][name] for one in seeds]}
         for name in names
     }
     about = ("metric", "parts", "models", "parameters", "fitted", "commit", "machine", "torch", "made")
@@ -95,7 +98,7 @@ def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
         "seeds": [one["seed"] for one in seeds],
         "commands": [one["command"] for one in seeds],
         "failed": [one["failed"] for one in seeds],
-        "base": {which: _of("base", which, arrays) for which in SETS},
+        "base": {which: _of("base", which, arrays) for which in sets},
         "methods": methods,
     }
 
