@@ -7,8 +7,8 @@
     python experiments/tasks.py collect lm-llama                    # into experiments/results/tasks/lm-llama.json
 
 A seed is one draw of the fitting data and one seed of learning. The second report set is what was pre-trained on, where
-that is text. All of it goes through the Python API; a zoo's `model.py` says what its task is, which pools it has, and what `others` make
-of a pool, whose soups are scored beside ours.
+that is text. All of it goes through the Python API; a zoo's `model.py` says what its task is, which pools it has, and
+what `others` make of a pool, whose soups are scored beside ours.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, seed: int, out: Path) -> N
         print(f"{name} failed: {why}", file=sys.stderr)
     scored = {name: result.reports for name, result in found.items()}
     methods = {name: tasks.facts(result) for name, result in found.items()}
-    start = load_file(zoo.START)
+    start = load_file(zoo.DATA / zoo.START)
     own = zoo.task(seed, parts.values(), **sizes)  # whose model held no soup
     data = {part: Data.of(zoo.batch(zoo.read(part))) for part in {*parts.values()}}
     own.load(start)

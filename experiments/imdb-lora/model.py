@@ -15,7 +15,7 @@ from stockpot import Pool, Task
 DATA = Path(__file__).parents[1] / "data" / "imdb-lora"
 METRIC, UNIT = "accuracy in %", None
 SECOND = None
-START = DATA / "base" / "model.safetensors"
+START = "base/model.safetensors"  # the model before fine-tuning
 FITTED = 2900  # reviews that a seed draws from `fit`, as many as imdb-minilm has
 
 

@@ -1,7 +1,7 @@
 """Trains MiniLM's head alone, which makes the base, then 32 LoRA adapters on all linear layers but that.
 
-    python experiments/imdb-lora/train.py head
-    python experiments/imdb-lora/train.py adapters
+python experiments/imdb-lora/train.py head
+python experiments/imdb-lora/train.py adapters
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stockpot import Pool, Task
 DATA = Path(__file__).parents[1] / "data" / "lm-llama"
 METRIC, UNIT = "nats per token", "text"  # lower is better on the page; intervals take a speech, a review as the unit
 SECOND = "held_reviews"
-START = DATA / "pretrained.safetensors"
+START = "pretrained.safetensors"  # the model before fine-tuning
 FITTED = 2000  # sequences that a seed draws from `fit`
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 

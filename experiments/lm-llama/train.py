@@ -1,9 +1,9 @@
 """Pre-trains the language model on reviews, then turns it to speeches in 24 ways, and in 32 ways with LoRA adapters.
 
-    python experiments/lm-llama/train.py pretrain               # on one GPU
-    python experiments/lm-llama/train.py finetune
-    python experiments/lm-llama/train.py adapters
-    python experiments/lm-llama/train.py pretrain --steps 20 --batch 8 --small    # a trial on a CPU
+python experiments/lm-llama/train.py pretrain               # on one GPU
+python experiments/lm-llama/train.py finetune
+python experiments/lm-llama/train.py adapters
+python experiments/lm-llama/train.py pretrain --steps 20 --batch 8 --small    # a trial on a CPU
 """
 
 from __future__ import annotations
@@ -38,14 +38,7 @@ def adapter_trial(number: int) -> dict[str, Any]:
 
 
 def pretrain(
-    out: Path,
-    *,
-    epochs: float,
-    size: int,
-    steps: int | None,
-    small: bool,
-    device: torch.device,
-    compiled: bool = False,
+    out: Path, *, epochs: float, size: int, steps: int | None, small: bool, device: torch.device, compiled: bool = False
 ) -> None:
     torch.manual_seed(0)
     trainer = training.Trainer(build(compiled=compiled, **(SMALL if small else {})), size, device)
