@@ -77,7 +77,7 @@ def _show(jobs: Sequence[Job]) -> None:
         assert run is not None
         recipe = zoo.recipe(run.stated)
         steps = sum(
-            planned_steps(name, vars(recipe.method.settings(name)), run.models(zoo)) for name in recipe.method.methods
+            planned_steps(name, vars(recipe.method.settings(name)), run.models(zoo)) for name in recipe.method.compared
         )
         state = "finished" if finished(zoo, run) else "to do"
         total += steps

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stockpot import words
 from stockpot.errors import RunError
 from stockpot.recipe.load import parse
-from stockpot.report import words
 from stockpot.soups.registry import LEARNED
 from studies import figures, tables, tasks
 from studies.claims import claims

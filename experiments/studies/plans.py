@@ -58,7 +58,7 @@ class Planned:
 
 def main(zoo: Zoo) -> list[Planned]:
     """Tables 1 and 2: every method; those that a seed can change with every seed."""
-    learned = tuple(method for method in zoo.recipe().method.methods if method in LEARNED)
+    learned = tuple(method for method in zoo.recipe().method.compared if method in LEARNED)
     return [Planned(f"main-{seed}", learned if seed else (), (("output.seed", seed),)) for seed in SEEDS]
 
 

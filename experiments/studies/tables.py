@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from stockpot.report import words
+from stockpot import words
 from studies import paper
 from studies.loaded import Point, Results
 from studies.plans import DEFAULT, PAPER

@@ -10,6 +10,8 @@ others read it, and are told the rest (`ranks.py`).
 
 from __future__ import annotations
 
+import html
+import webbrowser
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,23 +20,25 @@ from typing import Any
 
 import torch
 
-from stockpot import files, ranks
+from stockpot import files, ranks, table, words
 from stockpot._version import __version__
 from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
+from stockpot.pool.facts import strangers_of
+from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.state import DiskStore
-from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
+from stockpot.run.verdict import BASELINE, advised, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
-from stockpot.soups.arrangement import described
+from stockpot.soups.arrangement import described, shard_if_asked
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
-from stockpot.soups.registry import DEFAULT, METHODS, preset_for, settings_for, settings_in_comparison
+from stockpot.soups.registry import DEFAULT, METHODS, preset_for, repetitions, settings_for, settings_in_comparison
 from stockpot.soups.result import Result, decided, report_on
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
 from stockpot.task import Task
@@ -50,15 +54,58 @@ _WEIGHT, _STEP, _SAMPLE = 40, 400, 32
 
 
 class Comparison(dict[str, Result]):
-    """Results by method, and which of them to take."""
+    """Results by method, and which of them to take. Shown, it is a table with the verdict under it."""
 
     recommended: str | None = None  # the soup with the highest score on held-out data, if there is one
     verdict: str = ""
     failed: Mapping[str, str] = {}  # method -> why
-    absent: Mapping[str, str] = {}  # method that has no meaning for this task -> why
+    absent: Mapping[str, str] = {}  # method that was left out, or has no meaning for this task -> why
     reused: tuple[str, ...] = ()  # finished by an earlier call
     path: Path | None = None  # the run directory
     soup: Path | None = None  # the saved soup in it
+
+    @property
+    def best(self) -> Result | None:
+        """The result of the recommended method."""
+        return None if self.recommended is None else self[self.recommended]
+
+    def rows(self) -> list[table.Row]:
+        kind = compared_on(self)
+        known = differences(self, kind)
+        return [
+            result.row(
+                kind, known.get(name), chosen=name == self.recommended, baseline=name == BASELINE,
+                recommended=name == self.recommended and advised(self.verdict),
+            )
+            for name, result in self.items()
+        ]  # fmt: skip
+
+    def table(self) -> list[dict[str, Any]]:
+        """Plain numbers, one dict per method and set of data: `pandas.DataFrame(comparison.table())`."""
+        return table.as_numbers(self.rows())
+
+    def report(self, show: bool = False) -> Path:
+        """Write the report of the run and return the page's path; `show` opens it in a browser."""
+        if self.path is None:
+            fix = 'give the comparison a directory, compare(..., run="run"), or print it'
+            raise RunError.of("report of a comparison", expected="a run directory", found="none", fix=fix)
+        from stockpot.report import write_report
+
+        page = write_report(self.path)
+        if show:
+            webbrowser.open(page.absolute().as_uri())
+        return page
+
+    def _more(self) -> list[str]:
+        missing = [f"{name} failed: {why}" for name, why in self.failed.items()]
+        return [*self.verdict.splitlines(), *(f"{name}: {why}" for name, why in self.absent.items()), *missing]
+
+    def __repr__(self) -> str:
+        return "\n".join([*table.as_text(self.rows()), "", *map(words.harmless, self._more())]) if self else "{}"
+
+    def _repr_html_(self) -> str:
+        more = "".join(f"<p>{html.escape(words.harmless(line))}</p>" for line in self._more())
+        return table.as_html(self.rows()) + more if self else "{}"
 
 
 def cook(
@@ -73,6 +120,7 @@ def cook(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -82,22 +130,26 @@ def cook(
     `settings` are fields of `Settings`. `preset="authors"` learns as the paper's released code does. `include`,
     `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
     weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
-    replaces an earlier run there.
+    replaces an earlier run there. More than two seconds of work show a bar in a terminal or a notebook;
+    `progress=True` shows it anywhere, `progress=False` nowhere.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
     ranks.join()
     if run is None and not ranks.active():
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
-        problem = Problem(pool, task, listen=_watching(pool, listen), **choices)
-        with _threads(pool, task):
+        with shown(progress, listen) as tell, _threads(pool, task):
+            problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
+            _name_strangers(pool, tell)
+            tell(Event("start", _outlook({method: chosen}, pool, task)))
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
     every = {method: chosen}
     if run is not None and METHODS[method].scores_ingredients:
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
-    job = _Job(pool, task, every, preset, _layout(include, exclude, donor), listen, form=form, wanted=method)
+    layout = _layout(include, exclude, donor)
+    job = _Job(pool, task, every, preset, layout, listen, progress=progress, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -114,19 +166,24 @@ def compare(
     exclude: Iterable[str] | None = None,
     donor: int | str = 0,
     form: Form = "auto",
+    progress: bool | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
 ) -> Comparison:
     """Every method on the same pool and data; all decisions are made before the report data is touched.
 
-    `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. A method
-    that fails does not cost the others: it is in `failed`.
+    `each={"mehl+": {"steps": 500}}` are settings of one method; the others reach every method they concern. Where no
+    `methods` are named, one that would do the same as another is left out, such as `mehl` with all models in one block.
+    A method that fails does not cost the others: it is in `failed`. `run`, `progress` and the rest are as for `cook`.
     """
     names = list(METHODS) if methods is None else list(methods)
     chosen = {name: settings_in_comparison(name, preset, settings, each or {}) for name in names}
     _check_fits(chosen, pool, task)
-    job = _Job(pool, task, chosen, preset, _layout(include, exclude, donor), listen, form=form)
+    layout = _layout(include, exclude, donor)
+    absent = repetitions(chosen, preset, len(pool)) if methods is None else {}
+    chosen = {name: one for name, one in chosen.items() if name not in absent}
+    job = _Job(pool, task, chosen, preset, layout, listen, progress=progress, form=form, absent=absent)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -147,8 +204,10 @@ class _Job:
     preset: str | None
     layout: Mapping[str, Any]
     listen: Listener
+    progress: bool | None = None
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
+    absent: Mapping[str, str] = field(default_factory=dict)  # methods that were left out beforehand, and why
     path: Path | None = None  # of the run; None where nothing is recorded
     directory: RunDirectory | None = None  # the same on the rank that writes
     max_shard: int = MAX_SHARD
@@ -156,18 +215,21 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        with ExitStack() as stack:
+        ranks.join()
+        with ranks.watched(), ExitStack() as stack:
             self._meet(recipe)
+            self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
                 self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
             stack.enter_context(_threads(self.pool, self.task))
             self._scan()
+            shard_if_asked(self.chosen, self.task)
             problem = Problem(self.pool, self.task, listen=self._tell, form=self.form, **self.layout)
             self._describe_pool(problem)
             learned = {name: one for name, one in self.chosen.items() if METHODS[name].learned}
             ranks.announce(self.listen, self.task.device, described(learned, self.task))
-            self._tell(Event("start", self._outlook()))
+            self._tell(Event("start", _outlook(self.chosen, self.pool, self.task)))
             comparison = self._decide_all(problem)
             self._report(problem)
             return self._concluded(comparison, problem)
@@ -176,7 +238,6 @@ class _Job:
 
     def _meet(self, recipe: RecipeFacts) -> None:
         """With several ranks: all of them must be about to do the same; the first one shows it."""
-        ranks.join()
         if not ranks.active():
             return
         if not ranks.first():
@@ -201,8 +262,7 @@ class _Job:
             found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
             if not ranks.first():
                 self.pool.adopt(found)
-        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
-            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+        _name_strangers(self.pool, self._tell if self.path is not None or self.listen is not ignore else ignore)
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
@@ -225,19 +285,8 @@ class _Job:
         """Bytes, rather too many: the soup, and for every method its weights, scores and history."""
         models, tensors, samples = len(self.pool), len(self.pool.specs), len(self.task.fit)
         each = models * tensors * _WEIGHT + samples * _SAMPLE
-        steps = sum(self._outlook()["methods"].values())
+        steps = sum(_outlook(self.chosen, self.pool, self.task)["methods"].values())
         return self.pool.nbytes + len(self.chosen) * each + models * samples * 8 + steps * _STEP
-
-    def _outlook(self) -> dict[str, dict[str, int]]:
-        """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
-        K, samples = len(self.pool), len(self.task.fit)
-        steps, blocks = dict.fromkeys(self.chosen, 0), dict.fromkeys(self.chosen, 0)
-        for name, one in self.chosen.items():
-            if METHODS[name].learned:
-                size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
-                blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
-                steps[name] = one.folds * blocks[name] * steps_for(one, inside)
-        return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in self.chosen.items()}}
 
     # ---- deciding
 
@@ -264,7 +313,7 @@ class _Job:
 
     def _decide_all(self, problem: Problem) -> Comparison:
         """What all methods decided. One that fails must not cost the others."""
-        reused, failed, absent, comparison = [], {}, {}, Comparison()
+        reused, failed, absent, comparison = [], {}, dict(self.absent), Comparison()
         for name, settings in self.chosen.items():
             try:
                 if self._decide(problem, name, settings):
@@ -379,6 +428,18 @@ class _Job:
         self.directory.note(status="done")
 
 
+def _outlook(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> dict[str, dict[str, int]]:
+    """How many steps, blocks and folds each method has in all, for progress; 0 for those that do not learn."""
+    K, samples = len(pool), len(task.fit)
+    steps, blocks = dict.fromkeys(chosen, 0), dict.fromkeys(chosen, 0)
+    for name, one in chosen.items():
+        if METHODS[name].learned:
+            size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
+            blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
+            steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+    return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in chosen.items()}}
+
+
 def _watching(pool: Pool, listen: Listener) -> Listener:
     """The listener, and a look at the ingredients' files whenever something begins or ends."""
 
@@ -388,6 +449,16 @@ def _watching(pool: Pool, listen: Listener) -> Listener:
             pool.verify_unchanged()
 
     return tell
+
+
+def _name_strangers(pool: Pool, listen: Listener) -> None:
+    """Say which ingredients cannot be fine-tunes of the model that the others are; nothing where nobody listens."""
+    if listen is ignore:
+        return
+    known = pool.measured
+    strangers = strangers_of(pool.checkpoints, pool.specs) if known is None else known.strangers()
+    if strangers:
+        listen(Event("strangers", {"names": [pool.names[k] for k in strangers]}))
 
 
 def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """What long work tells its caller.
 
-The library never prints. Anything that takes time accepts a `listen` callback and sends it events;
-the command line draws progress from them and the run directory appends them to `events.jsonl`.
+Anything that takes time accepts a `listen` callback and sends it events; `progress` draws them, and the run directory
+appends them to `events.jsonl`. Nothing else prints.
 """
 
 from __future__ import annotations

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -22,15 +24,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
-from stockpot.errors import RunError, StockpotError
+from stockpot import signals
+from stockpot._version import __version__
+from stockpot.errors import RankError, RunError, StockpotError
 from stockpot.events import Event, Listener
+from stockpot.watch import STOPPED, Watch
 
 T = TypeVar("T")
 _meetings = count()  # how often this rank has waited for the others in `all_here`
+_watch: Watch | None = None
 _alone = 0  # how many `apart` blocks this rank is in
 # A rank that has ended is noticed at once, by its connection. One that hashes a terabyte or learns the longest fold
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
+SHOWN = 12  # differences listed in one message
 # What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -48,8 +55,14 @@ def launched() -> bool:
 
 def join() -> None:
     """Be the rank that the environment says, unless the caller has made a process group already."""
-    if not launched() or not dist.is_available() or dist.is_initialized():
-        return
+    if launched() and dist.is_available() and not dist.is_initialized():
+        _join()
+    global _watch
+    if size() > 1 and _watch is None:
+        _watch = Watch(own(), gathered)
+
+
+def _join() -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RunError.of(
@@ -62,6 +75,8 @@ def join() -> None:
         torch.cuda.set_device(int(_environment("LOCAL_RANK") or 0) % torch.cuda.device_count())
     # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
     dist.init_process_group(rank=int(_environment("RANK") or 0), world_size=int(_environment("WORLD_SIZE") or 1))
+    # At once: ranks with other code may not even exchange the same things in the same order.
+    check_same({"stockpot": __version__, "python": platform.python_version(), "torch": torch.__version__})
 
 
 @functools.cache
@@ -73,7 +88,12 @@ def _hosts() -> dist.ProcessGroup | None:
 def leave() -> None:
     """The end of a command whose ranks are all done."""
     if dist.is_available() and dist.is_initialized():
+        global _watch
+        if _watch is not None:
+            _watch.close()
+            _watch = None
         dist.destroy_process_group()
+        _hosts.cache_clear()
 
 
 def active() -> bool:
@@ -107,16 +127,109 @@ def apart() -> Iterator[None]:
         _alone -= 1
 
 
-def announce(listen: Listener, device: torch.device, how: str) -> None:
-    """One line that says how the work is arranged."""
+@contextmanager
+def watched() -> Iterator[None]:
+    """What all ranks do together. When another one ends meanwhile, this one stops, and a RankError says which and why.
+
+    Within GRACE seconds, whatever this rank does: also where it exchanges nothing, or waits in an exchange for ever.
+    """
+    watch = _watch
+    if watch is None or watch.inside:
+        yield
+        return
+    watch.enter()
+    done = False
+    try:
+        with signals.handled(_stop):
+            yield
+        done = True
+    except BaseException as error:
+        with signals.held():  # this is the last word on how it ends
+            watch.inside = False
+            told = isinstance(error, KeyboardInterrupt) and not watch.interrupted
+            if told:  # by a signal; torchrun sends one when another rank has ended, which is then the reason
+                watch.say(STOPPED)
+            why = watch.why(wait=5.0 if lost(error) else 1.0 if told else 0.0)
+            if lost(error) or watch.interrupted or (told and why is not None and not why.endswith(STOPPED)):
+                watch.say(STOPPED)
+                raise RankError(why or "another rank has ended") from error
+        raise
+    finally:
+        watch.leave(done=done)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
+    raise KeyboardInterrupt(number)
+
+
+def last_words(words: str) -> None:
+    """Tell the others why this rank is about to end."""
+    if _watch is not None:
+        _watch.say(words)
+
+
+def speaks() -> bool:
+    """Whether this is the first of the ranks that are left, which says that another one has ended."""
+    return _watch is None or _watch.speaks()
+
+
+def announce(listen: Listener, device: torch.device | None, how: str) -> None:
+    """One line that says how the work is arranged; without a device nothing is exchanged between devices."""
     if active():
         hosts = set(gathered(socket.gethostname()))
         places = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        backend = "NCCL" if device.type == "cuda" else "gloo"
+        backend = "NCCL" if device is not None and device.type == "cuda" else "gloo"
         listen(Event("phase", {"text": f"{size()} ranks on {places} ({backend}): {how}"}))
 
 
+# What ranks hold of a model that is divided among them (task/shards.py) --------------------------------------
+
+
+def hold_parts(model: torch.nn.Module) -> bool:
+    """Whether ranks hold parts of this model."""
+    return hasattr(next(model.parameters(), None), "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a parameter or gradient, to read and to write; all of a tensor that is not divided."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        found: Tensor = tensor.to_local()
+    return found
+
+
+def rows(tensor: Tensor) -> slice:
+    """Which rows of the whole tensor are this rank's."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return slice(None)
+    # As torch.chunk cuts: all pieces have the same length, but for the last ones.
+    length = -(-tensor.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * length, tensor.shape[0])
+    return slice(start, start + len(local(tensor)))
+
+
+def fill(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor of a model this whole value, or this rank's rows of it."""
+    local(tensor).data.copy_(value[rows(tensor)] if value.ndim else value)
+
+
+def fill_model(model: torch.nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """The same for a model that is divided, whose own `load_state_dict` takes no whole tensors."""
+    held: dict[str, Tensor] = dict(model.named_buffers(remove_duplicate=False))
+    held |= model.named_parameters(remove_duplicate=False)
+    for name, value in tensors:
+        if name in held:
+            fill(held[name], value)
+
+
 # What is exchanged -----------------------------------------------------------------------------------------
+
+
+def sharing() -> int:
+    """How many ranks take a part of a batch each."""
+    return dist.get_world_size() if active() else 1
 
 
 def share(indices: Tensor) -> Tensor:
@@ -208,17 +321,20 @@ def lost(error: BaseException) -> bool:
 
 def check_same(facts: Mapping[str, Any]) -> None:
     """Refuse to begin where a rank has other versions, files, data or settings than rank 0."""
-    every = gathered({key: str(value) for key, value in facts.items()})
+    every = gathered((socket.gethostname(), {key: str(value) for key, value in facts.items()}))
+    (host, wanted), *others = every
     lines = [
-        f"{key}: {every[0].get(key)!s:.200} on rank 0, {other.get(key)!s:.200} on rank {rank}"
-        for rank, other in enumerate(every)
-        for key in facts
-        if other.get(key) != every[0].get(key)
+        f"{key}: {wanted.get(key, 'nothing'):.200} on rank 0 ({host}),"
+        f" {found.get(key, 'nothing'):.200} on rank {rank} ({place})"
+        for rank, (place, found) in enumerate(others, start=1)
+        for key in {**wanted, **found}
+        if found.get(key) != wanted.get(key)
     ]
     if lines:
+        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise RunError.of(
             "the ranks of this run",
             expected="the same versions, files, data and settings on all of them",
-            found="\n    ".join(["differences", *lines[:12]]),
+            found="\n    ".join(["differences:", *lines[:SHOWN], *more]) + "\n ",
             fix="start all ranks with the same installation, recipe and files",
         )

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -193,7 +194,7 @@ def test_a_task_of_ones_own_is_made_when_training_is_over(tmp_path: Path) -> Non
 
     callback = SoupCallback(tmp_path / "out", task=task, method="greedy")
     module = Classifier()
-    with pytest.warns(UserWarning, match=r"(?s)no soup was made of .*rename=.*ingredients are still there"):
+    with pytest.warns(UserWarning, match=r"(?s)no soup is made of .*rename=.*ingredients are kept"):
         train(tmp_path, callback, module, validation=None)  # the names of `net` are not those of the module
     assert made == [module]
     assert callback.failure is not None
@@ -207,10 +208,67 @@ def test_a_task_of_ones_own_is_made_when_training_is_over(tmp_path: Path) -> Non
 
 def test_a_failure_to_cook_does_not_cost_the_training(tmp_path: Path) -> None:
     callback = SoupCallback(tmp_path / "out")
-    with pytest.warns(UserWarning, match="no soup was made"):
+    with pytest.warns(UserWarning, match="no soup is made"):
         module, trainer = train(tmp_path, callback, max_epochs=1)
     assert trainer.state.finished
     assert torch.equal(
         load_file(tmp_path / "out" / "ingredients" / "step-000005.safetensors")["net.0.weight"],
         module.state_dict()["net.0.weight"],
     )
+
+
+class Around(nn.Module):
+    """A model of one's own, with the names and the very weights of the module."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.net = module.net
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x)
+
+
+def test_a_task_around_the_module_leaves_it_its_weights(tmp_path: Path) -> None:
+    callback = SoupCallback(tmp_path / "out", task=lambda module: Task(Around(module), loader(1, 60)), method="uniform")
+    module, _ = train(tmp_path, callback)
+    last = load_file(tmp_path / "out" / "ingredients" / "step-000020.safetensors")
+    assert callback.soup is not None
+    assert all(torch.equal(value, last[name]) for name, value in module.state_dict().items())
+
+
+def test_the_module_can_have_the_soup_of_another_models_task(tmp_path: Path) -> None:
+    other = SoupCallback(
+        tmp_path / "out", task=lambda _: Task(Around(Classifier()), loader(1, 60)), method="uniform", load=True
+    )
+    module, _ = train(tmp_path, other)
+    assert other.soup is not None
+    saved = Soup.load(other.soup).state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
+
+
+def test_where_cooking_fails_the_trained_weights_stay_also_if_the_soups_were_wanted(tmp_path: Path) -> None:
+    def broken(model: Any, batch: Any) -> Tensor:
+        raise ValueError("no such loss")
+
+    callback = SoupCallback(tmp_path / "out", task=lambda one: Task(one, loader(1, 60), loss=broken), load=True)
+    with pytest.warns(UserWarning, match="no such loss"):
+        module, _ = train(tmp_path, callback)
+    last = load_file(tmp_path / "out" / "ingredients" / "step-000020.safetensors")
+    assert all(torch.equal(value, last[name]) for name, value in module.state_dict().items())
+
+
+def test_a_search_for_the_rate_before_training_collects_nothing(tmp_path: Path) -> None:
+    class Searched(Classifier):
+        lr = 0.01
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+    callback, module = SoupCallback(tmp_path / "out", every="save", method=None), Searched()
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path, max_epochs=2, logger=False, accelerator="cpu", enable_model_summary=False,
+        enable_progress_bar=False, callbacks=[callback, ModelCheckpoint(tmp_path / "saves", save_top_k=-1)],
+    )  # fmt: skip
+    Tuner(trainer).lr_find(module, loader(0, 100), loader(1, 60), num_training=5)
+    trainer.fit(module, loader(0, 100), loader(1, 60))
+    assert collected(tmp_path / "out") == ["step-000005.safetensors", "step-000010.safetensors"]

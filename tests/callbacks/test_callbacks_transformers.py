@@ -159,6 +159,10 @@ def test_adapters_are_collected_as_adapters(tmp_path: Path) -> None:
 
     with pytest.raises(TaskError, match=r"the base of adapters has to be loaded anew: task=lambda model"):
         train(tmp_path, SoupCallback(tmp_path / "out"), adapted())
+    with pytest.raises(
+        TaskError, match=r"load: expected a model that takes the soup's weights, found one with adapters"
+    ):
+        train(tmp_path, SoupCallback(tmp_path / "out", load=True), adapted())
     samples: Any = reviews(1, 48)
     data: Any = torch.utils.data.DataLoader(
         samples, batch_size=16, collate_fn=transformers.DataCollatorWithPadding(tokenizer())
@@ -178,6 +182,55 @@ def test_training_that_goes_on_goes_on_collecting_and_a_new_one_is_refused(tmp_p
     assert collected(tmp_path / "out") == [f"step-0000{n:02d}" for n in (3, 6, 9, 12)]
     with pytest.raises(RunError, match="expected a folder without ingredients of this name, found 4 of them"):
         train(tmp_path, SoupCallback(tmp_path / "out", method=None))
+
+
+def test_what_lies_after_the_checkpoint_training_goes_on_from_is_collected_anew(tmp_path: Path) -> None:
+    """It may be of a course that was given up: another rate from there on."""
+    train(tmp_path, SoupCallback(tmp_path / "out", method=None, every=2), max_steps=10, save_steps=4)
+    earlier = tmp_path / "trainer" / "checkpoint-4"
+    callback = SoupCallback(tmp_path / "out", method=None, every=3)
+    train(tmp_path, callback, max_steps=9, resume_from_checkpoint=str(earlier), save_strategy="no")
+    assert collected(tmp_path / "out") == [f"step-{step:06d}" for step in (2, 4, 6, 9)]
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("regression", r'(?s)a task from the trainer\'s model and data.*metric="accuracy": expected logits'),
+        ("several", "validation data: expected one evaluation set, found eval_a and eval_b"),
+    ],
+)
+def test_evaluation_data_that_says_too_little_does_not_end_the_training(tmp_path: Path, case: str, text: str) -> None:
+    numbers = [{**row, "labels": float(row["labels"])} for row in reviews(0, 48)]
+    sets: Any = {"a": reviews(1, 32), "b": reviews(2, 32)} if case == "several" else numbers
+    given = {"train_dataset": reviews(0, 64) if case == "several" else numbers, "eval_dataset": sets}
+    torch.manual_seed(0)
+    labels = 2 if case == "several" else 1
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, num_labels=labels))
+    callback = SoupCallback(tmp_path / "out", method="uniform")
+    with pytest.warns(UserWarning, match=text):
+        trainer = train(tmp_path, callback, model, **given)
+    assert trainer.state.global_step == 12
+    assert callback.failure is not None
+    assert callback.result is None
+    assert len(collected(tmp_path / "out")) == 4
+
+
+def test_an_evaluation_before_training_says_nothing(tmp_path: Path) -> None:
+    """Such as one on the test data."""
+    callback = SoupCallback(tmp_path / "out", method="uniform")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=4, save_steps=2, eval_steps=2, eval_strategy="steps", report_to="none", use_cpu=True
+    )
+    trainer = transformers.Trainer(
+        classifier(), arguments, callbacks=[callback], processing_class=tokenizer(),
+        train_dataset=reviews(0, 64), eval_dataset=reviews(1, 48),
+    )  # fmt: skip
+    trainer.evaluate(reviews(2, 20))
+    trainer.train()
+    assert callback.result is not None
+    assert callback.result.held_out is None or callback.result.held_out.n == 48
+    assert callback.result.score.n == 48
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -214,3 +267,10 @@ def test_several_processes_collect_and_do_not_cook(tmp_path: Path, given: dict[s
     arguments, state = SimpleNamespace(**{**usual, **given}), transformers.TrainerState()
     with pytest.raises(TaskError, match=text):
         SoupCallback(tmp_path).on_train_begin(arguments, state, None, model=nn.Linear(1, 1))
+
+
+def test_what_accelerate_launch_shards_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    arguments = SimpleNamespace(fsdp=None, deepspeed=None, eval_strategy="epoch", save_strategy="epoch", world_size=2)
+    with pytest.raises(TaskError, match=r"found one that is sharded .DeepSpeed."):
+        SoupCallback(tmp_path).on_train_begin(arguments, transformers.TrainerState(), None, model=nn.Linear(1, 1))

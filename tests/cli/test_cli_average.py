@@ -60,3 +60,16 @@ def test_wrong_values(folder: Path, stockpot: Stockpot, arguments: tuple[str, ..
     assert answer.code != 0
     assert text in re.sub(r"[\s│]+", " ", answer.err)
     assert not (folder / "soup").exists()
+
+
+def test_what_a_mergekit_configuration_says_no_option_says(folder: Path, stockpot: Stockpot) -> None:
+    for name, dtype in (("a", torch.float32), ("b", torch.bfloat16)):
+        save_file({"w": torch.ones(2, 2, dtype=dtype)}, folder / f"{name}.safetensors")
+    models = "".join(f"- {{model: '{folder / name}.safetensors', parameters: {{weight: 1}}}}\n" for name in "ab")
+    (folder / "merge.yaml").write_text(f"merge_method: linear\nmodels:\n{models}")
+    for option in (("--as", "merged"), ("--all-steps",), ("--weights", "1,1")):
+        answer = stockpot("average", folder / "merge.yaml", "--out", folder / "soup", *option)
+        assert answer.code == 2
+        assert f"Invalid value for {option[0]}: not with a mergekit configuration" in answer.err
+    assert "--mixed-dtypes" in stockpot("average", folder / "merge.yaml", "--out", folder / "soup").err
+    assert stockpot("average", folder / "merge.yaml", "--out", folder / "soup", "--mixed-dtypes").code == 0

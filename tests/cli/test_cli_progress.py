@@ -1,4 +1,4 @@
-"""Progress tells what is going on: lines that stay, and the present; live on a terminal, plain elsewhere."""
+"""The command line shows progress: live on a terminal, and from the run's own figures."""
 
 from __future__ import annotations
 
@@ -8,84 +8,6 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
-
-from stockpot.cli.progress import Activity, drawing
-from stockpot.events import Event
-
-
-def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
-    activity = Activity()
-    activity.hear(Event("start", {"methods": {"hl": 40}, "folds": {"hl": 4}, "blocks": {"hl": 2}}))
-    assert activity.hear(Event("method", {"method": "hl"})) is None
-    for step in range(10):
-        activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "loss": 0.5}))
-    assert (activity.text, activity.done, activity.total) == ("hl: block 1, fold 2, loss 0.5000", 10, 40)
-    activity.hear(Event("progress", {"what": "averaging the ingredients", "done": 3, "total": 9}))
-    assert (activity.text, activity.done, activity.total) == ("hl: averaging the ingredients", 3, 9)
-    assert activity.hear(Event("cooked", {"method": "hl", "seconds": 2.0})) == "hl: cooked in 2.0 s"
-
-
-@pytest.mark.parametrize(
-    ("about", "text"),
-    [
-        ({"folds": {"hl": 1}, "blocks": {"hl": 1}}, "hl: loss 0.5000"),
-        ({"folds": {"hl": 4}, "blocks": {"hl": 1}}, "hl: fold 1, loss 0.5000"),
-        ({"folds": {"hl": 1}, "blocks": {"hl": 3}}, "hl: block 1, loss 0.5000"),
-    ],
-)
-def test_blocks_and_folds_are_named_where_there_are_several(about: dict[str, Any], text: str) -> None:
-    activity = Activity()
-    activity.hear(Event("start", {"methods": {"hl": 40}, **about}))
-    activity.hear(Event("method", {"method": "hl"}))
-    activity.hear(Event("step", {"block": 0, "fold": 0, "step": 0, "loss": 0.5}))
-    assert activity.text == text
-
-
-def test_the_time_that_learning_takes_becomes_a_line() -> None:
-    activity = Activity()
-    activity.hear(Event("method", {"method": "hl"}))
-    told = activity.hear(Event("pace", {"seconds": 90.0, "steps": 900, "greedy": None}))
-    assert told == "hl: learning takes at most 1 min 30 s from here"
-    told = activity.hear(Event("pace", {"seconds": 9.0, "steps": 900, "greedy": 30.0}))
-    assert told == "hl: learning takes at most 9.0 s from here; the greedy soup takes at most 30 s in all"
-
-
-def test_classes_become_a_line() -> None:
-    told = Activity().hear(Event("classes", {"names": ["ripe", "rotten"]}))
-    assert told == (
-        "classes in alphabetical order: ripe = 0, rotten = 1 (another order of the model's outputs: data.classes)"
-    )
-    told = Activity().hear(Event("classes", {"names": [f"c{k}" for k in range(10)]}))
-    assert told is not None
-    assert "c7 = 7 and 2 more (" in told
-
-
-def test_failures_and_trials_become_lines() -> None:
-    activity = Activity()
-    assert activity.hear(Event("failed", {"method": "hl", "error": "too warm"})) == "hl: failed: too warm"
-    done = {"trial": "trial_001", "index": 1, "score": {"value": 0.5}, "seconds": 3.0, "failure": None}
-    assert activity.hear(Event("trial_done", done)) == "trial_001: score 0.5000, 3.0 s"
-    lost = activity.hear(Event("trial_done", {**done, "failure": "loss is NaN at step 3"}))
-    assert lost == "trial_001: failed: loss is NaN at step 3"
-    assert activity.hear(Event("an event of the future", {})) is None
-
-
-def test_plain_lines_come_every_few_seconds(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with drawing() as listen:
-        for second in range(200):
-            now[0] = float(second)
-            listen(Event("progress", {"what": "hash", "done": second, "total": 200}))
-    lines = capsys.readouterr().err.splitlines()
-    # After 6 seconds, then 11, 21, 41, 61 later: more and more seldom.
-    done = ((3, "3 min 14 s"), (8, "3 min 3 s"), (19, "2 min 42 s"), (39, "2 min 1 s"), (70, "1 min 0 s"))
-    assert lines == [f"reading checkpoints ({percent} %, {left} left)" for percent, left in done]
 
 
 def test_a_terminal_gets_a_live_bar_and_colours(shared: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from stockpot.cli.progress import scalars
+from stockpot.adapters.trackers import scalars
 from stockpot.events import Event
 
 

@@ -129,7 +129,7 @@ def test_small_recipe_is_complete() -> None:
 
     recipe = load_recipe(EXPERIMENTS / "small" / "recipe.yaml")
     check = part("small/check.py")
-    assert set(recipe.method.methods) == {check.DEFAULT, *check.BELOW}
+    assert set(recipe.method.compared) == {check.DEFAULT, *check.BELOW}
     assert recipe.folder == EXPERIMENTS / "cifar10-efficientnet"
 
 

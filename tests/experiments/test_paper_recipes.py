@@ -92,7 +92,7 @@ def test_there_is_a_recipe_for_every_run_of_the_paper() -> None:
 def test_a_recipe_is_the_papers_setting(file: Path) -> None:
     recipe = load_recipe(file)
     assert recipe.folder == PAPER.parent.resolve()
-    assert set(TEN) <= set(recipe.method.methods)
+    assert set(TEN) <= set(recipe.method.compared)
     large = "vit-l-14" in str(file)
     for name in ("hl", "hl+", "mehl", "mehl+"):
         s = recipe.method.settings(name)

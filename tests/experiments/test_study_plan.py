@@ -35,7 +35,7 @@ def test_every_run_of_every_real_zoo_is_a_valid_recipe(name: str, models: int) -
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
         recipe = zoo.recipe(run.stated)
-        assert recipe.method.methods == (run.methods or recipe.method.methods)
+        assert recipe.method.compared == (run.methods or recipe.method.compared)
 
 
 def test_main_has_every_method_on_three_seeds(home: Path) -> None:
@@ -43,7 +43,7 @@ def test_main_has_every_method_on_three_seeds(home: Path) -> None:
     found = plans.plan(zoo, ["main"])
     assert [run.name for run in found] == ["main-0", "main-1", "main-2"]
     assert [zoo.recipe(run.stated).output.seed for run in found] == [0, 1, 2]
-    first, *others = (zoo.recipe(run.stated).method.methods for run in found)
+    first, *others = (zoo.recipe(run.stated).method.compared for run in found)
     assert {"best", "greedy", "crossfit"} < set(first)
     assert all(set(methods) == set(first) & LEARNED for methods in others)  # what no seed changes is run once
 
@@ -52,7 +52,7 @@ def test_the_default_alone_has_more_seeds(home: Path) -> None:
     zoo = Zoo.open(home, "tiny")
     found = [zoo.recipe(run.stated) for run in plans.plan(zoo, ["seeds"])]
     assert [recipe.output.seed for recipe in found] == [3, 4, 5, 6, 7, 8, 9]
-    assert {recipe.method.methods for recipe in found} == {("crossfit",)}
+    assert {recipe.method.compared for recipe in found} == {("crossfit",)}
 
 
 def test_what_main_has_is_not_run_again(home: Path) -> None:

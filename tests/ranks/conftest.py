@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,13 @@ method:
 output: {dir: run}
 """
 
+FINETUNE = """
+pool: {path: made}
+model: {python: "toy:model", device: cpu}
+data: {python: "toy:data", batch_size: 20}
+finetune: {dir: made, trials: 3, epochs: 1, probe: false, batch_size: 21}
+"""
+
 Torchrun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -62,6 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "pool", [{n: v.double() for n, v in s.items()} for s in fine_tunes(mlp, 5)])
     (folder / "toy.py").write_text(TOY)
     (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "finetune.yaml").write_text(FINETUNE)
     return folder
 
 
@@ -69,11 +77,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def torchrun(shared: Path) -> Torchrun:
     """`torchrun -m stockpot ...` with so many ranks, in the shared folder."""
 
-    def call(ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        ranks: int, *arguments: str, what: Sequence[str] = ("-m", "stockpot"), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         known = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC", "SLURM"))}
         return subprocess.run(
-            [sys.executable, *launcher, "-m", "stockpot", *arguments],
+            [sys.executable, *launcher, *what, *arguments],
             cwd=shared,
             env={**known, "OMP_NUM_THREADS": "1", **environment},
             capture_output=True,

@@ -467,7 +467,10 @@ def test_a_language_model_needs_no_labels(home: Path) -> None:
         ({"arrays": "numbers.npz", "features": "x", "label": "cls"}, "data.label: cls: expected a column of"),
         ({"arrays": "gone.npz"}, "gone.npz: expected a .npz or .safetensors file"),
         ({"table": "reviews.csv", "label": "mood", "features": "review"}, "expected numbers, found 'bad bad'"),
-        ({"table": "reviews.csv", "label": "mood", "text": "review"}, "expected a transformers model with a tokenizer"),
+        (
+            {"table": "reviews.csv", "label": "mood", "text": "review"},
+            "found another one.\n  Fix: give the model as model.transformers",
+        ),
         ({"arrays": "numbers.npz", "features": "x", "label": "y", "fit": 60}, "expected at most its 40 samples"),
         ({"arrays": "numbers.npz", "fit": {"of": "val", "fraction": 0.5}}, "part 'val' of"),
         ({"python": "net:nothing"}, "expected a function nothing in"),

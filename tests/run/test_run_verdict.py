@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot.run.verdict import compared_on, differences, held_out, recommended, verdict
+from stockpot.run.verdict import advised, compared_on, differences, held_out, recommended, verdict
 from stockpot.soups.registry import settings_for
 from stockpot.soups.result import Result
 from stockpot.task import METRICS, Metric, Scores
 
 SOUP: Any = SimpleNamespace(W=torch.tensor([[0.0], [1.0], [0.0], [0.0]], dtype=torch.float64))
+MIXED: Any = SimpleNamespace(W=torch.tensor([[0.2], [0.5], [0.3], [0.0]], dtype=torch.float64))
 NAMES = ("run-6", "run-7", "run-8", "run-9")
 
 
@@ -28,7 +29,7 @@ def record(
         table = torch.full((100, 1), math.nan) if math.isnan(n) else (torch.arange(100) < n)[:, None]
         (scores if kind in ("fit", "held_out") else scores["reports"])[kind] = Scores(table.double(), metric)
     history = () if guard is None else (guard,)
-    soup = None if name == "ensemble" else SOUP
+    soup = None if name == "ensemble" else SOUP if name == "best" or used == 1 else MIXED
     return Result(name, settings_for(name), soup, models_used=used, history=history, **scores)
 
 
@@ -95,6 +96,20 @@ def test_scores_on_different_data_are_not_compared() -> None:
     assert compared_on(every) == "report"
     assert differences(every, "report")["hl+"]["report"][0] == pytest.approx(0.05)
     assert differences(records(record("hl+", fit=90)), "fit") == {}  # nothing to compare with
+
+
+def test_the_best_model_itself_differs_from_it_by_nothing() -> None:
+    """Before, a greedy soup of that one model stood there with "+0.0 (-0.6 to +0.6)"."""
+    found = records(record("best", report=70), record("greedy", used=1, report=70), record("hl+", report=70))
+    apart = differences(found, "report")
+    assert apart["greedy"] == {"report": [0.0, 0.0, 0.0]}
+    assert all(apart["hl+"]["report"][1:])  # what chance can do between two models that score the same
+
+
+@pytest.mark.parametrize(("mine", "use"), [(90, True), (51, False), (20, False)])
+def test_only_a_gain_beyond_chance_is_advised(mine: int, use: bool) -> None:
+    found = records(record("best", fit=1, report=50), record("greedy", fit=1, report=mine))
+    assert advised(verdict(found, "greedy", NAMES)) is use
 
 
 @pytest.mark.parametrize(

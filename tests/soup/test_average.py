@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stockpot import average
-from stockpot.errors import MismatchError, SoupError
+from stockpot.errors import MismatchError, PoolError, SoupError
 from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.soup import Soup, rebuild
@@ -140,8 +140,11 @@ def test_a_model_from_another_start_is_named(folder: Path) -> None:
         ({"method": "slerp"}, "so close that mergekit's slerp of them is the same average"),
         ({"method": "weighted"}, "expected weights, one for each model, found none"),
         ({"method": "uniform", "weights": [1, 2, 3]}, "expected no weights, found some"),
-        ({"weights": [1, 2]}, r"weights: expected 3 finite numbers, found 2: 1, 2.\n  Fix: give one for each, in this"),
-        ({"weights": [1, 2, float("nan")]}, "expected 3 finite numbers, found 3: 1, 2, nan"),
+        (
+            {"weights": [1, 2]},
+            r"weights: expected 3 numbers with a finite sum, found 2: 1, 2.\n  Fix: give one for each, in this",
+        ),
+        ({"weights": [1, 2, float("nan")]}, "expected 3 numbers with a finite sum, found 3: 1, 2, nan"),
         ({"weights": [1, 1, -2]}, "expected numbers that do not cancel, found a sum of 0"),
         ({"method": "ema"}, "expected a decay, found none"),
         ({"decay": 0.5}, "expected no decay, found 0.5"),
@@ -162,3 +165,46 @@ def test_other_wrong_questions(folder: Path) -> None:
         average(pool, base=folder / "base.safetensors", weights=[1, 1, 1])
     with pytest.raises(SoupError, match="expected at least two models, found 1"):
         average(folder / "pool" / "model_0.safetensors", base=folder / "base.safetensors", method="model_stock")
+
+
+def test_weights_too_large_to_be_summed_are_refused(folder: Path) -> None:
+    with pytest.raises(SoupError, match=r"expected 3 numbers with a finite sum, found 3: 1e\+308, 1e\+308, 1e\+308"):
+        average(folder / "pool", weights=[1e308, 1e308, 1e308])
+
+
+def test_model_stock_is_its_formula_where_tensors_hardly_move() -> None:
+    """As biases do in a few hundred steps at a small rate."""
+    base = torch.randn(64, generator=torch.Generator().manual_seed(0)).double()
+    moved = [base + 1e-5 * torch.randn(64, generator=torch.Generator().manual_seed(n)).double() for n in (1, 1, 2)]
+    moved[1] = moved[1] + 1e-6
+    names = {"weight": base, "same": base}
+    soup = average([{"weight": one, "same": base} for one in moved], base=names, method="model_stock")
+    u = [one - base for one in moved]
+    c = sum(float(torch.cosine_similarity(u[a], u[b], dim=0, eps=1e-30)) for a, b in combinations(range(3), 2)) / 3
+    t = 3 * c / (1 + 2 * c)
+    column = soup.W[:, soup.layout.group_of["weight"]].tolist()
+    assert column == pytest.approx([t / 3, t / 3, t / 3, 1 - t], abs=1e-6)
+    assert soup.W[:, soup.layout.group_of["same"]].tolist() == [0, 0, 0, 1]
+
+
+def test_model_stock_names_a_model_that_is_not_finite(folder: Path) -> None:
+    broken = states(folder)[1]
+    broken["0.weight"][0, 0] = float("nan")
+    save_file(broken, folder / "pool" / "model_1.safetensors")
+    with pytest.raises(PoolError, match=r"model_1.safetensors: .*0\.weight"):
+        average(folder / "pool", base=folder / "base.safetensors", method="model_stock")
+
+
+@pytest.mark.parametrize("place", ["pool", ".", "pool/../pool"])
+def test_a_soup_does_not_take_the_place_of_what_it_is_made_of(folder: Path, place: str) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SoupError, match=r"model_0\.safetensors, which this soup is made of"):
+        average(folder / "pool", folder / place, overwrite=True)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_overwriting_removes_no_folders(folder: Path) -> None:
+    (folder / "home" / "thesis").mkdir(parents=True)
+    with pytest.raises(SoupError, match="expected an earlier soup, which may be removed, found a folder in it, thesis"):
+        average(folder / "pool", folder / "home", overwrite=True)
+    assert (folder / "home" / "thesis").is_dir()

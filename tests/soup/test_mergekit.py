@@ -116,6 +116,22 @@ def test_weights_are_divided_by_their_sum_as_mergekit_does(tmp_path: Path) -> No
     assert same(soup_of(common)[0].state_dict(), Soup.uniform(pool).state_dict())
 
 
+def test_what_a_model_does_not_say_of_a_tensor_all_of_them_say(tmp_path: Path) -> None:
+    pool = folders(tmp_path, fine_tunes(mlp, 2))
+    soup, _ = soup_of(config(pool, [{"filter": "bias", "value": 3}], 1, parameters={"weight": 1}))
+    state = soup.state_dict()
+    for name, share in (("0.bias", 0.75), ("0.weight", 0.5)):
+        assert torch.allclose(state[name], share * pool.tensor(0, name) + (1 - share) * pool.tensor(1, name))
+
+
+def test_what_is_not_mixed_comes_from_the_base(tmp_path: Path) -> None:
+    pool = folders(tmp_path, fine_tunes(mlp, 2))
+    (tmp_path / "run_1" / "config.json").write_text('{"is": "base"}')
+    given = config(pool, 1, 1, base_model=str(tmp_path / "run_1"))
+    soup_of(given)[0].save(tmp_path / "soup")
+    assert (tmp_path / "soup" / "config.json").read_text() == '{"is": "base"}'
+
+
 def test_configurations_that_are_no_soups_are_refused(tmp_path: Path) -> None:
     pool = folders(tmp_path, fine_tunes(mlp, 2))
 
@@ -134,6 +150,19 @@ def test_configurations_that_are_no_soups_are_refused(tmp_path: Path) -> None:
     refused(config(pool, 1, -1), "expected weights that sum to one, found a sum of 0")
     refused(config(pool, 1, 1, dtype="int8"), "expected a dtype among float32, .*, found 'int8'")
     refused(config(pool, 1, 1, parameters=[1]), r"expected parameters with names, found \[1\]")
+    refused(config(pool, 1, 1, base_model="other"), "expected a base_model that is one of `models`, found 'other'")
+    refused(config(pool, 1e308, 1e308), "expected weights with a finite sum for .*, found inf")
+    by_tensor = {"normalize": [{"filter": "bias", "value": False}]}
+    refused(config(pool, 1, 1, parameters=by_tensor), r"expected `normalize` to be true or false, found \[{")
+    several = config(pool, 1, 1)
+    several["models"][0]["model"] = str(tmp_path / "run_*")
+    save_file(fine_tunes(mlp, 3)[2], tmp_path / "x.safetensors")
+    several["models"][1]["model"] = str(tmp_path / "x.safetensors")
+    refused(several, "expected 2 models, found 3: patterns or folders of several")
+    for more in ({"layer_range": [0, 2]}, {"model": {"model": "a"}}):
+        wrong = config(pool, 1, 1)
+        wrong["models"][0] |= more
+        refused(wrong, "expected a list of whole models, found another form of `models`")
 
 
 def test_soups_that_no_configuration_can_hold_are_refused(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_comparison_decides_everything_first(tmp_path: Path) -> None:
             assert event.data == {"decisions": len(METHODS), "samples": {"report": 40}}
             store.deadly = False
 
-    results = compare(pool, task, listen=listen, each={"crossfit": {"steps": 3}}, steps=3)
+    results = compare(pool, task, METHODS, listen=listen, each={"crossfit": {"steps": 3}}, steps=3)
     assert kinds.count("unsealed") == 1
     assert kinds.count("cooked") == len(METHODS)
     assert "cooked" not in kinds[kinds.index("unsealed") :]
@@ -119,7 +119,7 @@ def test_a_run_records_every_decision_first(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, "report_fingerprints", hashed)
         each = {"crossfit": BRIEF}
-        compare(pool, task, run=run, listen=listen, each=each, **BRIEF)
+        compare(pool, task, METHODS, run=run, listen=listen, each=each, **BRIEF)
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events].count("unsealed") == 1
     last_decision = max(i for i, event in enumerate(events) if event["kind"] == "cooked")

@@ -12,7 +12,7 @@ from torch import Tensor
 from stockpot import METHODS, PRESETS, Result, Settings, Soup, Task, compare, cook
 from stockpot.errors import MethodError
 from stockpot.soups import LEARNED, settings_for
-from stockpot.soups.registry import DEFAULT, settings_in_comparison
+from stockpot.soups.registry import DEFAULT, repetitions, settings_in_comparison
 from stockpot.soups.settings import as_json, block_size_for, declared, steps_for
 from zoo import fine_tunes, mlp, samples, write, zoo
 
@@ -267,3 +267,25 @@ def test_reporting_on_the_fitting_data_is_said(tmp_path: Path) -> None:
     same, other = Task(mlp(), (x, y), (x.clone(), y)), Task(mlp(), (x, y), samples(seed=1))
     assert any(one.startswith(note) for one in cook(pool, same, "uniform").notes)
     assert not any(one.startswith(note) for one in cook(pool, other, "uniform").notes)
+
+
+def test_a_comparison_leaves_out_what_would_do_the_same(tmp_path: Path) -> None:
+    """Before, `mehl` with all models in one block was learned beside `hl`, and gave the same rows twice."""
+    pool, task = zoo(tmp_path, 3)
+    short: dict[str, Any] = {"steps": 2, "batch_size": 16}
+    found = compare(pool, task, each={"crossfit": short}, **short)
+    assert list(found) == [name for name in METHODS if name not in ("mehl", "mehl+")]
+    assert found.absent["mehl+"] == "it is the same as hl+ where all 3 models are loaded at once"
+    named = compare(pool, task, ["hl", "mehl"], **short)  # whoever asks for both gets both
+    assert torch.equal(W_of(named["hl"]), W_of(named["mehl"]))
+
+
+def test_what_differs_is_no_repetition() -> None:
+    def left_out(preset: str | None = None, models: int = 18, **each: Any) -> set[str]:
+        return set(
+            repetitions({name: settings_in_comparison(name, preset, {}, each) for name in METHODS}, preset, models)
+        )
+
+    assert left_out() == left_out("authors") == {"mehl", "mehl+"}
+    assert left_out(models=19) == set()
+    assert left_out(mehl={"steps": 500}, hl={"steps": 400}) == {"mehl+"}

@@ -212,14 +212,13 @@ def test_losses_that_models_bring_are_known_per_sample() -> None:
 def test_labels_that_are_no_classes_are_refused(labels: Tensor, metric: str, found: str) -> None:
     with pytest.raises(TaskError, match=rf"found {found}") as caught:
         Task(linear(), (X, labels), metric=metric)
-    assert "binary_cross_entropy_with_logits" in str(caught.value)
-    assert "for regression: loss=lambda model, batch: (model(batch[0]).squeeze(1)" in str(caught.value)
+    assert "loss=torch.nn.BCEWithLogitsLoss(), metric='micro_f1'; for regression: loss=torch.nn." in str(caught.value)
 
 
 def test_one_output_is_no_class() -> None:
     with pytest.raises(DataError, match=r"expected 0 to 0 \(the model has 1 classes\)") as e:
         Task(nn.Linear(4, 1), (X, Y % 2), metric="loss")
-    assert "for regression: loss=lambda" in str(e.value)
+    assert "for regression: loss=torch.nn.MSELoss(), metric='r2'" in str(e.value)
 
 
 def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
@@ -230,9 +229,8 @@ def test_accuracy_of_several_labels_is_refused_whatever_the_loss() -> None:
 
 def test_what_the_text_says_works() -> None:
     several = (X[:, :3] > 0).float()
-    bce = functional.binary_cross_entropy_with_logits
-    Task(linear(), (X, several), loss=lambda m, b: bce(m(b[0]), b[1].float(), reduction="none").mean(1), metric="loss")
-    task = Task(nn.Linear(4, 1), (X, X[:, 0]), loss=lambda m, b: (m(b[0]).squeeze(1) - b[1]).square(), metric="r2")
+    Task(linear(), (X, several), loss=nn.BCEWithLogitsLoss(), metric="micro_f1").check_loss()
+    task = Task(nn.Linear(4, 1), (X, X[:, 0]), loss=nn.MSELoss(), metric="r2")
     task.check_loss()
     assert task.score().value < 1
 

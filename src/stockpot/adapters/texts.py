@@ -95,8 +95,8 @@ class TextReader:
         key = next((k for k in ("text", "messages", "prompt", "words") if getattr(form, k)), "text")
         self.form, self.model, self.table, self.split, self.listen, self.key = form, model, table, split, listen, key
         if model.tokenizer is None:
-            fix = "set model.tokenizer to its folder; for other models use data.tokens or data.python"
-            raise bad_data(f"data.{key}", "a transformers model with a tokenizer", "none", fix)
+            fix = "give the model as model.transformers, or the token ids in data.tokens or data.python"
+            raise bad_data(f"data.{key}", "a transformers model, which has a tokenizer", "another one", fix)
         self.tokenizer = tokenizer = model.tokenizer()
         size = getattr(tokenizer, "vocab_size", 0)
         if model.vocabulary is not None and size > model.vocabulary:

@@ -55,9 +55,7 @@ def load(
     return LoadedModel(
         model.float(),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
-        tokenizer=None
-        if place is None
-        else partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
+        tokenizer=partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
         max_length=_context(model, config),
         keywords=True,
         purpose=_purpose(type(model).__name__),
@@ -93,8 +91,11 @@ def _vocabulary(model: Any) -> int | None:
         return None
 
 
-def _tokenizer(transformers: Any, folder: Path) -> Any:
+def _tokenizer(transformers: Any, folder: Path | None) -> Any:
     """The library makes an empty tokenizer, which knows no word, of a folder that holds none."""
+    if folder is None:
+        fix = "set model.tokenizer to the folder of one"
+        raise bad_model("model.transformers", "a folder with a tokenizer", "a configuration alone", fix)
     files = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else [folder.name]
     if not any(name.startswith(("token", "vocab", "merges", "tekken")) or name.endswith(".model") for name in files):
         fix = "save the tokenizer there (tokenizer.save_pretrained), or set model.tokenizer to its folder"

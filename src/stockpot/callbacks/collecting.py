@@ -47,7 +47,7 @@ class Collector:
         self.soup: Path | None = None  # where its soup was written
         self.failure: Exception | None = None  # why there is none
         self._task = task
-        self._last = -1
+        self._last: int | None = None  # step of the newest ingredient; None before training
         whole = isinstance(every, int) and not isinstance(every, bool)
         if (every < 1) if whole else (every not in ("save", "epoch")):  # type: ignore[operator]
             raise self.wrong("every", "a number of steps, 'save' or 'epoch'", repr(every), "use every=100")
@@ -71,13 +71,13 @@ class Collector:
     def ingredients(self) -> Path:
         return self.folder / INGREDIENTS
 
-    def own(self) -> list[str]:
-        """Names of this training's ingredients, in the order of its steps."""
+    def own(self) -> dict[str, int]:
+        """This training's ingredients and their steps, in that order."""
         prefix = f"{re.escape(self.name)}-" if self.name else ""
         wanted = re.compile(rf"{prefix}step-(\d+)(\.safetensors)?")
         there = [entry.name for entry in self.ingredients.iterdir()] if self.ingredients.is_dir() else []
-        found = {name: match for name in there if (match := wanted.fullmatch(name))}
-        return sorted(found, key=lambda name: int(found[name][1]))
+        found = {name: int(match[1]) for name in there if (match := wanted.fullmatch(name))}
+        return dict(sorted(found.items(), key=lambda one: one[1]))
 
     def begin(self, step: int, processes: int, sharded: str, known: bool, how: str) -> None:
         """Refuse before training what could not be done after it. `known`: whether a task can be made."""
@@ -87,17 +87,21 @@ class Collector:
         if processes > 1 and self.method is not None:
             fix = f"give method=None, and afterwards Pool.open({str(self.ingredients)!r}) to `cook`"
             raise self.wrong("cooking", "one process", f"{processes}", fix)
-        if step == 0 and (there := self.own()):
+        there = self.own()
+        if step == 0 and there:
             fix = "give another folder, a name= for each of several trainings, or remove these"
             expected = "a folder without ingredients of this name"
             raise RunError.of(str(self.ingredients), expected=expected, found=f"{len(there)} of them", fix=fix)
         if self.method is not None and not known:
             fix = f"{how}; or task=lambda model: Task(model, validation); or method=None, which only collects"
             raise self.wrong("task", "a task, or validation data of the trainer", "neither", fix)
+        if abandoned := [name for name, then in there.items() if then > step]:  # it goes on from before them
+            files.clear(self.ingredients, abandoned, self.folder)
+        self.failure, self._last = None, -1
 
     def collect(self, model: nn.Module, step: int, write: Callable[[Path], None] | None = None) -> None:
         """Write one ingredient, whole or not at all, and remove what is more than `keep`. `write` fills a folder."""
-        if step == self._last:
+        if self._last in (step, None):  # such as what Lightning's search for a rate saves before training
             return
         path = self.ingredients / f"{self.name}{self.name and '-'}step-{step:06d}"
         if write is None:
@@ -109,7 +113,7 @@ class Collector:
             with files.directory(path, overwrite=True, root=self.folder) as place:
                 write(place)
         self._last = step
-        files.clear(self.ingredients, self.own()[: -self.keep], self.folder)
+        files.clear(self.ingredients, [*self.own()][: -self.keep], self.folder)
 
     # The soup -------------------------------------------------------------------------------------------
 
@@ -126,14 +130,17 @@ class Collector:
 
     def finish(self, model: nn.Module) -> None:
         """Cook what was collected. It must not cost the training: where it fails, a warning says what to do."""
-        if self.method is None:
+        if self.method is None or self.failure is not None:
             return
         try:
             self._cook(model)
         except Exception as error:  # of the user's functions too
-            self.failure = error
-            where = str(self.ingredients)
-            warnings.warn(f"no soup was made of {where}: {error}\n  The ingredients are still there.", stacklevel=3)
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """No soup, and no end of the training either."""
+        self.failure = error
+        warnings.warn(f"no soup is made of {self.ingredients}: {error}\n  The ingredients are kept.", stacklevel=3)
 
     def _cook(self, model: nn.Module) -> None:
         assert self.method is not None
@@ -145,12 +152,13 @@ class Collector:
         if task is None:
             fix = "evaluate at least once while training, or give task=lambda model: Task(model, validation)"
             raise self.wrong("task", "validation data by the end of training", "none", fix)
-        before = copied(model.state_dict()) if task.model is model and not self.load else None
+        before = copied(model.state_dict())  # the task's model may be this one, be around it or be a part of it
         try:
             result = cook(pool, task, self.method, **self.settings)
             if result.soup is not None:
                 self.soup = result.soup.save(self.folder / SOUP, overwrite=True)
             self.result = result
         finally:
-            if before is not None:
-                load_weights(model, before, subject="the trained weights")
+            load_weights(model, before, subject="the trained weights")
+        if self.load and result.soup is not None:
+            result.soup.load_into(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from stockpot.adapters.extras import need
 from stockpot.callbacks.collecting import Collector, Every
+from stockpot.errors import TaskError
 from stockpot.task import Task
 from stockpot.task.loss import is_causal
 
@@ -32,9 +34,13 @@ class SoupCallback(Collector, TrainerCallback):
 
     def __init__(self, folder: str | Path, *, every: Every = "save", **options: Any) -> None:
         super().__init__(folder, every=every, **options)
+        self._given = self._task is not None or self.method is None
+        self._evaluated: str | None = None  # the evaluation set, or "" before its first; None outside of training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        sharded = "FSDP" if args.fsdp else "DeepSpeed" if args.deepspeed else ""
+        self._evaluated = ""
+        asked = {"FSDP": args.fsdp, "DeepSpeed": args.deepspeed}
+        sharded = next((how for how, given in asked.items() if given or _launched_with(how)), "")
         evaluates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
         if self.every == "save" and str(getattr(args.save_strategy, "value", args.save_strategy)) == "no":
             fix = "give every=100 (steps) or every='epoch', or let the Trainer save"
@@ -43,6 +49,9 @@ class SoupCallback(Collector, TrainerCallback):
         how = "give the Trainer an eval_dataset and eval_strategy='epoch'"
         if adapters:
             how = "the base of adapters has to be loaded anew: task=lambda model: Task(base_model, validation)"
+            if self.load:
+                fix = "leave load= out, and load the soup's adapter instead"
+                raise self.wrong("load", "a model that takes the soup's weights", "one with adapters inside", fix)
         known = self._task is not None or (evaluates and not adapters)
         self.begin(state.global_step, args.world_size, sharded, known, how)
 
@@ -59,11 +68,25 @@ class SoupCallback(Collector, TrainerCallback):
             self._write(state, **more)
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, model: Any = None, eval_dataloader: Any = None, **_: Any
-    ) -> None:
-        self.derived(lambda: self._derived(model, eval_dataloader))
+        self, args: Any, state: Any, control: Any, model: Any = None, eval_dataloader: Any = None,
+        metrics: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
+        """The first evaluation while training says what the soup is judged on."""
+        ending = "_runtime"  # after the name of the evaluation set
+        name = next((key.removesuffix(ending) for key in metrics or () if key.endswith(ending)), "eval")
+        if self._evaluated is None or self.failure is not None or self._given:
+            return
+        try:
+            if self._evaluated not in ("", name):
+                fix = "say which: task=lambda model: Task(model, validation)"
+                raise self.wrong("validation data", "one evaluation set", f"{self._evaluated} and {name}", fix)
+            self._evaluated = name
+            self.derived(lambda: self._derived(model, eval_dataloader))
+        except TaskError as error:
+            self.give_up(error)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self._evaluated = None
         if state.is_world_process_zero:
             self.finish(model)
 
@@ -83,3 +106,8 @@ class SoupCallback(Collector, TrainerCallback):
         size = getattr(loader, "batch_size", None) or 32
         data = DataLoader(loader.dataset, batch_size=size, collate_fn=loader.collate_fn)
         return Task(model, data, metric="nats_per_token" if is_causal(model) else "accuracy", batch_size=size)
+
+
+def _launched_with(how: str) -> bool:
+    """Whether `accelerate launch` asks for it, of which the arguments of the Trainer say nothing."""
+    return os.environ.get(f"ACCELERATE_USE_{how.upper()}", "").lower() == "true"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stockpot import words
 from stockpot.cli.terminal import say, shown, table
 from stockpot.errors import PoolError, describe
-from stockpot.report import words
 
 if TYPE_CHECKING:
     from stockpot.pool import Pool

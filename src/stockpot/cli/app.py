@@ -82,7 +82,7 @@ def doctor(as_json: Json = False) -> None:
     """
     import torch
 
-    from stockpot.report import words
+    from stockpot import words
     from stockpot.run.environment import environment, installed
 
     facts = environment("cuda" if torch.cuda.is_available() else None)

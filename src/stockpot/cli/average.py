@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot import words
 from stockpot.cli.cooking import As
 from stockpot.cli.evaluate import Replace
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     import torch
@@ -87,19 +87,21 @@ def average(
     from stockpot.soup.average import average
     from stockpot.soup.mergekit import soup_of
 
+    opening: dict[str, Any] = {"key": key, "rename": prefixes_of(rename), "mixed_dtypes": mixed_dtypes}
     with drawing() as listen:
         if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
-            own = {"--weights": weights, "--method": method, "--decay": decay, "--base": base, "--key": key}
-            if given := [name for name, value in own.items() if value is not None]:
+            own = {"--weights": weights, "--method": method, "--decay": decay, "--base": base, "--as": form}
+            if given := [
+                name for name, value in {**own, "--all-steps": all_steps or None}.items() if value is not None
+            ]:
                 raise typer.BadParameter("not with a mergekit configuration, which says it all", param_hint=given[0])
-            soup, stored = soup_of(plain_yaml(Path(models[0])), listen)
+            soup, stored = soup_of(plain_yaml(Path(models[0])), listen, **opening)
             soup.save(out, dtype=_dtype(dtype) or stored, max_shard=max_shard, overwrite=overwrite, listen=listen)
         else:
             soup = average(
                 models, out, weights=_numbers(weights), method=method, decay=decay, base=base, form=_form(form),
                 dtype=_dtype(dtype),
-                max_shard=max_shard, overwrite=overwrite, listen=listen, key=key, rename=prefixes_of(rename),
-                mixed_dtypes=mixed_dtypes, all_steps=all_steps,
+                max_shard=max_shard, overwrite=overwrite, listen=listen, all_steps=all_steps, **opening,
             )  # fmt: skip
     if as_json:
         document(_summary(soup, out))

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.cli.progress import drawing, scalars
+from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.events import Listener, ignore
-from stockpot.report import words
+from stockpot.cli.together import together
+from stockpot.events import Listener
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
-    from stockpot.report import Row
-    from stockpot.report.tables import Cell
     from stockpot.run.record import MethodRecord
+    from stockpot.table import Cell
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's.")
@@ -90,17 +89,10 @@ def compare(
 def _cook(
     kind: str, recipe: Path, overrides: list[str], out: Path | None, form: str | None, as_json: bool, overwrite: bool
 ) -> None:
-    from stockpot import ranks
     from stockpot.report import write_report
 
-    ranks.join()
-    wanted = read_recipe(recipe, overrides, out, form)
-    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
+    with together(lambda: read_recipe(recipe, overrides, out, form)) as (wanted, listen):
         run = run_recipe(wanted, kind, title_of(recipe), listen, overwrite=overwrite)
-    first = ranks.first()
-    ranks.leave()
-    if not first:
-        return
     report = write_report(run)
     if as_json:
         document(summary(run, report))
@@ -140,6 +132,7 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.run.record import read_run
+    from stockpot.run.verdict import advised
     from stockpot.soup.adapter import WRITTEN_AS
 
     results = read_run(run).results
@@ -154,7 +147,8 @@ def show(run: Path, report: Path) -> Path | None:
     if soup is not None:
         from stockpot.soup.card import loading
 
-        say(f"Soup:   {shown(soup)}  (recommended: {results['recommended']})")
+        word = "recommended: " if advised(results["verdict"]) else ""
+        say(f"Soup:   {shown(soup)}  ({word}{results['recommended']})")
         for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
             if note.startswith(WRITTEN_AS):
                 say(f"        {note}")
@@ -178,35 +172,14 @@ def _recommended(run: Path, results: Mapping[str, Any]) -> Path | None:
 
 def print_table(run: Path) -> None:
     from stockpot.report import summary_rows
+    from stockpot.table import short_headings
 
     rows = summary_rows(run)
     say()
     if rows:
-        marked = next((i for i, row in enumerate(rows) if row.recommended), None)
-        headings: tuple[str, ...] = (rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
-        if len(rows[0].sets) > 1:
-            headings = tuple(heading for name in rows[0].sets for heading in (name, "vs. best single"))
-        table(("method", *headings), [_cells(row) for row in rows], marked=marked)
+        marked = next((i for i, row in enumerate(rows) if row.chosen), None)
+        table(short_headings(rows), [row.short_cells() for row in rows], marked=marked)
     say()
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    """Narrower than the report's, so that the table of one set fits 80 columns; of several it leaves out the costs."""
-    percent = row.metric.unit == "%"
-
-    def short(value: float, sign: str = "") -> str:
-        if percent:
-            return f"{100 * value:{sign}.1f}"
-        return f"{value:{sign}.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.2g}"
-
-    cells, one = [row.method], len(row.sets) == 1
-    for score, change in ((cell.score, cell.difference) for cell in row.sets.values()):
-        value = "-" if score is None else row.metric.value(score.value)
-        dash = "–" if percent else " to "  # behind which a minus would be misread
-        between = "-" if score is None else f"{short(score.low)}{dash}{short(score.high)}"
-        cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
-        cells.append("-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change)))
-    return (*cells, words.seconds(row.seconds), words.size(row.peak), str(row.models_used)) if one else tuple(cells)
 
 
 def summary(run: Path, report: Path) -> dict[str, Any]:

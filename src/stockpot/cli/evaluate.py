@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stockpot.cli.cooking import print_table
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, say_loading, shown
+from stockpot.cli.together import together
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
@@ -61,19 +62,23 @@ def evaluate(
     stockpot evaluate checkpoints/model_3.pt recipe.yaml --on fit --json
     ```
     """
+    from stockpot import ranks, words
     from stockpot.pool import verify_finite
     from stockpot.recipe.build import build_task
-    from stockpot.report import words
     from stockpot.run.record import encode
-    from stockpot.soups.result import report_weights
+    from stockpot.soups.result import report_weights, weights_digest
+    from stockpot.task.data import fingerprint
 
-    wanted = read_recipe(recipe, overrides)
-    checkpoint = _open(weights, wanted)
-    with drawing() as listen:
+    with together(lambda: read_recipe(recipe, overrides)) as (wanted, listen):
+        checkpoint = _open(weights, wanted)
         task = build_task(wanted, listen)
-        verify_finite(checkpoint, listen)
+        ranks.on_first(lambda: verify_finite(checkpoint, listen))
         task.check_names(checkpoint.specs)
         task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
+        if ranks.active():
+            own = {"fitting data": fingerprint(task.fit), "report data": task.report_fingerprints()}
+            ranks.check_same({"weights": weights_digest(task), **own})
+        ranks.announce(listen, task.device, "each scores a part of the samples")
         where = on or ("report" if task.has_report else "fit")
         sets = report_weights(task, listen) if where == "report" else {"fit": task.score(listen=listen)}
     if as_json:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stockpot import words
 from stockpot.cli.adapters import describe_adapters, show_adapters, without_refused
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
 from stockpot.events import Listener, ignore
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,6 +140,11 @@ def survey(
         outlier=None if outlier is None else pool.names[outlier],
         strangers=[pool.names[k] for k in facts.distances.strangers()],
         duplicates=[[pool.names[k] for k in group] for group in facts.duplicates],
+        near=[
+            [pool.names[i], pool.names[j]]
+            for i, j in facts.distances.near()
+            if not any(i in group and j in group for group in facts.duplicates)
+        ],
         dropped=list(pool.dropped),
         problems=problems,
         forecast=None,
@@ -265,6 +270,8 @@ def _peculiarities(found: Mapping[str, Any]) -> list[str]:
         f"frozen: {some(found['frozen'])} equal in all ingredients; copied, not mixed": found["frozen"],
         **{f"tied: {some(names)} hold one tensor; mixed once": True for names in found["tied"]},
         **{f"duplicates: {some(names)} have the same content": True for names in found["duplicates"]},
+        **{f"nearly the same: {a} and {b}; what they have in common counts twice": True for a, b in found["near"][:8]},
+        f"nearly the same: {len(found['near']) - 8} more pairs": len(found["near"]) > 8,
         f"statistics: {statistics} of normalisation layers; measured again for every soup": kept.get("statistic"),
         f"integers: {words.plural(kept.get('integer', 0), 'tensor')}; never averaged": kept.get("integer"),
     }

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stockpot import files
+from stockpot import files, words
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.progress import drawing
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
+from stockpot.cli.together import together
 from stockpot.errors import RunError
 from stockpot.events import Event
-from stockpot.report import words
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.zoo import TrialRecord
@@ -56,11 +56,14 @@ def finetune(
     stockpot finetune recipe.yaml & stockpot finetune recipe.yaml      # two at a time
     ```
     """
+    from stockpot import ranks
     from stockpot.recipe.build import run_finetune
 
-    wanted = read_recipe(recipe, [*overrides, *([] if trials is None else [f"finetune.trials={trials}"])])
-    with drawing() as listen:
-        records = run_finetune(wanted, listen)
+    changed = [*overrides, *([] if trials is None else [f"finetune.trials={trials}"])]
+    with together(lambda: read_recipe(recipe, changed)) as (wanted, listen):
+        ranks.announce(listen, None, "each trains trials that no other has")
+        with ranks.apart():
+            records = run_finetune(wanted, listen)
     if as_json:
         document([{**dataclasses.asdict(one), "path": one.path and str(one.path)} for one in records])
         return

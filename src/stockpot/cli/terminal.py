@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.report import words
+from stockpot import words
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
@@ -35,16 +35,9 @@ def read_recipe(path: Path, overrides: Sequence[str], out: Path | None = None, f
     return load_recipe(path, [*overrides, *where, *how])
 
 
-def harmless(text: str) -> str:
-    """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 def say(text: str = "", *, err: bool = False) -> None:
     """`err`: for people only, kept out of what a program reads from stdout."""
-    print(harmless(text), file=sys.stderr if err else sys.stdout)
+    print(words.harmless(text), file=sys.stderr if err else sys.stdout)
 
 
 def document(value: Any) -> None:
@@ -54,12 +47,7 @@ def document(value: Any) -> None:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> None:
     """First column to the left, the rest to the right; row `marked` stands out. Colours are for terminals alone."""
-    lines = [headings, *([harmless(cell).replace("\n", "\\n") for cell in row] for row in rows)]
-    widths = [max(map(words.columns, column)) for column in zip(*lines, strict=True)]
-    for number, line in enumerate(lines, start=-1):
-        first, *rest = (" " * (width - words.columns(cell)) for cell, width in zip(line, widths, strict=True))
-        cells = [line[0] + first, *(space + cell for space, cell in zip(rest, line[1:], strict=True))]
-        text = f"{'*' if number == marked else ' '} {'  '.join(cells)}".rstrip()
+    for number, text in enumerate(words.aligned(headings, rows, marked), start=-1):
         typer.secho(text, bold=number in (-1, marked), fg="green" if number == marked else None)
 
 

@@ -20,6 +20,7 @@ from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
 from stockpot.task.captured import Batch, DeviceBatches
 from stockpot.task.data import forked_random
+from stockpot.task.loss import Loss
 
 BURST = 50  # steps at most between two waits for the device
 FP16_SCALES = (4096.0, 1.0)  # on the loss under fp16 autocast, whose smallest number is 6e-8
@@ -66,6 +67,7 @@ class Engine:
             not options.graphs
             or not self._cuda
             or ranks.active()
+            or live.sharded
             or live.task.autocast == torch.float16  # a step may have to be tried again
         )
         self._told = False
@@ -105,7 +107,7 @@ class Engine:
         step, sample, kept, spared = 0, 0.0, 0, None
         if self._cuda:
             held = [*live.task.model.parameters(), *live.task.model.buffers()]
-            kept = max(0, sum(t.nbytes for t in held) - live.flat.nbytes)
+            kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
             step, sample = self._measure(data)
             if o.low_memory or live.plan.size >= plan.LARGE:
                 with recomputing(live.task.model):
@@ -204,7 +206,7 @@ class Engine:
             if self._captured is not None and self._captured_for[:2] != _place(self._directions):
                 self._drop_block()
                 self._block = tuple(block)
-            one_by_one = (self.plan.low_memory or self.plan.one_by_one) and not self.live.factored
+            one_by_one = (self.plan.low_memory or self.plan.one_by_one or self.live.sharded) and not self.live.factored
             if one_by_one and self._projector is None:
                 self._projector = Projector(self.live, self._directions)
         return self._directions
@@ -249,8 +251,10 @@ class Engine:
                 self._projector.begin()
             factor = None if beta is None else beta.detach().clone().requires_grad_()
             sums = torch.zeros(2, dtype=dtype, device=live.device)  # of losses and of their weights
-            for piece in batch.pieces:
+            for i, piece in enumerate(batch.pieces):
                 loss = live.task.loss(piece, beta=factor)
+                if i >= len(batch.pieces) - batch.idle:
+                    loss = Loss(loss.total * 0, loss.weight * 0)
                 # Divided by the number of samples first: a sum over many might not fit a narrow dtype.
                 (loss.total * (scale / batch.size)).backward()  # type: ignore[no-untyped-call]
                 sums += torch.stack([loss.total.detach(), loss.weight]).to(dtype)
@@ -284,6 +288,8 @@ class Engine:
             seed(0)  # a model that draws numbers draws the same whenever it is judged, after a restart too
             for piece in self._pieces(len(data)):
                 mine = ranks.share(piece)
+                if task.sharded and not len(mine):
+                    task.loss(task.evaluator.batch(data, piece[:1]), beta=factor)  # the others need this rank's part
                 if len(mine):
                     loss = task.loss(task.evaluator.batch(data, mine), beta=factor)
                     sums += torch.stack([loss.total, loss.weight.to(loss.total)]).to(sums.device).double()
@@ -349,9 +355,13 @@ class Engine:
         if self._captured is not None:
             self._captured.batches.put(data.rows(indices))
             return self._captured.batches.batch
-        mine = ranks.share(indices)
-        pieces = mine.chunk(min(self.plan.accumulate, max(1, len(mine))))
-        return Batch([self.live.task.to_device(data.batch(p)) for p in pieces if len(p)], len(indices))
+        mine, most = ranks.share(indices), -(-len(indices) // ranks.sharing())  # of any rank
+        size = -(-most // min(self.plan.accumulate, most))
+        pieces = [piece for piece in mine.split(size) if len(piece)]  # type: ignore[no-untyped-call]
+        # Where the model is divided, all must pass through it equally often: with a sample that counts for nothing.
+        idle = -(-most // size) - len(pieces) if self.live.sharded else 0
+        pieces += [indices[:1]] * idle
+        return Batch([self.live.task.to_device(data.batch(piece)) for piece in pieces], len(indices), idle)
 
     def _batches_of(self, data: Data) -> DeviceBatches:
         """One for all folds of the same samples: they are on the device once, and one graph serves them."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stockpot import ranks
 from stockpot.engine.directions import Directions
 from stockpot.engine.flat import TILE
 from stockpot.engine.live import Live
@@ -37,7 +38,8 @@ class Projector:
     def _hook(self, start: int, stop: int) -> Any:
         def project(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            self._add(parameter.grad.reshape(-1), start, stop)
+            if stop > start:  # a rank may have no rows of it
+                self._add(ranks.local(parameter.grad).reshape(-1), start, stop)
             parameter.grad = None
 
         return project

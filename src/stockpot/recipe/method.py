@@ -83,8 +83,9 @@ class _Method(_Stated):
     preset: PresetName | None = Field(
         default=None, description="; ".join(f"`{name}`: {about}" for name, about in PRESETS.items()) + "."
     )
-    methods: tuple[MethodName, ...] = Field(default=tuple(METHODS), min_length=1)
-    """The methods `compare` runs. Default: all."""
+    methods: tuple[MethodName, ...] | None = Field(default=None, min_length=1)
+    """The methods `compare` runs. Default: all, without those that would do the same as another one: mehl and mehl+
+    where all models fit in one block."""
     each: dict[MethodName, MethodSettings] = Field(default_factory=dict)
     """Settings of single methods, such as `{mehl+: {steps: 500}}`; they win over those beside it. In a comparison
     `crossfit` takes its steps, rates, blocks and folds from here alone."""
@@ -100,11 +101,16 @@ class _Method(_Stated):
         try:
             if self.preset is None or "name" in self.model_fields_set:  # a preset may be for `methods` alone
                 self.settings()
-            for name in self.methods:
+            for name in self.compared:
                 self.settings(name)
         except MethodError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def compared(self) -> tuple[MethodName, ...]:
+        """The methods `compare` may run."""
+        return self.methods or tuple(METHODS)
 
     def own(self, load: Load = _unloaded) -> dict[str, dict[str, Any]]:
         """The settings of single methods, as Python has them; `load` finds a function that one names."""

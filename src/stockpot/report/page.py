@@ -6,18 +6,15 @@ import math
 import shlex
 from typing import Any
 
-from stockpot.report import words
+from stockpot import words
 from stockpot.report.charts.curves import curves
 from stockpot.report.charts.drawing import Picture
 from stockpot.report.charts.scores import comparison
 from stockpot.report.charts.weights import weights_by_group
 from stockpot.report.reading import Run
 from stockpot.report.tables import (
-    DATA,
-    Row,
     common_kind,
     guard_decision,
-    headings,
     ingredient_table,
     machine_facts,
     pool_facts,
@@ -25,6 +22,7 @@ from stockpot.report.tables import (
     stands_apart,
 )
 from stockpot.soups.registry import METHODS
+from stockpot.table import DATA, Row, headings
 
 
 def page_of(run: Run) -> dict[str, Any]:
@@ -38,12 +36,12 @@ def page_of(run: Run) -> dict[str, Any]:
         "why": why,
         "subtitle": _subtitle(run),
         "notices": _notices(run, rows),
-        "tiles": _tiles(run, next((row for row in rows if row.recommended), None)),
+        "tiles": _tiles(run, next((row for row in rows if row.chosen), None)),
         **_soup(run),
         "rows": rows,
         "headings": headings(rows) if rows else (),
         "explained": {row.method: METHODS[row.method].summary for row in rows},
-        "data": DATA[common_kind(run, run.recommended)],
+        "data": DATA[common_kind(run, run.chosen)],
         "pictures": _pictures(run, rows),
         "guard": guard,
         "guard_summary": guard_summary,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,27 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.report.words import Metric
 from stockpot.run.record import METHODS, SOUP, MethodRecord, read_run, slug
 from stockpot.soups.registry import LEARNED
+from stockpot.table import Score
+from stockpot.words import Metric
 
 Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Score:
-    value: float
-    low: float
-    high: float
-    n: int
-
-    @staticmethod
-    def read(given: Mapping[str, Any] | None) -> Score | None:
-        if given is None or given["value"] is None:
-            return None
-        value = float(given["value"])
-        low, high = (value if given[end] is None else float(given[end]) for end in ("low", "high"))
-        return Score(value, low, high, given["n"])
 
 
 class Method:
@@ -86,14 +70,15 @@ class Run:
         self.best_first = sorted(range(len(own)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k))
 
     @property
-    def recommended(self) -> Method | None:
+    def chosen(self) -> Method | None:
+        """Whose soup is the run's: the best on held-out data, or what was asked for."""
         chosen = next((m for m in self.methods if m.name == self.results["recommended"]), None)
         return chosen or (self.methods[0] if len(self.methods) == 1 else None)
 
     @property
     def soup(self) -> Path | None:
         """The saved soup of the recommended method."""
-        chosen = self.recommended
+        chosen = self.chosen
         folder = None if chosen is None else self.path / METHODS / slug(chosen.name) / SOUP
         return folder if folder is not None and folder.is_dir() and not folder.is_symlink() else None
 
@@ -101,6 +86,6 @@ class Run:
     def showpiece(self) -> Method | None:
         """The soup whose weights the charts show: the recommended one if it is learned, else the best learned one."""
         able = [m for m in self.methods if m.W is not None and m.W.size]
-        if self.recommended in able and (self.recommended.learned or len(able) == 1):
-            return self.recommended
+        if self.chosen in able and (self.chosen.learned or len(able) == 1):
+            return self.chosen
         return max(able, key=lambda m: (m.learned, m.best_known), default=None)

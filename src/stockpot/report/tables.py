@@ -4,70 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stockpot.report import words
-from stockpot.report.reading import Method, Run, Score
-
-DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What one method reached on one set of data."""
-
-    score: Score | None
-    difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
-
-    @property
-    def tone(self) -> str:
-        """ "good" or "bad" where the difference is beyond chance."""
-        low, high = (0.0, 0.0) if self.difference is None else self.difference[1:]
-        return "good" if low > 0 else "bad" if high < 0 else ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one method reached and cost. `kind` is the data it was scored on: report, held_out or fit."""
-
-    method: str
-    metric: words.Metric
-    kind: str
-    sets: Mapping[str, Cell]  # by set of data, the one that counts first
-    seconds: float
-    peak_host: int  # bytes
-    peak_device: int
-    models_used: int
-    recommended: bool
-    baseline: bool
-    servable: bool  # one model to serve; the ensemble is not
-
-    @property
-    def first(self) -> Cell:
-        """On the set that counts."""
-        return next(iter(self.sets.values()))
-
-    @property
-    def peak(self) -> int:
-        """The scarce memory: of the device where one was used, else of the host."""
-        return self.peak_device or self.peak_host
-
-    def cells(self) -> tuple[str, ...]:
-        """As text, in the order of `headings`."""
-        m, cells = self.metric, [self.method]
-        for score, change in ((one.score, one.difference) for one in self.sets.values()):
-            cells.append("–" if score is None else m.value(score.value))
-            cells.append("–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}")
-            cells.append("–" if change is None else "{} ({} to {})".format(*map(m.change, change)))
-        return (*cells, words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
-
-
-def headings(rows: list[Row]) -> tuple[str, ...]:
-    sets = [name if len(rows[0].sets) > 1 else rows[0].metric.title for name in rows[0].sets]
-    each = (heading for name in sets for heading in (name, "95 % interval", "vs. best single model"))
-    return ("method", *each, "time", "peak memory", "models used")
+from stockpot import words
+from stockpot.report.reading import Method, Run
+from stockpot.run.verdict import advised
+from stockpot.table import DATA, Cell, Row
 
 
 def summary_rows(run_dir: Path) -> list[Row]:
@@ -94,7 +37,8 @@ def _row(run: Run, method: Method, kind: str) -> Row:
     return Row(
         method.name, run.metric, kind, {name: Cell(scores.get(name), changes.get(name)) for name in names},
         result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
-        recommended=method is run.recommended,
+        chosen=method is run.chosen,
+        recommended=method is run.chosen and advised(run.results["verdict"]),
         baseline=method.name == run.results["baseline"],
         servable=method.name != "ensemble",
     )  # fmt: skip

@@ -72,7 +72,7 @@ def _table(page: Mapping[str, Any]) -> list[str]:
     return [
         "| " + " | ".join(map(escape, page["headings"])) + " |",
         "|---|" + "---:|" * (len(page["headings"]) - 1),
-        *(_row(row.cells(), bold=row.recommended and len(page["rows"]) > 1) for row in page["rows"]),
+        *(_row(row.cells(), bold=row.chosen and len(page["rows"]) > 1) for row in page["rows"]),
         "",
         f"Scores are {escape(page['rows'][0].metric.axis)} on {page['data']}. Differences are paired sample by sample,"
         " with their 95 % interval.",

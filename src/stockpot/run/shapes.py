@@ -9,8 +9,9 @@ although Python's reader takes them.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from stockpot.errors import RunError, StockpotError
 
 LIMIT = 64 * 2**20  # bytes; a pool of a thousand ingredients takes half of that for its distances
 CONTAINERS, VALUES = 10**6, 8 * 10**6  # objects and lists, and values, in one file
+DEEP = 6  # levels of what `flat` tells apart; what lies deeper in a file of others is compared as text
 ANY = object()
 NUMBER, TEXT, COUNT = float, str, int
 MAYBE = (None, NUMBER)
@@ -171,3 +173,15 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean(key): cleaned(item) for key, item in value.items()}
     return value
+
+
+def flat(value: Any, place: str = "") -> dict[str, str]:
+    """Every plain value as JSON under its dotted place, such as `plan.trials.3.lr`."""
+    if not isinstance(value, (dict, list)) or place.count(".") >= DEEP:
+        return {place: json.dumps(value)}
+    parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    whole: dict[str, str] = {}
+    for name, part in parts:
+        said = json.dumps(str(name))[1:-1]  # no control characters of a stranger's file
+        whole |= flat(part, f"{place}.{said}" if place else said)
+    return whole

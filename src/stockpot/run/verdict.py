@@ -13,12 +13,14 @@ from typing import Any
 
 from stockpot.run.record import KINDS, encode
 from stockpot.run.shapes import plain
+from stockpot.soup import Soup
 from stockpot.soups.result import Result
 from stockpot.task import Metric, Scores
 from stockpot.task.checks import REPORT
 from stockpot.task.scores import worded
 
 BASELINE = "best"
+_USE = "Use it"
 
 
 def held_out(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
@@ -48,15 +50,32 @@ def compared_on(results: Mapping[str, Result]) -> str | None:
 
 
 def differences(results: Mapping[str, Result], kind: str | None) -> dict[str, dict[str, list[float | None]]]:
-    """Each method against the best single model, sample by sample: difference, low, high by set of data."""
+    """Each method against the best single model, sample by sample: difference, low, high by set of data. A method that
+    chose that very model differs by nothing, and no chance is in it."""
     if kind is None or BASELINE not in results:
         return {}
     every = {name: one.reports if kind == "report" else {kind: getattr(one, kind)} for name, one in results.items()}
-    base = every.pop(BASELINE)
+    base, best = every.pop(BASELINE), results[BASELINE].soup
+    same = {name for name in every if _one_model(results[name].soup) == _one_model(best) is not None}
     return {
-        name: {part: plain(scores.difference(base[part])) for part, scores in sets.items()}
+        name: {
+            part: [0.0] * 3 if name in same else plain(scores.difference(base[part])) for part, scores in sets.items()
+        }
         for name, sets in every.items()
     }
+
+
+def _one_model(soup: Soup | None) -> int | None:
+    """The ingredient that a soup consists of, if it is one alone."""
+    if soup is None:
+        return None
+    first = int(soup.W[:, 0].argmax())
+    return first if bool((soup.W[first] == 1).all()) else None
+
+
+def advised(verdict: str) -> bool:
+    """Whether a verdict says to use the soup."""
+    return verdict.startswith(_USE)
 
 
 def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequence[str]) -> str:
@@ -99,7 +118,7 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
     elif low > 0:
         lost = ", ".join(f"{_signed(metric, found[part][0])} on {part}" for part in forgot)
         but = f", but it forgot: {lost}" if forgot else ""
-        decision = f"Use it: {name} gains {_signed(metric, found[first][0])} beyond chance{but}."
+        decision = f"{_USE}: {name} gains {_signed(metric, found[first][0])} beyond chance{but}."
     else:
         decision = f"A loss beyond chance: keep {best}." if high < 0 else f"No gain beyond chance: keep {best}."
     return f"{decision}\n{' '.join(why)}"

@@ -20,6 +20,7 @@ from stockpot.pool import Pool
 from stockpot.pool.discover import find_checkpoints
 from stockpot.pool.facts import strangers_of
 from stockpot.pool.peft_folders import adapter_folder
+from stockpot.progress import shown
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soup.mix import CHUNK
@@ -40,6 +41,7 @@ def average(
     dtype: torch.dtype | None = None,
     max_shard: int | str = MAX_SHARD,
     overwrite: bool = False,
+    progress: bool | None = None,
     listen: Listener = ignore,
     **opening: Any,
 ) -> Soup:
@@ -49,28 +51,35 @@ def average(
     `uniform`; `weighted` by `weights`, which are divided by their sum; `ema`, the moving average over models in their
     order, of which each step keeps `decay`; `model_stock`. With a `base`, weights are taken as they are and the base
     has what they leave to one, so that base + sum of w_k (model_k - base) comes out: task arithmetic. Of LoRA adapters
-    `base` is the model they were trained on, and `form` what is written, as for `Soup.save`.
+    `base` is the model they were trained on, and `form` what is written, as for `Soup.save`. More than two seconds of
+    work show a bar in a terminal or a notebook; `progress=True` shows it anywhere, `progress=False` nowhere.
     """
     sources = [models] if isinstance(models, (str, Path, Mapping, Pool)) else list(models)
     if not isinstance(models, Pool) and any(map(adapter_folder, find_checkpoints(sources)[0])):
         opening, base = {**opening, "base": base}, None
     method = method or ("uniform" if weights is None else "weighted")
     _check(method, weights, decay, base)
-    if not isinstance(models, Pool):
-        # The base comes last.
-        models = Pool.open(sources, *([] if base is None else [base]), listen=listen, **opening)
-    elif base is not None:
-        found, fix = "an opened pool", "give the paths of the models, or open the base with them and give all weights"
-        raise SoupError.of("average with a base", expected="paths of models", found=found, fix=fix)
-    if strange := strangers_of(models.checkpoints, models.specs):
-        listen(Event("strangers", {"names": [models.names[k] for k in strange]}))
-    layout = Layout.of(models, "tensor" if method == "model_stock" else "model")
-    W = _weights(models, layout, method, weights, decay, base is not None)
-    about = {"method": method, "weights": weights and list(weights), "decay": decay, "base": base and models.names[-1]}
-    soup = Soup(models, layout, W, about={key: value for key, value in about.items() if value is not None})
-    if out is not None:
-        soup.save(out, form=form, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=listen)
+    with shown(progress, listen) as tell:
+        if not isinstance(models, Pool):
+            # The base comes last.
+            models = Pool.open(sources, *([] if base is None else [base]), listen=tell, **opening)
+        elif base is not None:
+            fix = "give the paths of the models, or open the base with them and give all weights"
+            raise SoupError.of("average with a base", expected="paths of models", found="an opened pool", fix=fix)
+        if strange := strangers_of(models.checkpoints, models.specs):
+            tell(Event("strangers", {"names": [models.names[k] for k in strange]}))
+        soup = _soup(models, method, weights, decay, base is not None)
+        if out is not None:
+            soup.save(out, form=form, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=tell)
     return soup
+
+
+def _soup(pool: Pool, method: str, weights: Sequence[float] | None, decay: float | None, with_base: bool) -> Soup:
+    layout = Layout.of(pool, "tensor" if method == "model_stock" else "model")
+    W = _weights(pool, layout, method, weights, decay, with_base)
+    base = pool.names[-1] if with_base else None
+    about = {"method": method, "weights": weights and list(weights), "decay": decay, "base": base}
+    return Soup(pool, layout, W, about={key: value for key, value in about.items() if value is not None})
 
 
 def _check(method: str, weights: Sequence[float] | None, decay: float | None, base: object) -> None:
@@ -111,11 +120,11 @@ def _weights(
         column = [1.0] * n
     else:
         column = [float(weight) for weight in weights]
-    if len(column) != n or not all(map(math.isfinite, column)):
+    total = sum(column)  # not fsum, which raises where this overflows
+    if len(column) != n or not math.isfinite(total):
         found = f"{len(column)}: {', '.join(f'{weight:g}' for weight in column)}"
         fix = f"give one for each, in this order: {', '.join(pool.names[:n])}"
-        raise SoupError.of("weights", expected=f"{n} finite numbers", found=found, fix=fix)
-    total = math.fsum(column)
+        raise SoupError.of("weights", expected=f"{n} numbers with a finite sum", found=found, fix=fix)
     if with_base:
         column.append(1.0 - total)
     elif abs(total) < 1e-6:
@@ -143,8 +152,10 @@ def model_stock(pool: Pool, layout: Layout) -> Tensor:
         for *chunks, start in zip(*parts, strict=True):
             offsets = torch.stack([chunk.double() - start.double() for chunk in chunks])  # (n, width)
             gram += offsets @ offsets.T
-        lengths = gram.diagonal().sqrt()
-        cosines = gram / (lengths[:, None] * lengths).clamp_min(1e-6)
+        if not bool(gram.isfinite().all()):
+            pool.verify_finite()  # names the models to blame
+        lengths = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)  # of a tensor that did not move: 0
+        cosines = gram / lengths[:, None] / lengths
         c = float(cosines[pairs[0], pairs[1]].clamp(-1, 1).mean())
         t = n * c / (1 + (n - 1) * c) if 1 + (n - 1) * c else 0.0
         W[:n, group], W[n, group] = t / n, 1 - t

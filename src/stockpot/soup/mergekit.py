@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore
 from stockpot.layout import EXCLUDED, FROZEN, STATISTIC, Layout
 from stockpot.pool import Pool
+from stockpot.pool.hub import hub_id
 from stockpot.pool.source import dtype_name
-from stockpot.soup.card import hub_id
 from stockpot.soup.mix import statistics_weights
 from stockpot.soup.soup import Soup
 from stockpot.soup.weights import SUM_TOLERANCE, heaviest
@@ -73,8 +74,8 @@ def _row(soup: Soup, name: str) -> tuple[float, ...]:
     return tuple(float(k == chosen) for k in range(len(W)))
 
 
-def soup_of(config: Any, listen: Listener = ignore) -> tuple[Soup, torch.dtype | None]:
-    """The soup that a configuration describes, and the type it is to be stored in."""
+def soup_of(config: Any, listen: Listener = ignore, **opening: Any) -> tuple[Soup, torch.dtype | None]:
+    """The soup that a configuration describes, and the type it is to be stored in; `opening` is for `Pool.open`."""
     if not isinstance(config, Mapping) or config.get("merge_method") != "linear":
         found = config.get("merge_method") if isinstance(config, Mapping) else type(config).__name__
         raise _refused("merge_method: linear", repr(found)[:80], "run it with mergekit itself")
@@ -82,23 +83,36 @@ def soup_of(config: Any, listen: Listener = ignore) -> tuple[Soup, torch.dtype |
         fix = "leave it out if you can do without, or run it with mergekit itself"
         raise _refused(f"no other keys than {', '.join(sorted(_KNOWN))}", unknown[0][:80], fix)
     models, common = config.get("models"), _parameters(config)
-    if not isinstance(models, list) or not all(isinstance(one, Mapping) and "model" in one for one in models):
-        raise _refused("a list of whole models", "another form of `models`", "write `- model: FOLDER` for each")
+    if not isinstance(models, list) or not all(map(_is_whole_model, models)):
+        fix = "write `- model: FOLDER` for each, with `parameters: {weight: ...}` and nothing else"
+        raise _refused("a list of whole models", "another form of `models`", fix)
+    paths = [one["model"] for one in models]
+    base = config.get("base_model", paths[0] if paths else None)
+    if base not in paths:
+        fix = "leave `base_model` out, or write it under `models` with a weight, as mergekit does by itself"
+        raise _refused("a base_model that is one of `models`", repr(base)[:80], fix)
     normalize = common.get("normalize", True)
-    settings = [_parameters(one).get("weight", common.get("weight")) for one in models]
-    pool = Pool.open([str(one["model"]) for one in models], listen=listen)
+    if not isinstance(normalize, bool):
+        raise _refused("`normalize` to be true or false", repr(normalize)[:80], "write one for all tensors")
+    settings = [(_parameters(one).get("weight"), common.get("weight")) for one in models]
+    pool = Pool.open(paths, listen=listen, **opening)
+    if len(pool) != len(paths):
+        fix = "write the checkpoints themselves, one for each weight"
+        raise _refused(f"{len(paths)} models", f"{len(pool)}: patterns or folders of several", fix)
     columns: dict[tuple[float, ...], str] = {}
     group_of: dict[str, str] = {}
     for name in pool.specs:
-        row = [_weight(name, setting) for setting in settings]
-        total = math.fsum(row)
+        row = [_weight(name, *either) for either in settings]
+        total = sum(row)
+        if not math.isfinite(total):
+            raise _refused(f"weights with a finite sum for {name}", f"{total:g}", "write smaller ones")
         if normalize and abs(total) > SUM_TOLERANCE:
             row = [weight / total for weight in row]
         elif abs(total - 1) > SUM_TOLERANCE:
             fix = "make them sum to one, or let `normalize` do it"
             raise _refused("weights that sum to one", f"a sum of {total:g} for {name}", fix)
         group_of[name] = columns.setdefault(tuple(row), f"weights {len(columns) + 1}")
-    layout = Layout.of(pool, group_of.__getitem__)
+    layout = Layout.of(pool, group_of.__getitem__, donor=paths.index(base))
     by_group = {group: row for row, group in columns.items()}
     W = torch.tensor([by_group[group] for group in layout.groups], dtype=torch.float64).T  # (K, G)
     stored = config.get("out_dtype") or config.get("dtype")
@@ -115,9 +129,13 @@ def _parameters(section: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _weight(name: str, setting: Any) -> float:
-    """mergekit's rule for one tensor."""
-    for value in _matching(name, setting):
+def _is_whole_model(one: Any) -> bool:
+    return isinstance(one, Mapping) and isinstance(one.get("model"), str) and one.keys() <= {"model", "parameters"}
+
+
+def _weight(name: str, own: Any, common: Any) -> float:
+    """mergekit's rule for one tensor: what the model says of it, else what all do."""
+    for value in chain(_matching(name, own), _matching(name, common)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             what = "a gradient over layers" if isinstance(value, list) else repr(value)[:80]
             raise _refused(f"a number as the weight of {name}", what, "write a number, or filters with numbers")

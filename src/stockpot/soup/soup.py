@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stockpot import files
+from stockpot import files, ranks
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
@@ -73,6 +73,9 @@ class Soup:
         own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
         _check_takes(model, own, unsaved | own, self.pool.specs)  # first: a model must not be left half soup
+        if ranks.hold_parts(model):
+            ranks.fill_model(model, self._tensors(None, ignore))
+            return
         state = self.state_dict()
         model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
         for name in state.keys() - own.keys():
@@ -146,6 +149,8 @@ class Soup:
         needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
+        if overwrite:
+            self._check_may_replace(path)
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
             donor, adapters = self.pool.checkpoints[self.layout.donor].path, self.pool.adapters
@@ -156,6 +161,21 @@ class Soup:
                     build.copy_companions(source, folder, without)
             yield folder
             self.pool.verify_unchanged()
+
+    def _check_may_replace(self, path: Path) -> None:
+        """`overwrite` removes an earlier soup or model, never what it is made of, nor folders in it."""
+        if not path.is_dir() or path.is_symlink():
+            return
+        made_of = [one.path for one in self.pool.checkpoints]
+        if self.pool.adapters is not None:
+            made_of.append(self.pool.adapters.base.path)
+        found = [
+            f"{one}, which this soup is made of" for one in made_of if one.resolve().is_relative_to(path.resolve())
+        ]
+        found += [f"a folder in it, {entry.name}" for entry in sorted(path.iterdir()) if entry.is_dir()]
+        if found:
+            expected, fix = "an earlier soup, which may be removed", "choose another path, or remove it yourself"
+            raise SoupError.of(str(path), expected=expected, found=found[0], fix=fix)
 
     @classmethod
     def load(cls, path: str | Path, *, ingredients: record.Ingredients = None, listen: Listener = ignore) -> Soup:
@@ -176,10 +196,10 @@ class Soup:
 def _check_takes(
     model: nn.Module, own: Mapping[str, Tensor], holds: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
 ) -> None:
-    given = {own[name].data_ptr() for name in specs if name in own}
+    given = {ranks.local(own[name]).data_ptr() for name in specs if name in own}
     # One name of a tied tensor is enough, and nothing depends on the number of batches.
     others = [name for name in own if name not in specs and not name.endswith("num_batches_tracked")]
-    lacking = [name for name in others if own[name].data_ptr() not in given]
+    lacking = [name for name in others if ranks.local(own[name]).data_ptr() not in given]
     unknown = [name for name in specs if name not in holds]
     shapes = [name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape]
     if lacking or unknown or shapes:

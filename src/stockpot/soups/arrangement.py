@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Literal
 
 from stockpot import ranks
+from stockpot.errors import MethodError, TaskError
 from stockpot.soups.settings import Settings
 from stockpot.task import Task
 
-Way = Literal["data", "folds", "alike"]
+Way = Literal["data", "folds", "shards", "alike"]
 BUSY = 0.8  # share of the ranks that must be at work on average for folds to be chosen unasked
 WORDS: Mapping[Way, str] = {
     "data": "each takes a part of every batch",
     "folds": "each learns whole folds",
+    "shards": "each holds a part of the model and takes a part of every batch",
     "alike": "each learns everything, because the loss of a batch is not that of its parts",
 }
 
@@ -21,12 +23,46 @@ WORDS: Mapping[Way, str] = {
 def way(settings: Settings, task: Task) -> Way:
     """How all ranks together learn one method. The task's model must hold an ingredient."""
     n, folds = ranks.size(), settings.folds
+    if task.sharded:
+        if not task.may_be_cut:
+            raise TaskError.of(
+                "parallel: shards",
+                expected="a loss that adds up over the parts of a batch",
+                found="one that does not, as a contrastive one",
+                fix="use parallel: data, with which each rank learns everything",
+            )
+        return "shards"
     if n == 1:
         return "data"  # all of it
     turns = -(-folds // n)  # folds that one rank learns at most
     if folds > 1 and (settings.parallel == "folds" or (settings.parallel == "auto" and folds >= BUSY * n * turns)):
         return "folds"
     return "data" if task.may_be_cut else "alike"
+
+
+def shard_if_asked(chosen: Mapping[str, Settings], task: Task) -> None:
+    """Divide the model among the ranks where a method's settings say so; then all methods use it divided."""
+    if ranks.size() == 1:
+        return
+    sharding = {one.shards for one in chosen.values() if one.parallel == "shards"}
+    others = {name: one.parallel for name, one in chosen.items() if one.parallel in ("data", "folds")}
+    if len(sharding) > 1 or (others and (sharding or task.sharded)):
+        raise MethodError.of(
+            "parallel: shards",
+            expected="the same for all methods: the model is divided once, unasked where it does not fit one device",
+            found=", ".join(f"{way} for {name}" for name, way in others.items()) or f"shards: {sharding}",
+            fix="set it for all methods alike, or cook them one by one",
+        )
+    wanted = next(iter(sharding), None)
+    if sharding and not task.sharded:
+        task.shard(wanted)
+    elif wanted is not None and wanted != (held := task.shards):
+        raise MethodError.of(
+            "shards",
+            expected=f"{held}: the model is divided already",
+            found=str(wanted),
+            fix="leave shards out, or make the task anew",
+        )
 
 
 def owner(fold: int, how: Way) -> int:

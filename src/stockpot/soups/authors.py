@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from stockpot.engine import Live
 from stockpot.engine.directions import mix, project
-from stockpot.errors import LearningError, describe
+from stockpot.errors import LearningError, MethodError, describe
 from stockpot.events import Event
 from stockpot.signals import held
 from stockpot.soup import weights
@@ -52,7 +52,14 @@ class _Progress:
     history: list[tuple[int, int, float, float]] = field(default_factory=list)  # block, step, loss, rate
 
 
-def authors_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
+def authors_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
+    if problem.task.sharded:
+        raise MethodError.of(
+            f"preset 'authors' with method {method.name!r}",
+            expected="a model that every rank has all of",
+            found="parallel: shards",
+            fix="leave the preset out, or parallel: shards",
+        )
     layout = problem.layout(settings.granularity)
     K, G = len(problem.pool), len(layout)
     ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])  # by content, as in soups/learn.py

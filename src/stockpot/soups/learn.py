@@ -159,7 +159,7 @@ class Learner:
     @contextmanager
     def _shared(self) -> Iterator[None]:
         """Where each rank learns folds by itself, all know in the end what came of every one, or why it had to stop."""
-        if self._way == "data":
+        if self._way in ("data", "shards"):
             yield
             return
         failed: StockpotError | None = None
@@ -350,7 +350,10 @@ class Learner:
             last=self.problem.last_block,
             listen=self.listen,
         )  # fmt: skip
-        if not bool(torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()):
+        finite_here = not engine.theta_bar.numel() or bool(
+            torch.stack(torch.aminmax(engine.theta_bar)).isfinite().all()
+        )
+        if not all(ranks.gathered(finite_here)):
             self.live.pool.verify_finite(self.listen)  # names the files to blame
             raise LearningError.of(
                 "mean of the ingredients",

@@ -15,6 +15,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import Ahead, LastBlock
+from stockpot.engine.sharded import ShardedFactoredLive, ShardedLive
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -115,8 +116,11 @@ class Problem:
         release(self.task.model)
         self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
         if self._wide is not None and factored:
-            return FactoredLive(self.task, self.pool, layout, self._wide, self._quantised)
+            kind = ShardedFactoredLive if self.task.sharded else FactoredLive
+            return kind(self.task, self.pool, layout, self._wide, self._quantised)
         check_no_codes(self._quantised)
+        if self.task.sharded:
+            return ShardedLive(self.task, self.pool, layout)
         return Live(self.task, self.pool, layout)
 
     @contextmanager
@@ -253,11 +257,19 @@ class Problem:
 
     def put(self, soup: Soup) -> None:
         """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
-        if not self._quantised:
+        if self.task.sharded and self._wide is None:
+            with self._live(soup.layout) as live:  # each rank mixes its own rows
+                self._put(soup, live)
+        elif self._quantised:
+            self._put(soup, hold(self._live(soup.layout)))
+        else:
             soup.load_into(self.task.model)
-            return
-        live = hold(self._live(soup.layout))
+
+    def _put(self, soup: Soup, live: Live) -> None:
         live.theta.copy_(live.mixed(soup.W))
+        for slot in live.plan.slots if live.sharded else ():  # as its file has it
+            part, spec = live.theta[slot.start : slot.stop], self.pool.specs[slot.names[0]]
+            part.copy_(part.to(spec.dtype))
         live.push()
         for name, reason in soup.layout.kept.items():
             if reason in (STATISTIC, INTEGER):

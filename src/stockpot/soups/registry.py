@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 from stockpot.errors import MethodError
-from stockpot.soups.settings import Settings, declared, unknown
+from stockpot.soups.settings import Settings, block_size_for, declared, unknown
 
 DEFAULT = "crossfit"
 
@@ -70,7 +70,9 @@ PRESETS: Mapping[str, str] = {
 }
 AUTHORS = ("hl", "hl+", "mehl", "mehl+")
 # How the engine works and what it adds to the paper; soups/authors.py has none of it.
-_NOT_AUTHORS = frozenset({"beta", "folds", "directions", "memory", "low_memory", "compile", "graphs", "parallel"})
+_NOT_AUTHORS = frozenset(
+    {"beta", "folds", "directions", "memory", "low_memory", "compile", "graphs", "parallel", "shards"}
+)
 
 
 def decides(method: Method, preset: str | None = None) -> Any:
@@ -162,3 +164,18 @@ def settings_in_comparison(
     if own.get("steps") is not None:
         reach.pop("epochs", None)
     return settings_for(name, preset, **{**reach, **own})
+
+
+def repetitions(chosen: Mapping[str, Settings], preset: str | None, models: int) -> dict[str, str]:
+    """Methods that would do what one before them does: those that hold a few models at a time, where that is all."""
+    kept: dict[tuple[Any, ...], str] = {}
+    found = {}
+    for name, settings in chosen.items():
+        method = METHODS[name]
+        if not method.learned:
+            continue
+        whole = replace(settings, block_size=block_size_for(settings, models))
+        first = kept.setdefault((method.decides, method.simplex, preset_for(name, preset), whole), name)
+        if first != name:
+            found[name] = f"it is the same as {first} where all {models} models are loaded at once"
+    return found

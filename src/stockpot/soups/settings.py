@@ -90,13 +90,16 @@ class Settings:
     compile: Annotated[bool, Setting("Compile the model with torch.compile: pays for long runs on a GPU.")] = False
     graphs: Annotated[bool, Setting("Capture the step as a CUDA graph where the model allows.")] = True
     parallel: Annotated[
-        Literal["auto", "data", "folds"],
+        Literal["auto", "data", "folds", "shards"],
         Setting(
             "How the ranks of torchrun or srun share the learning; the soup is the same. data: each takes a part of"
-            " every batch; folds: each learns whole folds, where the method has some; auto: folds where that keeps all"
-            " ranks busy, else data."
+            " every batch; folds: each learns whole folds, where the method has some; shards: each holds a part of the"
+            " model and of the loaded ingredients, too; auto: folds where that keeps all ranks busy, else data."
         ),
     ] = "auto"
+    shards: Annotated[
+        int | None, Setting("Ranks that hold the model together under parallel: shards; none: all.", at_least=1)
+    ] = None
     seed: Annotated[int, Setting("Order of data and models.")] = 0
 
     def __post_init__(self) -> None:
@@ -115,6 +118,13 @@ class Settings:
             f"between 1 and batch_size ({self.batch_size})",
             self.accumulate,
             "lower accumulate",
+        )
+        _need(
+            self.shards is None or self.parallel == "shards",
+            "shards",
+            "parallel: shards beside it",
+            f"parallel: {self.parallel}",
+            "set parallel to 'shards', or leave shards out",
         )
 
 

@@ -25,6 +25,7 @@ class Batch(NamedTuple):
 
     pieces: list[Any]
     size: int
+    idle: int = 0  # pieces at the end that count for nothing
 
 
 class Captured:

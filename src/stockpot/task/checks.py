@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
+from stockpot.task.shards import backward, needed, shard
+from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
@@ -34,6 +37,7 @@ def check_arguments(model: Any, loss: Any, metric: Any, autocast: Any, batch_siz
         raise wrong("model", "a torch.nn.Module", type(model).__name__, "build the model and pass the instance")
     if loss is not None and not callable(loss):
         raise wrong("loss", "a function loss(model, batch)", repr(loss), "leave it out for the default loss")
+    check_torch_loss(loss)
     if not callable(metric) and not isinstance(metric, Metric) and metric not in list(METRICS):
         names = f"{', '.join(map(repr, METRICS))}, a Metric, or a function metric(outputs, batch)"
         fix = "use one of these names, or a function whose higher values are better"
@@ -75,14 +79,16 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
 
 
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
-    """Move the model where it is wanted, or find out where it is."""
+    """Move the model where it is wanted, divided among ranks where it is too large; or find out where it is."""
     if device is None:
         tensors = itertools.chain(model.parameters(), model.buffers())
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
     try:
         # Allocating fixes the index ("cuda" becomes "cuda:0") and fails early where there is no such device.
         found = torch.empty(0, device=torch.device(device)).device
-        model.to(found)
+        together = needed(model, found)
+        if together is None:
+            model.to(found)
     except (RuntimeError, AssertionError, TypeError) as error:  # a TypeError for float64 on Apple's devices
         raise TaskError.of(
             "device",
@@ -90,6 +96,8 @@ def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
             found=f"{device!s} ({str(error).splitlines()[0]})",
             fix="use device='cpu', or another that torch can see",
         ) from error
+    if together is not None:
+        shard(model, found, together)
     return found
 
 
@@ -316,11 +324,18 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                     found = "the loss has no gradient function"
                     break
                 # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
-                gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
-                if any(g is not None and bool(g.any()) for g in gradients):
+                found_here = any(g is not None and bool(g.any()) for g in gradients(model, 4096 * loss, parameters))
+                if any(ranks.gathered(found_here)) if ranks.hold_parts(model) else found_here:
                     return
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
     fix = "call the given model inside loss(model, batch), without torch.no_grad() or .detach()"
     raise TaskError.of("loss", expected="a value that depends on the model's parameters", found=found, fix=fix)
+
+
+def gradients(model: nn.Module, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Of the loss by each parameter of the model; of one that is divided among ranks, this rank's rows."""
+    if ranks.hold_parts(model):
+        return backward(loss, parameters)
+    return torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -65,10 +65,9 @@ def sample_losses(logits: Tensor, labels: Any) -> Loss:
 
 
 OWN = (
-    "give a loss of your own with one loss per sample, and a metric that fits. For several labels per sample:"
-    " loss=lambda model, batch: torch.nn.functional.binary_cross_entropy_with_logits(model(batch[0]),"
-    " batch[1].float(), reduction='none').mean(1), metric='micro_f1'; for regression:"
-    " loss=lambda model, batch: (model(batch[0]).squeeze(1) - batch[1]).square(), metric='r2'"
+    "give the loss that is meant, and a metric that fits. For several labels per sample:"
+    " loss=torch.nn.BCEWithLogitsLoss(), metric='micro_f1'; for regression: loss=torch.nn.MSELoss(), metric='r2';"
+    " or a function of your own, loss(model, batch), with one loss per sample"
 )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stockpot import ranks
+
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
 _TRIED = 16  # candidates that are looked at closely
@@ -55,7 +57,7 @@ class Differences:
 
 def is_quantised(tensor: Tensor) -> bool:
     """Whether these are codes and not numbers, as far as torch says: integers, or a tensor class of some library."""
-    return not (tensor.is_floating_point() or tensor.is_complex()) or type(tensor.data) is not Tensor
+    return not (tensor.is_floating_point() or tensor.is_complex()) or type(ranks.local(tensor).data) is not Tensor
 
 
 def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[str]:
@@ -100,6 +102,7 @@ def _inside(name: str, modules: set[str]) -> bool:
 
 
 def _place(value: Tensor) -> tuple[Any, ...]:
+    value = ranks.local(value)
     where = value.untyped_storage()._cdata if value.is_meta else value.data_ptr()
     return value.device, where, value.storage_offset(), tuple(value.shape), value.stride()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Literal, cast
 
@@ -25,6 +25,8 @@ from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.names import differences
 from stockpot.task.scores import Scores
+from stockpot.task.shards import called_as_a_whole, shard
+from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
 Statistics = Literal["recalibrate", "average", "copy"]
@@ -35,8 +37,8 @@ class Task:
 
     The default loss is cross-entropy of `model(x)` for batches `(x, y)`, and for dicts the loss that
     `model(**batch)` returns, or cross-entropy of its logits. A loss of your own is `loss(model, batch)`: one loss per
-    sample, their mean, or a pair (sum, weight). A metric is a name of `METRICS`, a function
-    `metric(outputs, batch)` with one score per sample, or a `Metric`.
+    sample, their mean, or a pair (sum, weight); or a loss of torch.nn, such as `nn.MSELoss()`. A metric is a name of
+    `METRICS`, a function `metric(outputs, batch)` with one score per sample, or a `Metric`.
     `groups` and `report_groups` number or name what samples belong to (a patient, document or speaker): one per sample.
     The report data is checked here and then sealed: methods open it after their last decision (`Sealed`). A dict of
     data, such as `{"test": (x, y), "shifted": (x2, y2)}`, is several sets: all are scored, and the first one counts
@@ -51,7 +53,7 @@ class Task:
         *,
         groups: Any = None,
         report_groups: Any = None,
-        loss: LossFunction | None = None,
+        loss: LossFunction | nn.Module | None = None,
         metric: str | Metric | MetricFunction = "accuracy",
         device: str | torch.device | None = None,
         autocast: torch.dtype | None = None,
@@ -67,10 +69,12 @@ class Task:
         self.autocast = autocast
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
-        self._judge = Judge(model, loss, as_metric(metric), self.device, autocast)
-        self.evaluator = Evaluator(self._judge)
         read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
         self.fit = read(fit, name="fit data", groups=groups)
+        self._judge = Judge(
+            model, as_function(loss, self._first(self.fit, 1)), as_metric(metric), self.device, autocast
+        )
+        self.evaluator = Evaluator(self._judge)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
         sets: dict[str, Data] = {}
@@ -116,6 +120,23 @@ class Task:
 
     def _first(self, data: Data, size: int) -> Any:
         return self.to_device(data.batch(torch.arange(min(size, len(data)))))
+
+    # Ranks --------------------------------------------------------------------------------------------
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold parts of the model."""
+        return ranks.hold_parts(self.model)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks hold the model together."""
+        mesh = getattr(next(self.model.parameters(), None), "device_mesh", None)
+        return 1 if mesh is None else int(mesh.size())
+
+    def shard(self, together: int | None = None) -> None:
+        """Divide the model among so many ranks (default: all); it stays divided."""
+        shard(self.model, self.device, together)
 
     # Modes --------------------------------------------------------------------------------------------
 
@@ -210,7 +231,7 @@ class Task:
 
         how: dict[str, Any] = {"with_loss": with_loss, "grow": grow}
         with self.evaluating():
-            if ranks.active():
+            if ranks.active() and not (self.sharded and self.metric.calls_model):
                 table, loss = self._table_of_all_ranks(data, rows, stop, told, how)
             else:
                 table, loss = self.evaluator.table(data, rows, self.batch_size, stop=stop, told=told, **how)
@@ -229,6 +250,9 @@ class Task:
         for part in rounds:
             mine = ranks.stretch(part)
             found = self.evaluator.table(data, mine, self.batch_size, **how) if len(mine) else None
+            batches = -(-len(part) // (self.batch_size * ranks.size())) - -(-len(mine) // self.batch_size)
+            if self.sharded and batches:  # another rank makes one pass more, and needs this one's part of the model
+                self.evaluator.table(data, part[:1], self.batch_size, **how)
             for table, loss in filter(None, ranks.gathered(found)):
                 tables.append(table)
                 losses.append(loss)
@@ -314,7 +338,7 @@ class Task:
 
     def check_loss(self) -> None:
         """One forward and backward pass; weights, gradients and modes stay as they were."""
-        with self.learning():
+        with self.learning(), called_as_a_whole() if self.sharded else nullcontext():
             # A loss such as a hinge can be flat on a few samples without ignoring the model; then more are tried.
             sizes = (SMALL, self.batch_size)
             checks.check_start(self.model, (self.loss(self._first(self.fit, size)) for size in sizes))
@@ -334,6 +358,9 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors)
+        if self.sharded:
+            ranks.fill_model(self.model, ((name, tensors[name]) for name in tensors))
+            return
         # Not strict: names that the model ties to each other may be stored once.
         self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
         saved = self.model.state_dict().keys()

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from stockpot import files
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
-from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check
+from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check, flat
 from stockpot.zoo.plan import Trial
 from stockpot.zoo.weights import copied, read_file, write_file
 
@@ -31,7 +31,6 @@ FORMAT = 2
 INTERVAL = 300.0  # seconds of work that a kill may cost
 POLL = 0.2  # seconds between looks at what other processes hold
 SHOWN = 8  # differences listed in one message
-DEEP = 6  # levels of a plan; what lies deeper in a file of others is compared as text
 
 Score = dict[str, Any]
 _RECORD = {
@@ -183,7 +182,7 @@ class Folder:
 
 
 def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
-    before, after = _flat(there), _flat(now)
+    before, after = flat(there), flat(now)
     new = range(len(there["plan"]["trials"]), len(now["plan"]["trials"]))
     added = tuple(f"plan.trials.{number}." for number in new)
     differences = [
@@ -196,15 +195,3 @@ def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
         found = "another:\n    " + "\n    ".join(differences[:SHOWN] + more) + "\n "
         fix = "choose another folder, or go back to the settings, data and code there"
         raise RunError.of(str(out), expected="the search that was begun here", found=found, fix=fix)
-
-
-def _flat(value: Any, place: str = "") -> dict[str, str]:
-    """Every plain value as JSON under its dotted place, such as `plan.trials.3.lr`."""
-    if not isinstance(value, (dict, list)) or place.count(".") >= DEEP:
-        return {place: json.dumps(value)}
-    parts: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-    whole: dict[str, str] = {}
-    for name, part in parts:
-        said = json.dumps(str(name))[1:-1]  # no control characters of a stranger's file
-        whole |= _flat(part, f"{place}.{said}" if place else said)
-    return whole

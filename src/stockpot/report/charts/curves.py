@@ -44,7 +44,7 @@ def curves(run: Run) -> Picture | None:
         fig = drawing.figure(width, 40 + down * (250 if len(found) == 1 else 165))
         grid = fig.subplots(down, across, squeeze=False, sharey=True)
         for axes, (name, (fit, held_out, ends)) in zip(grid.flat, found.items(), strict=False):
-            chosen = run.recommended is not None and run.recommended.name == name
+            chosen = run.chosen is not None and run.chosen.name == name
             _panel(axes, fit, held_out, ends)
             axes.set_title(name, fontweight="bold" if chosen else "normal")
         for axes in grid.flat[len(found) :]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stockpot.report.charts import drawing
 from stockpot.report.charts.drawing import COLOURS, LEVELS
-from stockpot.report.words import columns, labels
+from stockpot.words import columns, labels
 
 if TYPE_CHECKING:
     from stockpot.report.charts.drawing import Axes, Figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stockpot.report.charts import drawing
 from stockpot.report.charts.drawing import COLOURS, Picture, picture
-from stockpot.report.tables import Row
+from stockpot.table import Row
 
 if TYPE_CHECKING:
     from stockpot.report.charts.drawing import Axes, Figure
@@ -61,12 +61,12 @@ def _panel(axes: Axes, rows: list[Row], name: str) -> None:
             continue
         mean, low, high = (row.metric.scale * end for end in change)
         colour = COLOURS["good" if low > 0 else "bad" if high < 0 else "muted"]
-        axes.plot([low, high], [y, y], color=colour, linewidth=3 if row.recommended else 1.8, alpha=0.6)
+        axes.plot([low, high], [y, y], color=colour, linewidth=3 if row.chosen else 1.8, alpha=0.6)
         axes.plot(
             [mean],
             [y],
             marker="o",
-            markersize=9 if row.recommended else 7,
+            markersize=9 if row.chosen else 7,
             markerfacecolor=colour if row.servable else COLOURS["card"],
             markeredgecolor=colour,
             markeredgewidth=1.6,
@@ -75,6 +75,6 @@ def _panel(axes: Axes, rows: list[Row], name: str) -> None:
     axes.set_yticks(range(len(rows)), [row.method for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=False):
         label.set_color(COLOURS["fg"])
-        label.set_fontweight("bold" if row.recommended else "normal")
+        label.set_fontweight("bold" if row.chosen else "normal")
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stockpot.report import words
+from stockpot import words
 from stockpot.report.charts import drawing, heatmap
 from stockpot.report.charts.drawing import COLOURS, Picture, picture
 from stockpot.report.reading import Method, Run

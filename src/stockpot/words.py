@@ -146,3 +146,22 @@ def _shared(names: Sequence[str]) -> int:
     """How many letters all names begin with."""
     first, last = min(names), max(names)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def harmless(text: str) -> str:
+    """Names come from files of strangers: what could steer a terminal or hide text is shown as its code instead."""
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None = None) -> list[str]:
+    """The lines of a table: first column to the left, the rest to the right, row `marked` behind a star."""
+    lines = [headings, *([harmless(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    widths = [max(map(columns, column)) for column in zip(*lines, strict=True)]
+    found = []
+    for number, line in enumerate(lines, start=-1):
+        first, *rest = (" " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True))
+        cells = [line[0] + first, *(space + cell for space, cell in zip(rest, line[1:], strict=True))]
+        found.append(f"{'*' if number == marked else ' '} {'  '.join(cells)}".rstrip())
+    return found

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stockpot.report import words
-from stockpot.report.words import Metric
+from stockpot import words
+from stockpot.words import Metric
 
 
 @pytest.mark.parametrize(

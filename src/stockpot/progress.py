@@ -1,23 +1,23 @@
 """Progress: from events to lines that stay and what is going on just now.
 
-A terminal gets a live bar, anything else a line every few seconds; always on stderr.
+A terminal gets a live bar, a notebook a cell that is written again, anything else a line every few seconds; always on
+stderr. The command line shows it from the start, `cook`, `compare` and `average` what takes longer.
 """
 
 from __future__ import annotations
 
-import functools
+import html
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from stockpot import files
-from stockpot.cli.terminal import harmless, say
-from stockpot.events import Event, Listener
-from stockpot.report import words
+from stockpot import words
+from stockpot.events import Event, Listener, ignore
 
+PATIENCE = 2.0  # seconds that something may take without a word
+OFTEN = 0.25  # seconds between two looks of a notebook's cell
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints"}
 _STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
@@ -32,7 +32,7 @@ class Activity:
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
         self._method = ""
-        self._taken = self._trials = 0
+        self._trials = 0
 
     def hear(self, event: Event) -> str | None:
         data = event.data
@@ -59,17 +59,14 @@ class Activity:
             case "reused":
                 return f"{data['method']}: finished earlier, not repeated"
             case "method":
-                self._method, self._taken = data["method"], 0
+                self._method = data["method"]
                 self._set(self._method)
             case "pace":
                 greedy = data["greedy"]
                 beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
                 return f"{self._method}: learning takes at most {words.seconds(data['seconds'])} from here{beside}"
             case "step":
-                self._taken += 1
                 self._step(data)
-            case "skipped":
-                self._taken += 1
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":
@@ -106,7 +103,10 @@ class Activity:
             if self._plan[f"{word}s"].get(self._method, 1) > 1 or data[word] > 0
         )
         total = self._plan["methods"].get(self._method, 0)
-        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", self._taken, total)
+        # The place of the step among all: what an earlier process did counts, and what a fold that gave up left out.
+        folds = self._plan["folds"].get(self._method, 1)
+        taken = (data["block"] * folds + data["fold"]) * data["of"] + data["step"] + 1
+        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", min(taken, total), total)
 
     def state(self) -> str:
         """How far the present work is, and how long it will take at the pace so far."""
@@ -121,7 +121,7 @@ class Activity:
 
 
 def _classes(names: Sequence[str]) -> str:
-    shown = ", ".join(f"{name} = {number}" for number, name in enumerate(names[:_CLASSES]))
+    shown = ", ".join(f"{words.middle(name, 30)} = {number}" for number, name in enumerate(names[:_CLASSES]))
     more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
     return f"classes in alphabetical order: {shown}{more} (another order of the model's outputs: data.classes)"
 
@@ -138,14 +138,75 @@ def _trial(data: Mapping[str, Any]) -> str:
 
 
 @contextmanager
+def shown(wanted: bool | None, listen: Listener) -> Iterator[Listener]:
+    """What `cook`, `compare` and `average` show by themselves of work that takes more than `PATIENCE` seconds.
+
+    Unasked (None) a bar in a terminal or a notebook, and nothing elsewhere or where the caller has a listener of his
+    own. `wanted=True` is plain lines elsewhere, `wanted=False` quiet.
+    """
+    from stockpot import ranks  # which loads torch
+
+    interactive = _notebook() is not None or _terminal()
+    quiet = not (interactive and listen is ignore) if wanted is None else not wanted
+    if quiet or not ranks.first():
+        yield listen
+        return
+    began, late = time.monotonic(), list[Event]()
+    with ExitStack() as stack:
+        draw: Listener | None = None
+
+        def both(event: Event) -> None:
+            nonlocal draw
+            listen(event)
+            if draw is None:
+                late.append(event)
+                if time.monotonic() - began < PATIENCE:
+                    return
+                draw = stack.enter_context(drawing())
+                for missed in late:
+                    draw(missed)
+            else:
+                draw(event)
+
+        yield both
+
+
+@contextmanager
 def drawing() -> Iterator[Listener]:
     """A listener that shows what it hears."""
-    if not sys.stderr.isatty():
+    if (display := _notebook()) is not None:
+        with _cell(display) as listen:
+            yield listen
+    elif not _terminal():
+        yield _plain()
+    else:
+        with _bar() as listen:
+            yield listen
+
+
+def _terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _notebook() -> Any:
+    """What shows things in a notebook's cell; None outside of notebooks."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display
+
+
+@contextmanager
+def _bar() -> Iterator[Listener]:
+    """Without rich, which comes with the extra `cli`, plain lines."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    except ImportError:
         yield _plain()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -161,11 +222,41 @@ def drawing() -> Iterator[Listener]:
         def listen(event: Event) -> None:
             line = activity.hear(event)
             if line is not None:
-                bars.console.print(harmless(line), markup=False, highlight=False)
+                bars.console.print(words.harmless(line), markup=False, highlight=False)
             total = activity.total or None
-            bars.update(task, description=harmless(activity.text[:60]), completed=activity.done, total=total)
+            bars.update(task, description=words.harmless(activity.text[:60]), completed=activity.done, total=total)
 
         yield listen
+
+
+@contextmanager
+def _cell(display: Any) -> Iterator[Listener]:
+    """In a notebook: the lines so far, and under them what is going on, in one place that is written again."""
+    activity, lines, last = Activity(), list[str](), 0.0
+    place = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(present: str) -> None:
+        text = words.harmless("\n".join([*lines, *filter(None, [present])]))
+        bar = (
+            f'<progress value="{activity.done}" max="{activity.total}"></progress>'
+            if present and activity.total
+            else ""
+        )
+        place.update({"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>{bar}"}, raw=True)
+
+    def listen(event: Event) -> None:
+        nonlocal last
+        line, now = activity.hear(event), time.monotonic()
+        if line is not None:
+            lines.append(line)
+        if line is not None or now - last > OFTEN:
+            show(activity.text[:60] + activity.state())
+            last = now
+
+    try:
+        yield listen
+    finally:
+        show("")
 
 
 def _plain() -> Listener:
@@ -179,43 +270,7 @@ def _plain() -> Listener:
         elif activity.text and now - last > wait:
             line, wait = activity.text + activity.state(), min(2 * wait, SLOWEST)
         if line is not None:
-            say(line, err=True)
+            sys.stderr.write(words.harmless(line) + "\n")
             last = now
 
     return listen
-
-
-@contextmanager
-def scalars(folder: Path, listen: Listener) -> Iterator[Listener]:
-    """A listener that passes events on and writes losses, rates and scores for TensorBoard, one tag per method."""
-    from stockpot.adapters.extras import need
-
-    need("tensorboard")  # torch's own message does not say how to get it
-    from torch.utils.tensorboard import SummaryWriter
-
-    with ExitStack() as stack:
-
-        @functools.cache  # not before there is something: the run's directory is made by then
-        def writer() -> Any:
-            files.make_directory(folder, folder.parent)
-            place = files.check_entries(folder.parent, folder)
-            return stack.enter_context(closing(SummaryWriter(str(place))))
-
-        method = ""
-
-        def both(event: Event) -> None:
-            nonlocal method
-            data = event.data
-            if event.kind == "method":
-                method = data["method"]
-            elif event.kind in ("step", "held_out") and data["loss"] is not None:  # None: not finite
-                place = f"{method}/fold{data['fold']}/block{data['block']}"
-                loss = "fit_loss" if event.kind == "step" else "held_out_loss"
-                writer().add_scalar(f"{place}/{loss}", data["loss"], data["step"])
-                if event.kind == "step":
-                    writer().add_scalar(f"{place}/lr", data["lr"], data["step"])
-            elif event.kind == "report":
-                writer().add_scalar(f"{data['method']}/{data['set']}", data["value"], 0)
-            listen(event)
-
-        yield both
