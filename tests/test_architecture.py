@@ -32,6 +32,7 @@ PARTS = (
     "folders",
     "progress",
     "ranks",
+    "watch",
     "signals",
     "table",
     "words",

@@ -215,7 +215,8 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        with ExitStack() as stack:
+        ranks.join()
+        with ranks.watched(), ExitStack() as stack:
             self._meet(recipe)
             self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
@@ -237,7 +238,6 @@ class _Job:
 
     def _meet(self, recipe: RecipeFacts) -> None:
         """With several ranks: all of them must be about to do the same; the first one shows it."""
-        ranks.join()
         if not ranks.active():
             return
         if not ranks.first():

@@ -55,7 +55,7 @@ class FactoredLive(Live):
         layout, K = self.layout, len(self.pool)
         factored = {one.name for one in self.wide}
         group_of = {name: group for name, group in layout.group_of.items() if name not in factored}
-        specs = dict(self.pool.specs)
+        specs = {name: self._spec(name) for name in group_of}
         for one in self.wide:
             group = layout.group_of[one.name]
             group_of[_COEFFICIENTS + layout.groups[group]] = group

@@ -8,7 +8,7 @@ PyTorch, for every kind of module; for a plain nn.Linear `_Linear` computes the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from stockpot import ranks
 from stockpot.pool.lora import Adapters
 from stockpot.task import Task
+from stockpot.task.checks import gradients
 from stockpot.task.names import is_quantised
 
 _CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {
@@ -51,7 +53,9 @@ class Wide:
         """Whether `_Linear` may take the place of the module's own forward."""
         module = self.module
         plain = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-        return plain and type(module.weight) is nn.Parameter and not is_quantised(module.weight)
+        weight: Any = module.weight
+        own = type(weight) is nn.Parameter or ranks.local(weight) is not weight  # divided, and whole when it runs
+        return plain and own and not is_quantised(weight)
 
     def added(self, x: Tensor, c: Tensor, dtype: torch.dtype) -> Tensor:
         """B diag(c) A x. c: (R,)"""
@@ -188,6 +192,8 @@ def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide 
         if forward not in _CONVOLUTIONS or plain.groups != 1 or plain.padding_mode != "zeros":
             return "their convolution has groups, another padding than zeros, or a forward of its own"
         wide.convolve = _CONVOLUTIONS[forward]
+    elif not wide.exact and task.sharded:
+        return "their modules are not nn.Linear, and cannot be tried where the model is divided among ranks"
     elif not wide.exact and not _is_linear(task, adapters, wide, turned):
         return f"{type(module).__name__} does not compute W0 x"
     return wide
@@ -244,9 +250,9 @@ def _used_otherwise(task: Task, wides: list[Wide]) -> list[str]:
             with _watched(wides, cut=True) as called:
                 loss = task.loss(batch).total
             calls.append(called)
-            reached: tuple[Tensor | None, ...] = (None,) * len(weights)
+            reached: Sequence[Tensor | None] = (None,) * len(weights)
             if loss.requires_grad and weights:
-                reached = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+                reached = gradients(task.model, loss, list(weights.values()))
     finally:
         for parameter, flag in flags:
             parameter.requires_grad_(flag)

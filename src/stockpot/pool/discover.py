@@ -70,7 +70,9 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
-        raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
+        raise refusal(
+            "Pool.open", "paths, patterns and folders", given, "give text or Path objects, or the state dicts of models"
+        )
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)

@@ -75,7 +75,8 @@ def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
     """A state dict that is in memory already; `path` is what it is called."""
     weights, place, others = find_weights(state, None, path)
     values = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    tensors = {name: _plain(value.detach().cpu(), name, path, 2**62) for name, value in values.items()}
+    here = {name: value.detach() if value.is_meta else value.detach().cpu() for name, value in values.items()}
+    tensors = {name: _plain(value, name, path, 2**62) for name, value in here.items()}
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import Ahead, LastBlock
-from stockpot.engine.sharded import ShardedLive
+from stockpot.engine.sharded import ShardedFactoredLive, ShardedLive
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -116,7 +116,8 @@ class Problem:
         release(self.task.model)
         self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
         if self._wide is not None and factored:
-            return FactoredLive(self.task, self.pool, layout, self._wide, self._quantised)
+            kind = ShardedFactoredLive if self.task.sharded else FactoredLive
+            return kind(self.task, self.pool, layout, self._wide, self._quantised)
         check_no_codes(self._quantised)
         if self.task.sharded:
             return ShardedLive(self.task, self.pool, layout)
@@ -256,8 +257,8 @@ class Problem:
 
     def put(self, soup: Soup) -> None:
         """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
-        if self.task.sharded:
-            with self._live(soup.layout) as live:
+        if self.task.sharded and self._wide is None:
+            with self._live(soup.layout) as live:  # each rank mixes its own rows
                 self._put(soup, live)
         elif self._quantised:
             self._put(soup, hold(self._live(soup.layout)))
