@@ -113,6 +113,17 @@ def apart() -> Iterator[None]:
         _alone -= 1
 
 
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Meanwhile ranks that work apart exchange what they have."""
+    global _alone
+    before, _alone = _alone, 0
+    try:
+        yield
+    finally:
+        _alone = before
+
+
 def announce(listen: Listener, device: torch.device | None, how: str) -> None:
     """One line that says how the work is arranged; without a device nothing is exchanged between devices."""
     if active():

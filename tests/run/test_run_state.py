@@ -43,7 +43,10 @@ def test_a_newer_state_replaces_the_older(tmp_path: Path) -> None:
 def fold_at(step: int, blocks: list[list[int]], *folds: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     history = torch.tensor([[0, 0, fold, j, 0.5, 0.1] for fold in folds for j in range(step)], dtype=torch.float64)
     tensors = {f"{fold}.alpha": torch.full((1,), float(step)) for fold in folds}
-    return {**tensors, "history": history}, {"blocks": blocks, "folds": {str(f): {"t": 0, "j": step} for f in folds}}
+    return {**tensors, "history": history}, {
+        "blocks": blocks,
+        "folds": {str(f): {"t": 0, "j": step, "losses": [], "decided": 0} for f in folds},
+    }
 
 
 def test_of_each_fold_counts_where_it_got_furthest_in_the_blocks_of_now(tmp_path: Path) -> None:
