@@ -365,9 +365,7 @@ def quantised(pool: Pool) -> tuple[nn.Module, dict[str, Tensor]]:
     ("method", "form"),
     [("uniform", "auto"), ("greedy", "auto"), ("hl+", "auto"), ("crossfit", "auto"), ("best", 1), ("hl+", 1)],
 )
-def test_a_quantised_model_learns_and_holds_the_soup_beside_its_weights(
-    tmp_path: Path, method: str, form: Any
-) -> None:
+def test_a_quantised_model_learns_and_holds_the_soup_beside_its_weights(tmp_path: Path, method: str, form: Any) -> None:
     pool = zoo(tmp_path)
     model, own = quantised(pool)
     options: dict[str, Any] = {"steps": 6, "batch_size": 8} if method in ("hl+", "crossfit") else {}
