@@ -34,10 +34,17 @@ def _speeches(read: Callable[[str], bytes], out: Path) -> None:
     speeches.convert(read, out)
 
 
+def _review_tokens(read: Callable[[str], bytes], out: Path) -> None:
+    from convert import imdb_tokens
+
+    imdb_tokens.convert(read, out)
+
+
 ZOOS = {
     "cifar10-efficientnet": Zoo((catalogue.CIFAR10, catalogue.EFFICIENTNET), (cifar10.convert, weights.efficientnet)),
     "fashion-vit": Zoo((catalogue.FASHION,), (fashion.convert,)),
     "imdb-minilm": Zoo((catalogue.IMDB, catalogue.MINILM), (imdb.convert, weights.minilm)),
+    "imdb-lora": Zoo((catalogue.IMDB, catalogue.MINILM), (_review_tokens,)),
     "lm-llama": Zoo((catalogue.IMDB, catalogue.SPEECHES), (_speeches,)),
     "regression": Zoo((catalogue.DIAMONDS,), (diamonds.convert,)),
     "tiny": Zoo((catalogue.FASHION,), (fashion.convert_tiny,)),

@@ -1,4 +1,4 @@
-"""Cooks the zoos that are no classification, seed by seed, and gathers what came out.
+"""Cooks the zoos that are no plain classification, seed by seed, and gathers what came out.
 
     python experiments/tasks.py cook lm-llama --seed 0 1 2          # every method, on test, into experiments/runs
     python experiments/tasks.py cook lm-llama --pool adapters --seed 0 1 2      # the zoo's second pool
@@ -6,9 +6,9 @@
         --each '{"crossfit": {"steps": 1000}}'
     python experiments/tasks.py collect lm-llama                    # into experiments/results/tasks/lm-llama.json
 
-A seed is one draw of the fitting data and one seed of learning. The second report set is what was pre-trained on. All
-of it goes through the Python API; a zoo's `model.py` says what its task is, which pools it has, and what `others` make
-of a pool, whose soups are scored beside ours.
+A seed is one draw of the fitting data and one seed of learning. The second report set is what was pre-trained on, where
+that is text. All of it goes through the Python API; a zoo's `model.py` says what its task is, which pools it has, and
+what `others` make of a pool, whose soups are scored beside ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from studies import tasks
 
 HOME = Path(__file__).resolve().parent
-ZOOS = ("lm-llama", "regression")
+ZOOS = ("lm-llama", "imdb-lora", "regression")
 
 
 def zoo_of(name: str) -> ModuleType:
@@ -50,6 +50,7 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, seed: int, out: Path) -> N
     from stockpot.task import Data
 
     parts = {"report": chosen.report, "second": zoo.SECOND, "dev": "dev"}
+    parts = {which: part for which, part in parts.items() if part is not None}
     sizes = {**json.loads(chosen.sizes), **({"compiled": True} if chosen.compiled else {})}
     task, pool = zoo.task(seed, parts.values(), **sizes), getattr(zoo, chosen.pool)()
     began = time.perf_counter()
@@ -58,12 +59,13 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, seed: int, out: Path) -> N
         print(f"{name} failed: {why}", file=sys.stderr)
     scored = {name: result.reports for name, result in found.items()}
     methods = {name: tasks.facts(result) for name, result in found.items()}
-    start = load_file(zoo.DATA / "pretrained.safetensors")
+    start = load_file(zoo.DATA / zoo.START)
     own = zoo.task(seed, parts.values(), **sizes)  # whose model held no soup
     data = {part: Data.of(zoo.batch(zoo.read(part))) for part in {*parts.values()}}
     own.load(start)
     scored["base"] = {part: own.score(data[part]) for part in data}
-    for name, tensors, seconds in zoo.others(chosen.pool, own.device):
+    cooked_before = out.with_suffix(".json").is_file()  # with other methods
+    for name, tensors, seconds in () if cooked_before else zoo.others(chosen.pool, own.device):
         own.load(tensors)
         scored[name] = {part: own.score(data[part]) for part in data}
         methods[name] = {"seconds": round(seconds, 2)}
@@ -89,10 +91,11 @@ def cook(zoo: ModuleType, chosen: argparse.Namespace, seed: int, out: Path) -> N
         "torch": torch.__version__,
         "made": time.strftime("%Y-%m-%d"),
     }
-    if out.with_suffix(".json").is_file():  # other methods of the same seed, cooked before
+    if cooked_before:
         arrays = {**np.load(out.with_suffix(".npz")), **arrays}
         earlier = json.loads(out.with_suffix(".json").read_text("utf-8"))
         facts |= {key: {**earlier[key], **facts[key]} for key in ("methods", "failed")}
+        facts["seconds"] += earlier["seconds"]
     np.savez_compressed(out.with_suffix(".npz"), **{key: value.astype(np.float32) for key, value in arrays.items()})
     out.with_suffix(".json").write_text(json.dumps(facts, indent=1))
     for name in methods:
@@ -120,7 +123,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--each", default="{}", metavar="JSON", help="settings by method")
     parser.add_argument("--name", default="main", help="of the runs")
     parser.add_argument("--sizes", default="{}", metavar="JSON", help="of a smaller model, for a trial")
-    parser.add_argument("--compiled", action="store_true", help="the model's layers, by torch.compile")
+    parser.add_argument("--compiled", action="store_true", help="lm-llama's layers, by torch.compile; not its adapters")
     parser.add_argument("--commit", help="where there is no repository")
     parser.add_argument("--runs", type=Path, default=HOME / "runs")
     chosen = parser.parse_args(given)

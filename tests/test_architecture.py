@@ -15,11 +15,11 @@ PACKAGE = ROOT / "src" / "stockpot"
 # From the top down; docs/architecture.md says what is in each.
 PARTS = (
     "cli",
-    "report",
     "recipe",
     "callbacks",
     "zoo",
     "cooking",
+    "report",
     "run",
     "soups",
     "engine",
@@ -32,7 +32,9 @@ PARTS = (
     "folders",
     "progress",
     "ranks",
+    "watch",
     "signals",
+    "table",
     "words",
     "events",
     "errors",

@@ -34,7 +34,7 @@ def convert(read: Callable[[str], bytes], out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     for part, texts in parts.items():
         rows, owners = packed(tokenizer, texts)
-        np.savez(folder / f"{part}.npz", x=rows, text=owners)
+        np.savez_compressed(folder / f"{part}.npz", x=rows, text=owners)
 
 
 def trained(texts: Iterable[str]) -> Tokenizer:

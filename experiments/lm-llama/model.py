@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from stockpot import Pool, Task
 DATA = Path(__file__).parents[1] / "data" / "lm-llama"
 METRIC, UNIT = "nats per token", "text"  # lower is better on the page; intervals take a speech, a review as the unit
 SECOND = "held_reviews"
+START = "pretrained.safetensors"  # the model before fine-tuning
 FITTED = 2000  # sequences that a seed draws from `fit`
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 
@@ -70,22 +70,10 @@ def adapters() -> Pool:
 
 
 def others(pool: str, device: torch.device) -> Iterable[tuple[str, dict[str, Tensor], float]]:
-    """What PEFT makes of the adapters with equal weights: each way's name, the full model's tensors, seconds.
-
-    `linear` asks for adapters of one rank, which these are not; `svd` has the largest rank among them.
-    """
+    """PEFT's own averages of the adapters: each way's name, the full model's tensors, seconds."""
     if pool != "adapters":
-        return
-    from peft import PeftModel
+        return ()
+    from training import averages  # beside tasks.py, which calls this
 
     folders = sorted(path.parent for path in (DATA / "adapters").glob("*/adapter_config.json"))
-    names = [folder.name for folder in folders]
-    for way in ("cat", "svd"):
-        began = time.perf_counter()
-        base = LlamaForCausalLM.from_pretrained(DATA / "base").to(device)
-        model = PeftModel.from_pretrained(base, folders[0], adapter_name=names[0])
-        for folder, name in zip(folders[1:], names[1:], strict=True):
-            model.load_adapter(folder, adapter_name=name)
-        model.add_weighted_adapter(names, [1 / len(names)] * len(names), "average", combination_type=way)
-        model.set_adapter("average")
-        yield f"PEFT {way}", model.merge_and_unload().state_dict(), time.perf_counter() - began
+    return averages(folders, lambda: LlamaForCausalLM.from_pretrained(DATA / "base").to(device))

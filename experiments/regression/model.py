@@ -14,6 +14,7 @@ from stockpot import Pool, Task
 DATA = Path(__file__).parents[1] / "data" / "regression"
 METRIC, UNIT = "R2", None  # intervals take a diamond as the unit
 SECOND = "held_ideal"
+START = "pretrained.safetensors"  # the model before fine-tuning
 FITTED = 2000  # diamonds that a seed draws from `fit`
 MEAN = 7.64  # of the logarithms of the prices of `ideal`
 

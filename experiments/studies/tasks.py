@@ -1,8 +1,9 @@
-"""Zoos that are no classification: scores of samples in nats per token or R2, their intervals, and the tables.
+"""Zoos that `tasks.py` cooks: scores of samples in nats per token, accuracy or R2, their intervals, and the tables.
 
 A sample's score is chosen so that their mean is the metric: minus its nats per token (all sequences are equally long),
-or one minus its squared error over the variance of the targets, which is taken as known. Where samples belong to texts,
-the text is what is drawn at random: an interval is over sums of texts, not over sequences.
+100 or 0 for a right or wrong class, or one minus its squared error over the variance of the targets, which is taken as
+known. Where samples belong to texts, the text is what is drawn at random: an interval is over sums of texts, not over
+sequences.
 """
 
 from __future__ import annotations
@@ -23,18 +24,23 @@ Numbers = NDArray[np.float64]
 METHODS = ("best", "uniform", "greedy", "learned+", "hl+", "mehl+", "crossfit")
 DEFAULT = "crossfit"
 SETS = ("report", "second", "dev")
+SHOWN = SETS[:2]
+PERCENT = ("accuracy in %",)
 ABOUT = (
     "[lm-llama](../experiments/lm-llama/): a language model trained here on film reviews, then fine-tuned to"
-    " presidents' speeches. [regression](../experiments/regression/): prices of diamonds, first of the best cut, then"
-    " of the other cuts. A seed is another draw of the fitting data and another seed of learning. The second column of"
-    " scores is what was learned first: how much each soup has forgotten. Intervals are over speeches and reviews, or"
-    " diamonds, and over seeds; where the table says dev, test data is still closed."
+    " presidents' speeches, whole or with LoRA adapters. [imdb-lora](../experiments/imdb-lora/): a sentence encoder"
+    " with LoRA adapters, for the sentiment of reviews. [regression](../experiments/regression/): prices of diamonds,"
+    " first of the best cut, then of the other cuts. A seed is another draw of the fitting data and another seed of"
+    " learning. A second column of scores is what was learned first: how much each soup has forgotten. Intervals are"
+    " over speeches and reviews, or diamonds, and over seeds; where the table says dev, test data is still closed."
 )
 LOWER = ("nats per token",)  # metrics shown without the minus that makes more of them better
 
 
 def by_sample(scores: Scores) -> Numbers:
     """(n,), whose mean is the metric: higher is better."""
+    if scores.metric.name == "accuracy":
+        return np.asarray(100 * scores.table.numpy()[:, 0])
     first, second = scores.table.numpy().T
     if scores.metric.name == "r2":  # prediction and target
         return np.asarray(1 - (first - second) ** 2 / second.var())
@@ -84,9 +90,11 @@ def gathered(folder: Path, zoo: str) -> dict[str, Any]:
 def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
     seeds = [json.loads(path.read_text("utf-8")) for path in paths]
     arrays = [dict(np.load(path.with_suffix(".npz"))) for path in paths]
-    names = [name for name in seeds[0]["methods"] if all(name in one["methods"] for one in seeds)]
+    common = [name for name in seeds[0]["methods"] if all(name in one["methods"] for one in seeds)]
+    names = sorted(common, key=lambda name: METHODS.index(name) if name in METHODS else len(METHODS))
+    sets = [which for which in SETS if which in seeds[0]["parts"]]
     methods = {
-        name: {**{which: _of(name, which, arrays) for which in SETS}, "each": [one["methods"][name] for one in seeds]}
+        name: {**{which: _of(name, which, arrays) for which in sets}, "each": [one["methods"][name] for one in seeds]}
         for name in names
     }
     about = ("metric", "parts", "models", "parameters", "fitted", "commit", "machine", "torch", "made")
@@ -95,7 +103,7 @@ def _over_seeds(paths: Sequence[Path]) -> dict[str, Any]:
         "seeds": [one["seed"] for one in seeds],
         "commands": [one["command"] for one in seeds],
         "failed": [one["failed"] for one in seeds],
-        "base": {which: _of("base", which, arrays) for which in SETS},
+        "base": {which: _of("base", which, arrays) for which in sets},
         "methods": methods,
     }
 
@@ -132,24 +140,22 @@ def section(gathered: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table for each zoo; of its runs on dev where test data is still closed."""
     from studies.tables import table
 
-    lines = ["## Language model and regression", "", ABOUT, ""]
+    lines = ["## Language models, adapters and regression", "", ABOUT, ""]
     for zoo in gathered:
         run = zoo["runs"].get("main") or zoo["runs"]["dev"]
         sign = -1 if run["metric"] in LOWER else 1
-        count, part, second = len(run["seeds"]), run["parts"]["report"], run["parts"]["second"]
-        heads = [
-            f"{zoo['zoo']}: {run['metric']}",
-            part,
-            f"{DEFAULT} minus it",
-            second,
-            f"{DEFAULT} minus it",
-            "seconds",
-        ]
-        rows = [["before fine-tuning", *_cells(run["base"], sign), "–"]]
+        digits = 2 if run["metric"] in PERCENT else 5
+        count, part = len(run["seeds"]), run["parts"]["report"]
+        shown = [run["parts"][which] for which in SHOWN if which in run["parts"]]
+        heads = [f"{zoo['zoo']}: {run['metric']}"]
+        for name in shown:
+            heads += [name, f"{DEFAULT} minus it"]
+        heads.append("seconds")
+        rows = [["before fine-tuning", *_cells(run["base"], sign, digits), "–"]]
         for name, method in run["methods"].items():
             seconds = sum(one["seconds"] for one in method["each"]) / count
             title = f"**{name}**" if name == DEFAULT else name
-            rows.append([title, *_cells(method, sign), f"{seconds:.1f}"])
+            rows.append([title, *_cells(method, sign, digits), f"{seconds:.1f}"])
         lines += table(heads, rows)
         better = "lower is better" if sign < 0 else "higher is better"
         n, units = (run["base"]["report"][key] for key in ("n", "units"))
@@ -164,14 +170,16 @@ def section(gathered: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _cells(found: Mapping[str, Any], sign: int) -> list[str]:
+def _cells(found: Mapping[str, Any], sign: int, digits: int) -> list[str]:
     cells = []
-    for which in ("report", "second"):
+    for which in SHOWN:
+        if which not in found:
+            continue
         difference = found[which].get("default_minus")
         shown = "–"
         if difference is not None:
             mean, *ends = (sign * value for value in difference)
             low, high = sorted(ends)
-            shown = f"{mean:+.5f} [{low:+.5f}, {high:+.5f}]".replace("-", "−")
-        cells += [f"{sign * found[which]['value'][0]:.5f}", shown]
+            shown = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]".replace("-", "−")
+        cells += [f"{sign * found[which]['value'][0]:.{digits}f}", shown]
     return cells

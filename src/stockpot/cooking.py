@@ -10,6 +10,8 @@ others read it, and are told the rest (`ranks.py`).
 
 from __future__ import annotations
 
+import html
+import webbrowser
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,18 +20,19 @@ from typing import Any
 
 import torch
 
-from stockpot import files, ranks
+from stockpot import files, ranks, table, words
 from stockpot._version import __version__
 from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
 from stockpot.pool import Pool
+from stockpot.pool.facts import strangers_of
 from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
 from stockpot.run.state import DiskStore
-from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
+from stockpot.run.verdict import BASELINE, advised, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.arrangement import described, shard_if_asked
@@ -51,7 +54,7 @@ _WEIGHT, _STEP, _SAMPLE = 40, 400, 32
 
 
 class Comparison(dict[str, Result]):
-    """Results by method, and which of them to take."""
+    """Results by method, and which of them to take. Shown, it is a table with the verdict under it."""
 
     recommended: str | None = None  # the soup with the highest score on held-out data, if there is one
     verdict: str = ""
@@ -60,6 +63,49 @@ class Comparison(dict[str, Result]):
     reused: tuple[str, ...] = ()  # finished by an earlier call
     path: Path | None = None  # the run directory
     soup: Path | None = None  # the saved soup in it
+
+    @property
+    def best(self) -> Result | None:
+        """The result of the recommended method."""
+        return None if self.recommended is None else self[self.recommended]
+
+    def rows(self) -> list[table.Row]:
+        kind = compared_on(self)
+        known = differences(self, kind)
+        return [
+            result.row(
+                kind, known.get(name), chosen=name == self.recommended, baseline=name == BASELINE,
+                recommended=name == self.recommended and advised(self.verdict),
+            )
+            for name, result in self.items()
+        ]  # fmt: skip
+
+    def table(self) -> list[dict[str, Any]]:
+        """Plain numbers, one dict per method and set of data: `pandas.DataFrame(comparison.table())`."""
+        return table.as_numbers(self.rows())
+
+    def report(self, show: bool = False) -> Path:
+        """Write the report of the run and return the page's path; `show` opens it in a browser."""
+        if self.path is None:
+            fix = 'give the comparison a directory, compare(..., run="run"), or print it'
+            raise RunError.of("report of a comparison", expected="a run directory", found="none", fix=fix)
+        from stockpot.report import write_report
+
+        page = write_report(self.path)
+        if show:
+            webbrowser.open(page.absolute().as_uri())
+        return page
+
+    def _more(self) -> list[str]:
+        missing = [f"{name} failed: {why}" for name, why in self.failed.items()]
+        return [*self.verdict.splitlines(), *(f"{name}: {why}" for name, why in self.absent.items()), *missing]
+
+    def __repr__(self) -> str:
+        return "\n".join([*table.as_text(self.rows()), "", *map(words.harmless, self._more())]) if self else "{}"
+
+    def _repr_html_(self) -> str:
+        more = "".join(f"<p>{html.escape(words.harmless(line))}</p>" for line in self._more())
+        return table.as_html(self.rows()) + more if self else "{}"
 
 
 def cook(
@@ -94,6 +140,7 @@ def cook(
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
         with shown(progress, listen) as tell, _threads(pool, task):
             problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
+            _name_strangers(pool, tell)
             tell(Event("start", _outlook({method: chosen}, pool, task)))
             result = decided(problem, method, chosen, preset_for(method, preset))
             return dict(report_on(problem, {method: result}))[method] if task.has_report else result
@@ -168,7 +215,8 @@ class _Job:
 
     def cooked(self, run: str | Path | None, overwrite: bool, recipe: RecipeFacts) -> Comparison:
         """Do what is left to do, and leave a complete record."""
-        with ExitStack() as stack:
+        ranks.join()
+        with ranks.watched(), ExitStack() as stack:
             self._meet(recipe)
             self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
@@ -190,7 +238,6 @@ class _Job:
 
     def _meet(self, recipe: RecipeFacts) -> None:
         """With several ranks: all of them must be about to do the same; the first one shows it."""
-        ranks.join()
         if not ranks.active():
             return
         if not ranks.first():
@@ -215,8 +262,7 @@ class _Job:
             found = ranks.on_first(lambda: self.pool.scanned(self._tell, measured=self.path is not None))
             if not ranks.first():
                 self.pool.adopt(found)
-        if self.path is not None and (strangers := self.pool.facts(self._tell).distances.strangers()):
-            self._tell(Event("strangers", {"names": [self.pool.names[k] for k in strangers]}))
+        _name_strangers(self.pool, self._tell if self.path is not None or self.listen is not ignore else ignore)
 
     def _facts(self, run: Path, recipe: RecipeFacts) -> dict[str, Any]:
         """What makes this run what it is."""
@@ -403,6 +449,16 @@ def _watching(pool: Pool, listen: Listener) -> Listener:
             pool.verify_unchanged()
 
     return tell
+
+
+def _name_strangers(pool: Pool, listen: Listener) -> None:
+    """Say which ingredients cannot be fine-tunes of the model that the others are; nothing where nobody listens."""
+    if listen is ignore:
+        return
+    known = pool.measured
+    strangers = strangers_of(pool.checkpoints, pool.specs) if known is None else known.strangers()
+    if strangers:
+        listen(Event("strangers", {"names": [pool.names[k] for k in strangers]}))
 
 
 def _threads(pool: Pool, task: Task) -> AbstractContextManager[None]:

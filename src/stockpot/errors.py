@@ -15,6 +15,7 @@
     │   └── DigestError      ingredients are not the ones the soup was made of
     ├── RecipeError          a recipe that cannot be understood
     ├── RunError             a run directory that cannot be used
+    ├── RankError            another one of several ranks has ended, so this one has stopped
     ├── LinkError            a symbolic link, FIFO or device where none is followed or read (an OSError too)
     └── WriteError           no room or no permission to write; what was there before is unchanged
 
@@ -107,6 +108,10 @@ class RecipeError(StockpotError):
 
 class RunError(StockpotError):
     """A run directory that cannot be used."""
+
+
+class RankError(StockpotError):
+    """Another one of several ranks has ended, so this one has stopped."""
 
 
 class LinkError(StockpotError, OSError):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -23,18 +24,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 
+from stockpot import signals
 from stockpot._version import __version__
-from stockpot.errors import RunError, StockpotError
+from stockpot.errors import RankError, RunError, StockpotError
 from stockpot.events import Event, Listener
+from stockpot.watch import STOPPED, Watch
 
 T = TypeVar("T")
 _meetings = count()  # how often this rank has waited for the others in `all_here`
+_watch: Watch | None = None
 _alone = 0  # how many `apart` blocks this rank is in
 # A rank that has ended is noticed at once, by its connection. One that hashes a terabyte or learns the longest fold
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
-# What torchrun sets, and what Slurm's srun calls the same.
 SHOWN = 12  # differences listed in one message
+# What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
@@ -51,8 +55,14 @@ def launched() -> bool:
 
 def join() -> None:
     """Be the rank that the environment says, unless the caller has made a process group already."""
-    if not launched() or not dist.is_available() or dist.is_initialized():
-        return
+    if launched() and dist.is_available() and not dist.is_initialized():
+        _join()
+    global _watch
+    if size() > 1 and _watch is None:
+        _watch = Watch(own(), gathered)
+
+
+def _join() -> None:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RunError.of(
@@ -78,6 +88,10 @@ def _hosts() -> dist.ProcessGroup | None:
 def leave() -> None:
     """The end of a command whose ranks are all done."""
     if dist.is_available() and dist.is_initialized():
+        global _watch
+        if _watch is not None:
+            _watch.close()
+            _watch = None
         dist.destroy_process_group()
         _hosts.cache_clear()
 
@@ -122,6 +136,52 @@ def meeting() -> Iterator[None]:
         yield
     finally:
         _alone = before
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """What all ranks do together. When another one ends meanwhile, this one stops, and a RankError says which and why.
+
+    Within GRACE seconds, whatever this rank does: also where it exchanges nothing, or waits in an exchange for ever.
+    """
+    watch = _watch
+    if watch is None or watch.inside:
+        yield
+        return
+    watch.enter()
+    done = False
+    try:
+        with signals.handled(_stop):
+            yield
+        done = True
+    except BaseException as error:
+        with signals.held():  # this is the last word on how it ends
+            watch.inside = False
+            told = isinstance(error, KeyboardInterrupt) and not watch.interrupted
+            if told:  # by a signal; torchrun sends one when another rank has ended, which is then the reason
+                watch.say(STOPPED)
+            why = watch.why(wait=5.0 if lost(error) else 1.0 if told else 0.0)
+            if lost(error) or watch.interrupted or (told and why is not None and not why.endswith(STOPPED)):
+                watch.say(STOPPED)
+                raise RankError(why or "another rank has ended") from error
+        raise
+    finally:
+        watch.leave(done=done)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (a handler's shape)
+    raise KeyboardInterrupt(number)
+
+
+def last_words(words: str) -> None:
+    """Tell the others why this rank is about to end."""
+    if _watch is not None:
+        _watch.say(words)
+
+
+def speaks() -> bool:
+    """Whether this is the first of the ranks that are left, which says that another one has ended."""
+    return _watch is None or _watch.speaks()
 
 
 def announce(listen: Listener, device: torch.device | None, how: str) -> None:

@@ -153,3 +153,15 @@ def harmless(text: str) -> str:
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None = None) -> list[str]:
+    """The lines of a table: first column to the left, the rest to the right, row `marked` behind a star."""
+    lines = [headings, *([harmless(cell).replace("\n", "\\n") for cell in row] for row in rows)]
+    widths = [max(map(columns, column)) for column in zip(*lines, strict=True)]
+    found = []
+    for number, line in enumerate(lines, start=-1):
+        first, *rest = (" " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True))
+        cells = [line[0] + first, *(space + cell for space, cell in zip(rest, line[1:], strict=True))]
+        found.append(f"{'*' if number == marked else ' '} {'  '.join(cells)}".rstrip())
+    return found

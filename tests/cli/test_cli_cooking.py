@@ -229,6 +229,15 @@ def test_inspect_names_a_model_from_elsewhere(folder: Path, stockpot: Stockpot) 
     assert json.loads(stockpot("inspect", pool, "--json").out)["strangers"] == ["model_9"]
 
 
+def test_inspect_names_copies_that_were_only_rounded(folder: Path, stockpot: Stockpot) -> None:
+    pool = folder / "pool"
+    assert json.loads(stockpot("inspect", pool, "--json").out)["near"] == []
+    rounded = {name: tensor.bfloat16().float() for name, tensor in load_file(pool / "model_1.safetensors").items()}
+    save_file(rounded, pool / "model_9.safetensors")
+    answer = stockpot("inspect", pool)
+    assert "nearly the same: model_1 and model_9; what they have in common counts twice" in answer.out
+
+
 def test_a_class_order_that_nobody_gave_is_said_on_the_way(folder: Path, stockpot: Stockpot) -> None:
     rows = [f"{','.join(str((7 * k + j) % 5 - 2) for j in range(6))},{'abc'[k % 3]}" for k in range(60)]
     (folder / "t.csv").write_text("\n".join(["f0,f1,f2,f3,f4,f5,label", *rows]))

@@ -93,10 +93,33 @@ def test_what_cannot_be_pushed(folder: Path, stockpot: Stockpot) -> None:
     pytest.importorskip("huggingface_hub")
     answer = stockpot("push", folder / "pool", "me/soup", "--dry-run")
     assert "expected a saved soup with its card, found no README.md" in answer.err
+    (folder / "README.md").write_text("# A project of mine")
+    answer = stockpot("push", folder, "me/soup", "--dry-run")
+    assert "expected a saved soup with its card, found no soup.json" in answer.err
     assert stockpot("average", folder / "pool", "--out", folder / "soup").code == 0
     answer = stockpot("push", folder / "soup", "a/b/c", "--dry-run")
     assert answer.code == 2
     assert "a/b/c" in answer.err
+
+
+def test_names_that_are_patterns_send_no_other_files(
+    folder: Path, stockpot: Stockpot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    assert stockpot("average", folder / "pool", "--out", folder / "soup").code == 0
+    (folder / "soup" / "s*.json").write_text("{}")
+    (folder / "soup" / "notes").mkdir()
+    sent: list[str] = []
+
+    def upload(*, folder_path: Path, allow_patterns: list[str], **_: str) -> str:
+        there = [str(file.relative_to(folder_path)) for file in folder_path.rglob("*")]
+        sent.extend(hub.utils.filter_repo_objects(there, allow_patterns=allow_patterns))
+        return "there"
+
+    monkeypatch.setattr(hub, "create_repo", lambda *_, **__: None)
+    monkeypatch.setattr(hub, "upload_folder", upload)
+    assert stockpot("push", folder / "soup", "me/soup").code == 0
+    assert sorted(sent) == ["README.md", "model.safetensors", "s*.json"]
 
 
 def test_the_card_of_a_run_has_the_table_of_scores(compared: Answer, shared: Path) -> None:

@@ -1,4 +1,4 @@
-"""The language model's and the regression's zoo: data, training, cooking and intervals, in small on a CPU."""
+"""The zoos that tasks.py cooks: data, training, cooking and intervals, in small on a CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_packages import WORDS, contents
 from safetensors.torch import load_file
 from scripts import EXPERIMENTS, part, script
 from studies import tasks
@@ -80,14 +81,14 @@ def test_no_speech_is_in_two_parts_and_nothing_is_lost_between_rows(speeches: Pa
 def test_from_reviews_to_a_table(lm: Any, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm, "SMALL", SMALL)
     start, device = speeches / "pretrained.safetensors", torch.device("cpu")
-    lm.pretrain(start, epochs=1, batch=4, steps=8, small=True, device=device)
-    lm.finetune(start, speeches / "pool", trials=3, batch=4, small=True, device=device)
+    lm.pretrain(start, epochs=1, size=4, steps=8, small=True, device=device)
+    lm.finetune(start, speeches / "pool", trials=3, size=4, small=True, device=device)
     pool = [load_file(path) for path in sorted((speeches / "pool").glob("*.safetensors"))]
     assert len(pool) == 3
     assert not any(torch.equal(pool[0]["lm_head.weight"], other["lm_head.weight"]) for other in pool[1:])
     first = lm.trial(0)
     monkeypatch.setattr(lm, "trial", lambda _: first)
-    lm.finetune(start, tmp_path, trials=2, batch=4, small=True, device=device)
+    lm.finetune(start, tmp_path, trials=2, size=4, small=True, device=device)
     for name, value in load_file(tmp_path / "trial_001.safetensors").items():
         torch.testing.assert_close(value, pool[0][name])  # the trial before left nothing behind
 
@@ -119,8 +120,8 @@ def test_adapters_of_peft_and_its_averages(
     monkeypatch.setattr(lm, "SMALL", SMALL)
     monkeypatch.setattr(lm, "RANKS", (1, 2, 4))
     start, device = speeches / "pretrained.safetensors", torch.device("cpu")
-    lm.pretrain(start, epochs=1, batch=4, steps=8, small=True, device=device)
-    lm.adapters(start, speeches / "adapters", trials=5, batch=4, small=True, device=device)
+    lm.pretrain(start, epochs=1, size=4, steps=8, small=True, device=device)
+    lm.adapters(start, speeches / "adapters", trials=5, size=4, small=True, device=device)
     model, cooking = sys.modules["model"], script("tasks")
     pool = model.adapters()
     assert [one.config["r"] for one in pool.adapters.each] == [1, 2, 4, 1, 2]
@@ -146,6 +147,91 @@ def test_adapters_of_peft_and_its_averages(
     tokens = model.read("held_reviews")
     expected = own(input_ids=tokens, labels=tokens).loss.item()
     assert found["base"]["second"]["value"][0] == pytest.approx(-expected, rel=1e-4)
+
+
+@pytest.fixture
+def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The two files of imdb-lora, with the converted data of made-up reviews."""
+    script("fetch")
+    convert = script("convert.imdb_tokens")
+    monkeypatch.setattr(convert, "SIZES", {"test": 20, "dev": 10, "fit": 20})
+    convert.convert(contents("imdb-minilm").__getitem__, tmp_path / "imdb-lora")
+    monkeypatch.syspath_prepend(str(EXPERIMENTS / "imdb-lora"))
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    train = part("imdb-lora/train.py")
+    for module in (train, sys.modules["model"]):
+        monkeypatch.setattr(module, "DATA", tmp_path / "imdb-lora")
+    yield train
+    sys.modules.pop("model", None)
+
+
+def test_from_reviews_to_adapters_of_a_classifier(
+    reviews: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cooking, device = sys.modules["model"], script("tasks"), torch.device("cpu")
+    parts = {name: model.read(name) for name in ("train", "fit", "dev", "test")}
+    assert {name: len(y) for name, (_, y) in parts.items()} == {"train": 30, "fit": 20, "dev": 10, "test": 20}
+    for x, y in parts.values():
+        assert ((x[:, 1] == WORDS.index("good")) == (y == 1)).all(), "after [CLS], each review says it"
+    assert all(1 < model.batch(part)["attention_mask"].sum(1).min() < 128 for part in parts.values())
+    reviews.head(tmp_path / "imdb-lora" / "base", size=8, steps=3, device=device)
+    before, base = (load_file(tmp_path / "imdb-lora" / of / "model.safetensors") for of in ("model", "base"))
+    changed = {name for name in base if not torch.equal(base[name], before[name].float())}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    monkeypatch.setattr(reviews, "RANKS", (1, 2))
+    reviews.adapters(tmp_path / "imdb-lora" / "adapters", trials=3, size=8, device=device)
+    assert [one.config["r"] for one in model.pool().adapters.each] == [1, 2, 1]
+
+    monkeypatch.setattr(cooking, "zoo_of", lambda _: model)
+    words = ["cook", "imdb-lora", "--runs", str(tmp_path), "--commit", "none", "--each", json.dumps(FEW), "--methods"]
+    assert cooking.main([*words, "best", "crossfit"]) == 0
+    assert cooking.main([*words, "uniform"]) == 0  # later: PEFT's averages are not made again
+    found = tasks.gathered(tmp_path / "imdb-lora", "imdb-lora")["runs"]["main"]
+    scores = {name: method["report"]["value"][0] for name, method in found["methods"].items()}
+    assert scores.keys() == {"best", "crossfit", "PEFT cat", "PEFT svd", "uniform"}
+    assert scores["PEFT cat"] == scores["uniform"]
+    own = model.load(tmp_path / "imdb-lora" / "base")
+    x, y = parts["test"]
+    right = own.eval()(x, attention_mask=model.batch((x, y))["attention_mask"]).logits.argmax(1) == y
+    assert found["base"]["report"]["value"][0] == pytest.approx(100 * right.double().mean().item())
+    text = "\n".join(tasks.section([{"zoo": "imdb-lora", "runs": {"main": found}}]))
+    assert f"| before fine-tuning | {100 * right.double().mean():.2f} | " in text
+    assert "| imdb-lora: accuracy in % | test | crossfit minus it | seconds |" in text, "there is no second set"
+
+
+def test_a_zoo_at_once_goes_by_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = script("tasks_at_once")
+    monkeypatch.setattr(whole, "HOME", tmp_path)
+    (tmp_path / "data" / "lm-llama" / "pool").mkdir(parents=True)
+    (tmp_path / "data" / "lm-llama" / "adapters").mkdir()
+    ran: list[str] = []
+
+    def run(_: Any, name: str, __: str, *words: str) -> bool:
+        ran.append(name)
+        return "--compiled" not in words or "cook" not in words
+
+    monkeypatch.setattr(whole.Steps, "run", run)
+    words = ["lm-llama", "--seeds", "0", "1", "--compiled", "--runs", str(tmp_path / "runs")]
+    assert whole.main(words) == 0
+    assert ran[0] == "pretrain"
+    assert sorted(ran[1:3]) == ["adapters", "finetune"]
+    cooked = {f"lm-llama-adapters-main-{n}-{part}" for n in (0, 1) for part in ("first", "then")}
+    cooked |= {
+        f"lm-llama-pool-main-{n}-{part}{how}" for n in (0, 1) for part in ("first", "then") for how in ("", "-plain")
+    }
+    assert {*ran[3:]} == cooked, "what fails compiled is tried without"
+    for name in ("pool", "adapters"):
+        assert ran.index(f"lm-llama-{name}-main-0-first") < ran.index(f"lm-llama-{name}-main-0-then")
+    del ran[:]
+    whole.main(words)
+    assert {*ran} == cooked, "pools that are finished are not made again"
+
+
+def test_a_step_ends_when_time_is_up(tmp_path: Path) -> None:
+    steps = script("tasks_at_once").Steps(0.5, tmp_path)
+    (tmp_path / "endless.py").write_text("import time\nprint('began', flush=True)\ntime.sleep(600)")
+    assert not steps.run("long", str(tmp_path / "endless.py"))
+    assert steps.failed == 1
 
 
 def test_diamonds_of_the_first_cut_are_in_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -379,6 +379,14 @@ def test_the_outlier_stands_out_and_equals_do_not() -> None:
     assert of(1.0, 9.0) is None  # two cannot say who is out
 
 
+def test_copies_with_a_little_between_them_are_near(tmp_path: Path) -> None:
+    models = fine_tunes(4)
+    assert distances_of(tmp_path / "none", models).near() == []
+    copy = {name: value + 1e-4 * torch.randn_like(value) for name, value in models[1].items()}
+    assert distances_of(tmp_path / "one", [*models, copy]).near() == [(1, 4)]
+    assert distances_of(tmp_path / "same", [models[0]] * 3).near() == []
+
+
 def test_who_has_no_kin_is_named_and_fine_tunes_are_not(tmp_path: Path) -> None:
     kin = fine_tunes(3)
     torch.manual_seed(7)

@@ -94,6 +94,17 @@ def test_every_ingredient_is_what_peft_merges(tmp_path: Path, base: Path, folder
             torch.testing.assert_close(pool.tensor(k, name), value, rtol=1e-6, atol=1e-6, msg=f"{folder.name} {name}")
 
 
+def test_biases_inside_a_saved_module_have_the_names_of_the_model(tmp_path: Path, base: Path) -> None:
+    """PEFT saves them twice, once with the adapter's name in the middle."""
+    settings = {"bias": "all", "modules_to_save": ["pooler"]}
+    folders = [adapter(tmp_path / f"a{k}", base, k, **settings) for k in range(2)]
+    assert any(".modules_to_save.default." in key for key in load_file(folders[0] / "adapter_model.safetensors"))
+    pool = Pool.open(folders, base=base)
+    wanted = merged(folders[1], base)
+    assert pool.specs.keys() <= wanted.keys()
+    assert all(torch.allclose(pool.tensor(1, name), wanted[name], atol=1e-6) for name in pool.specs)
+
+
 def test_the_base_is_found_where_the_adapters_say_and_the_bin_form_reads_the_same(
     tmp_path: Path, base: Path, folders: list[Path]
 ) -> None:

@@ -94,22 +94,6 @@ def test_timm_folders(tmp_path: Path) -> None:
     assert len(opened(tmp_path / "b", tmp_path / "a", all_steps=True)[0]) == 3
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.filterwarnings("ignore:TypedStorage")
-def test_distributed_checkpoints_are_refused_with_what_converts_them(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemWriter, save  # type: ignore[attr-defined]
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    save(state(), storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True)
-    with pytest.raises(PoolError) as caught:
-        Pool.open(tmp_path / "dcp", write(tmp_path / "a.pt", state()))
-    text = str(caught.value)
-    assert "found a torch.distributed.checkpoint, whose table is a pickle that could run code" in text
-    assert f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {tmp_path}/dcp model.pt" in text
-    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "b.pt")  # what that command calls
-    assert len(Pool.open(tmp_path / "a.pt", tmp_path / "b.pt")) == 2
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with the model org/one, and no network."""
@@ -130,6 +114,10 @@ def test_models_of_the_hub_come_from_the_cache_with_their_revision(hub: Path) ->
     for sources in (("hf://org/one", "hf://org/two"), ("org/one", "org/two"), ("hf://org/one@" + "a" * 40, "org/two")):
         pool = Pool.open(*sources)
         assert [checkpoint.path.name for checkpoint in pool.checkpoints] == ["a" * 40, "b" * 40]
+        assert pool.names == ("org/one", "org/two")
+    home = hub / "models--org--one" / "snapshots"
+    write(home / ("c" * 40) / "model.safetensors", state(3))
+    assert Pool.open("org/one", f"hf://org/one@{'c' * 40}").names == (f"org/one@{'a' * 40}", f"org/one@{'c' * 40}")
 
 
 def test_what_the_hub_does_not_have(hub: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from lora_zoo import adapter_pool
 from ranks.worker_shards import RUNS, Blocks, held, loaded, recorded, run
 from stockpot import Settings
 from stockpot.errors import MethodError, TaskError
@@ -21,8 +22,8 @@ from zoo import Tied, fine_tunes, normed, write
 
 SOUP = "soup/model.safetensors"
 SAMPLE = (
-    "hl+ by two and two", "mehl+ in fp32", "learned+", "crossfit", "greedy", "tokens", "one sample per batch",
-    "accumulated",
+    "hl+ by two and two", "mehl+ in fp32", "learned+", "crossfit", "greedy", "adapters", "tokens",
+    "one sample per batch", "accumulated",
 )  # fmt: skip
 
 
@@ -35,6 +36,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for dtype in (torch.float32, torch.float64):
         write(folder / str(dtype).removeprefix("torch."), [{n: v.to(dtype) for n, v in s.items()} for s in states])
     write(folder / "wide", fine_tunes(lambda: Blocks(64), 5, steps=1))
+    modules = {"embed": 2, "blocks.0": 2, "blocks.1": 3, "head": 1}
+    dense = {"blocks.2.weight": torch.eye(7, dtype=torch.float64)}  # as modules_to_save has them
+    own = {k: {"dense": {name: value * (k + 1) / 5 for name, value in dense.items()}} for k in range(4)}
+    adapter_pool(folder / "lora", Blocks, [modules] * 4, torch.float64, own=own)
     return folder
 
 
@@ -61,8 +66,9 @@ def test_shards_make_the_soup_of_one_process(name: str, folder: Path, ranks: lis
     bound = 1e-5 if RUNS[name].get("dtype") is torch.float32 else 1e-12
     for found in ranks:
         assert found[name].keys() == wanted.keys()
-        for key, value in wanted.items():
-            assert (found[name][key] - value).abs().max() <= bound, key
+        assert found[name].pop("notes") == wanted["notes"]
+        for key, value in found[name].items():
+            assert (value - wanted[key]).abs().max() <= bound, key
 
 
 def test_what_shards_cannot_do_is_refused(ranks: list[dict[str, Any]]) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard  # noqa: F401  (imported before the fork)
+from torch import Tensor, _dynamo, nn
+from torch.distributed import fsdp
 
 from stockpot import Event, Pool, StockpotError, Task, compare, cook
 from stockpot.task import shards
 from zoo import CLASSES, FEATURES, samples
+
+LOADED = (_dynamo, fsdp)  # before the fork; the second uses the first, and loads it late
 
 
 class Blocks(nn.Module):
@@ -58,9 +60,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "mehl+ in fp32": {"method": "mehl+", "block_size": 2, "dtype": torch.float32},
     "learned+": {"method": "learned+"},
     "learned+ by two and two": {"method": "learned+", "shards": 2},
-    "crossfit": {"method": "crossfit", "folds": 2},
+    "crossfit": {"method": "crossfit", "folds": 2, "steps": 3},
     "crossfit by two and two": {"method": "crossfit", "folds": 2, "shards": 2},
     "greedy": {"method": "greedy"},
+    "adapters": {"method": "mehl+", "block_size": 2, "adapters": True},
+    "adapters by two and two": {"method": "crossfit", "folds": 2, "shards": 2, "adapters": True},
     "tokens": {"method": "mehl+", "batch_size": 6, "block_size": 3, "loss": tokens},  # unequal numbers of them
     "one sample per batch": {"method": "mehl", "batch_size": 1, "steps": 3},  # ranks without any
     "two samples per batch": {"method": "hl", "batch_size": 2, "steps": 3, "shards": 2},
@@ -80,6 +84,8 @@ def run(folder: Path, name: str, **more: Any) -> dict[str, Any]:
     dtype = chosen.pop("dtype", torch.float64)
     loss = {"loss": chosen.pop("loss")} if "loss" in chosen else {}
     pool, task = Pool.open(folder / str(dtype).removeprefix("torch.")), task_of(dtype, **loss)
+    if chosen.pop("adapters", False):
+        pool = Pool.open(folder / "lora" / "adapters", base=folder / "lora" / "base.safetensors")
     settings: dict[str, Any] = {"steps": 6, "batch_size": 21, "lr": 0.05, **chosen, **more}
     if not more:
         settings.pop("shards", None)
@@ -91,6 +97,7 @@ def run(folder: Path, name: str, **more: Any) -> dict[str, Any]:
         "W": result.soup.W,
         "fit": result.fit.table,
         "loss": torch.tensor(result.fit.loss),
+        "notes": result.notes,
         "report": result.reports["report"].table,
         **({} if result.held_out is None else {"held_out": result.held_out.table}),
         **({} if "beta" not in result.soup.about else {"beta": torch.tensor(result.soup.about["beta"])}),

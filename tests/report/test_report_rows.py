@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from stockpot.report import summary_rows
-from stockpot.report.tables import headings
+from stockpot.table import headings
 
 from .records import edit, write_record
 

@@ -51,6 +51,19 @@ def value_of(run: Path, name: str) -> Any:
     return json.loads((run / name).read_text())
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_model_from_another_start_is_named(tmp_path: Path, recorded: bool) -> None:
+    models = fine_tunes(mlp, 3)
+    stranger = {name: -value for name, value in models[0].items()}
+    heard: list[Event] = []
+    run = tmp_path / "run" if recorded else None
+    cook(Pool.open(*models, stranger), again(), "uniform", run=run, listen=heard.append)
+    assert [event.data["names"] for event in heard if event.kind == "strangers"] == [["state dict 4"]]
+    heard.clear()
+    compare(Pool.open(*models), again(), ["uniform"], listen=heard.append)
+    assert "strangers" not in {event.kind for event in heard}
+
+
 # What is there in the end --------------------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ def fold_at(step: int, blocks: list[list[int]], *folds: int) -> tuple[dict[str, 
     tensors = {f"{fold}.alpha": torch.full((1,), float(step)) for fold in folds}
     return {**tensors, "history": history}, {
         "blocks": blocks,
+        "options": step,
         "folds": {str(f): {"t": 0, "j": step, "losses": [], "decided": 0} for f in folds},
     }
 
@@ -57,6 +58,7 @@ def test_of_each_fold_counts_where_it_got_furthest_in_the_blocks_of_now(tmp_path
     assert [values["folds"][fold]["j"] for fold in "01"] == [5, 7]
     assert [tensors[f"{fold}.alpha"].item() for fold in "01"] == [5, 7]
     assert len(tensors["history"]) == 12
+    assert values["options"] == 7  # how memory is used now
     # Memory was short, so the block was cut and both folds began again.
     store.save(*fold_at(2, [[0], [1]], 1), part=1)
     tensors, values = store.load() or ({}, {})

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -150,6 +151,13 @@ def test_a_model_from_another_start_is_named(folder: Path) -> None:
         ({"decay": 0.5}, "expected no decay, found 0.5"),
         ({"method": "ema", "decay": 1.0}, "decay: expected a number between 0 and 1, found 1.0"),
         ({"method": "model_stock"}, "expected a base, found none"),
+        ({"weights": "1,2,3"}, r"weights: expected plain numbers, found \['1,2,3'\]"),
+        ({"weights": [None, 1, 2]}, "weights: expected plain numbers, found .None, 1, 2."),
+        ({"method": "ema", "decay": "half"}, "decay: expected plain numbers, found .'half'."),
+        ({"dtype": "bfloat16"}, "dtype of the soup: expected a floating-point type, found 'bfloat16'"),
+        ({"dtype": torch.int8}, "dtype of the soup: expected a floating-point type, found torch.int8"),
+        ({"max_shard": 0}, "size 0: expected a number of bytes such as 2000000"),
+        ({"max_shard": -5}, "size -5: expected a number of bytes"),
         ({"base": "base.safetensors"}, "method 'uniform' of average: expected no base, found one"),
     ],
 )
@@ -170,6 +178,20 @@ def test_other_wrong_questions(folder: Path) -> None:
 def test_weights_too_large_to_be_summed_are_refused(folder: Path) -> None:
     with pytest.raises(SoupError, match=r"expected 3 numbers with a finite sum, found 3: 1e\+308, 1e\+308, 1e\+308"):
         average(folder / "pool", weights=[1e308, 1e308, 1e308])
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, iter, lambda values: [np.float32(value) for value in values]])
+def test_numbers_of_any_library_are_weights_and_are_recorded(folder: Path, kind: Any) -> None:
+    average(folder / "pool", folder / "soup", weights=kind([0.25, 0.25, 0.5]))
+    about = json.loads((folder / "soup" / "soup.json").read_text())["about"]
+    assert about == {"method": "weighted", "weights": [0.25, 0.25, 0.5]}
+    decayed = average(folder / "pool", folder / "other", method="ema", decay=np.float32(0.5))
+    assert decayed.about == {"method": "ema", "decay": 0.5}
+
+
+def test_a_state_dict_without_data_is_refused() -> None:
+    with pytest.raises(PoolError, match=r"tensor 'w': expected .*, found a tensor without data .device meta."):
+        average([{"w": torch.ones(2, device="meta")}, {"w": torch.ones(2)}])
 
 
 def test_model_stock_is_its_formula_where_tensors_hardly_move() -> None:

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.pool.hub import hub_id
 from stockpot.soup import Soup
-from stockpot.soup.card import Ingredient, add_results, base_models, hub_id, loading, write_card
+from stockpot.soup.card import Ingredient, add_results, base_models, loading, write_card
 from zoo import fine_tunes, mlp, write
 
 hub = pytest.importorskip("huggingface_hub")

@@ -75,7 +75,7 @@ def test_labels_are_not_judged_where_they_cannot_be() -> None:
             return out
 
     Task(Odd(), (X, bad(99)), loss=loss, metric="loss")  # only the loss can call this model
-    with pytest.raises(TaskError, match=r"model Odd: expected a model that can be called .* 'power'") as e:
+    with pytest.raises(TaskError, match=r"model Odd: expected outputs for a batch, found TypeError: .* 'power'") as e:
         Task(Odd(), (X, bad(99)), loss=loss)  # and accuracy needs its outputs
     assert 'with one loss per sample and metric="loss"' in str(e.value)
     Task(linear(), (X, bad(99)), loss=lambda m, b: m(b[0]).mean(1), metric="loss")
@@ -86,7 +86,7 @@ def test_labels_are_not_judged_where_they_cannot_be() -> None:
 
 
 def test_a_model_that_cannot_take_the_data() -> None:
-    with pytest.raises(TaskError, match=r"model Linear: expected a model that can be called on a batch of the fit"):
+    with pytest.raises(TaskError, match=r"model Linear: expected outputs for a batch, found RuntimeError: mat1"):
         Task(nn.Linear(5, 3), (X, Y))
 
 

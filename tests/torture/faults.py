@@ -29,6 +29,7 @@ PHASES = (
     "writing the report",
     "training",
     "writing a checkpoint",
+    "joining other ranks",
 )
 
 # Where each phase is entered: module, object in it, name of the function.
@@ -48,6 +49,7 @@ _PLACES = (
     ("stockpot.zoo.training", "", "train", "training"),
     ("stockpot.zoo.folder", "Saved", "save", "saves"),
     ("stockpot.zoo.search", "", "_write", "writing a checkpoint"),
+    ("stockpot.ranks", "", "watched", "joining other ranks"),
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")

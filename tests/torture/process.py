@@ -10,6 +10,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from torture.faults import PHASES, Fault
@@ -71,7 +72,14 @@ class Board:
 class Command:
     """Started at once, in a process group of its own."""
 
-    def __init__(self, arguments: list[str], folder: Path, log: Path, **fault: object) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        **fault: object,
+    ) -> None:
         self.board = Board()
         self.log = log
         self.began = time.monotonic()
@@ -81,6 +89,7 @@ class Command:
         if self.pid == 0:
             try:
                 os.setpgid(0, 0)
+                os.environ.update(environment or {})
                 self._become(arguments, folder, fault)
             finally:
                 os._exit(70)  # never back into the torturer

@@ -32,6 +32,12 @@ def test_killed_commands_end_like_uninterrupted_ones() -> None:
     assert "\n0 mismatches" in said
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_killed_ranks_end_all_and_the_run_resumes_to_the_same_soup() -> None:
+    said = tortured("rank_kills", "--kills", "2", "--cases", "1")
+    assert "\n0 mismatches" in said
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_full_disk_costs_nothing_but_time() -> None:
     said = tortured("full_disk", "--only", "cook mehl+", "--pages", "12", "--calls", "150")

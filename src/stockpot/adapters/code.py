@@ -14,6 +14,7 @@ from typing import Any
 
 from stockpot.adapters.extras import bad_model, said
 from stockpot.task import Metric
+from stockpot.task.batches import users_code
 
 
 def load_code(reference: str, folder: Path) -> Any:
@@ -33,11 +34,8 @@ def load_code(reference: str, folder: Path) -> Any:
 def call_code(reference: str, folder: Path, *args: Any, **options: Any) -> Any:
     """Call the user's function; what goes wrong inside it is said to be theirs."""
     function = load_code(reference, folder)
-    try:
+    with users_code(f"python: {reference}", function, *args, *options.values()):
         return function(*args, **options)
-    except Exception as error:
-        fix = "correct the function or the options it is given"
-        raise bad_model(f"python: {reference}", "a function that returns", said(error), fix) from error
 
 
 def code_digest(reference: str, folder: Path) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ from stockpot.pool import Pool
 from stockpot.soups.registry import DEFAULT, settings_for
 from stockpot.soups.result import Result
 from stockpot.task import Task
+from stockpot.task.batches import users_code
 from stockpot.zoo.weights import copied, load_weights, write_file
 
 INGREDIENTS, SOUP = "ingredients", "soup"  # in the callback's folder
@@ -148,7 +149,10 @@ class Collector:
         if adapters := getattr(model, "peft_config", None):
             base = next(iter(adapters.values())).base_model_name_or_path
         pool = Pool.open(self.ingredients, base=base)
-        task = self._task(model) if callable(self._task) else self._task
+        task = self._task
+        if callable(task):
+            with users_code("task= of SoupCallback", task, model):
+                task = task(model)
         if task is None:
             fix = "evaluate at least once while training, or give task=lambda model: Task(model, validation)"
             raise self.wrong("task", "validation data by the end of training", "none", fix)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot import words
 from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.cli.together import together
@@ -19,9 +18,8 @@ from stockpot.events import Listener
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
-    from stockpot.report import Row
-    from stockpot.report.tables import Cell
     from stockpot.run.record import MethodRecord
+    from stockpot.table import Cell
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Directory for the results, instead of the recipe's.")
@@ -174,39 +172,14 @@ def _recommended(run: Path, results: Mapping[str, Any]) -> Path | None:
 
 def print_table(run: Path) -> None:
     from stockpot.report import summary_rows
+    from stockpot.table import short_headings
 
     rows = summary_rows(run)
     say()
     if rows:
         marked = next((i for i, row in enumerate(rows) if row.chosen), None)
-        headings: tuple[str, ...] = (rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
-        if len(rows[0].sets) > 1:
-            headings = tuple(heading for name in rows[0].sets for heading in (name, "vs. best single"))
-        table(("method", *headings), [_cells(row) for row in rows], marked=marked)
+        table(short_headings(rows), [row.short_cells() for row in rows], marked=marked)
     say()
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    """Narrower than the report's, so that the table of one set fits 80 columns; of several it leaves out the costs."""
-    from stockpot.report.tables import SAME
-
-    percent = row.metric.unit == "%"
-
-    def short(value: float, sign: str = "") -> str:
-        if percent:
-            return f"{100 * value:{sign}.1f}"
-        return f"{value:{sign}.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.2g}"
-
-    cells, one = [row.method], len(row.sets) == 1
-    for cell in row.sets.values():
-        score, change = cell.score, cell.difference
-        value = "-" if score is None else row.metric.value(score.value)
-        dash = "–" if percent else " to "  # behind which a minus would be misread
-        between = "-" if score is None else f"{short(score.low)}{dash}{short(score.high)}"
-        cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
-        apart = "-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change))
-        cells.append(SAME if cell.same else apart)
-    return (*cells, words.seconds(row.seconds), words.size(row.peak), str(row.models_used)) if one else tuple(cells)
 
 
 def summary(run: Path, report: Path) -> dict[str, Any]:

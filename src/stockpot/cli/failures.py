@@ -18,7 +18,7 @@ import typer
 
 from stockpot import signals
 from stockpot.cli.terminal import say
-from stockpot.errors import StockpotError, WriteError
+from stockpot.errors import RankError, StockpotError, WriteError
 
 SHELL = 128  # plus the number of the signal, as shells have it
 # What each command that needs memory can do with less.
@@ -51,18 +51,19 @@ def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., 
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:
-            if _silent(error):
+            if _silent(error, resumable):
                 raise typer.Exit(1) from None
-            _tell(f"error: {error}" if isinstance(error, StockpotError) else _crash(error))
+            words = f"error: {error}" if isinstance(error, StockpotError) else _crash(error)
+            _tell(words)
             if resumable and (isinstance(error, WriteError) or _no_memory(error)):
                 _tell(f"  What was done is kept{again}")
-            _said()
+            _said(words.partition("\n")[0])
             raise typer.Exit(1) from None
 
     return command
 
 
-def _silent(error: Exception | None = None) -> bool:
+def _silent(error: Exception | None = None, resumable: bool = False) -> bool:
     """Whether this is one of several ranks, and another one says what there is to say."""
     if "stockpot.ranks" not in sys.modules:
         return False  # nothing that ranks do has begun, and torch need not be loaded for a message
@@ -70,21 +71,26 @@ def _silent(error: Exception | None = None) -> bool:
 
     if error is None or not ranks.active():
         return not ranks.first()
-    if ranks.lost(error):
-        kept = f"; what was done is kept; resume with: {_again()}" if ranks.first() else ""
-        _tell(f"stopped, because another rank has ended{kept}")
+    if isinstance(error, RankError):
+        if ranks.speaks():
+            which = str(error).partition(": ")[0]  # it has said by itself what went wrong, if it could
+            _tell(
+                f"stopped, because {which}" + (f"; what was done is kept; resume with: {_again()}" if resumable else "")
+            )
         return True
     if not ranks.all_here() or ranks.first():
         return False  # an accident of this rank alone, or for the first one to say
-    _said()
+    _said("")
     return True
 
 
-def _said() -> None:
+def _said(words: str) -> None:
     """The first of several ranks that end together takes the others with it, so they wait until this is told."""
     if "stockpot.ranks" in sys.modules:
         from stockpot import ranks
 
+        if words:
+            ranks.last_words(words)
         ranks.all_here(seconds=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,16 +79,16 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
     from stockpot.run.record import RUN
 
     folder = recommended_soup(source) if (source / RUN).is_file() else source
-    if not (folder / "README.md").is_file():
+    if lacking := [name for name in ("README.md", "soup.json") if not (folder / name).is_file()]:
         fix = "give the folder of a soup, or a run that has written one"
-        raise RunError.of(str(source), expected="a saved soup with its card", found="no README.md", fix=fix)
+        raise RunError.of(str(source), expected="a saved soup with its card", found=f"no {lacking[0]}", fix=fix)
     files.check_entries(folder, folder)
     hub = _hub()
     try:
         hub.utils.validate_repo_id(repository)
     except hub.errors.HFValidationError as error:
         raise typer.BadParameter(str(error), param_hint="NAME/MODEL") from None
-    sent = sorted(file for file in folder.iterdir() if file.name not in _OURS)
+    sent = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in _OURS)
     if dry_run:
         data = hub.ModelCard.load(folder / "README.md").data
         table(("file", "size"), [(file.name, words.size(file.stat().st_size)) for file in sent])
@@ -96,9 +97,14 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
         return
     try:
         hub.create_repo(repository, private=private, exist_ok=True)
-        place = hub.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=[file.name for file in sent])
+        place = hub.upload_folder(
+            repo_id=repository, folder_path=folder, allow_patterns=[escape(file.name) for file in sent]
+        )
     except (hub.errors.HfHubHTTPError, OSError) as error:
-        found, fix = str(error).strip().splitlines()[0], "log in (`hf auth login`), check the name and the network"
+        found, fix = (
+            (str(error).strip() or type(error).__name__).splitlines()[0],
+            "log in (`hf auth login`), check the name and the network",
+        )
         raise RunError.of(f"upload to {repository}", expected="the Hub to take it", found=found, fix=fix) from error
     say(f"Sent to {place}")
 

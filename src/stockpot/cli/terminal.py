@@ -47,12 +47,7 @@ def document(value: Any) -> None:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> None:
     """First column to the left, the rest to the right; row `marked` stands out. Colours are for terminals alone."""
-    lines = [headings, *([words.harmless(cell).replace("\n", "\\n") for cell in row] for row in rows)]
-    widths = [max(map(words.columns, column)) for column in zip(*lines, strict=True)]
-    for number, line in enumerate(lines, start=-1):
-        first, *rest = (" " * (width - words.columns(cell)) for cell, width in zip(line, widths, strict=True))
-        cells = [line[0] + first, *(space + cell for space, cell in zip(rest, line[1:], strict=True))]
-        text = f"{'*' if number == marked else ' '} {'  '.join(cells)}".rstrip()
+    for number, text in enumerate(words.aligned(headings, rows, marked), start=-1):
         typer.secho(text, bold=number in (-1, marked), fg="green" if number == marked else None)
 
 

@@ -21,15 +21,16 @@ def together(read: Callable[[], Recipe]) -> Iterator[tuple[Recipe, Listener]]:
     from stockpot import ranks
 
     ranks.join()
-    recipe = read()
-    if ranks.active():
-        from stockpot.recipe.build import code_digests
-        from stockpot.run.shapes import flat
+    with ranks.watched():
+        recipe = read()
+        if ranks.active():
+            from stockpot.recipe.build import code_digests
+            from stockpot.run.shapes import flat
 
-        content = {name: value for name, value in recipe.resolved().items() if name != "base"}
-        ranks.check_same({**flat(content), **{f"code {name}": one for name, one in code_digests(recipe).items()}})
-    with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
-        yield recipe, listen
+            content = {name: value for name, value in recipe.resolved().items() if name != "base"}
+            ranks.check_same({**flat(content), **{f"code {name}": one for name, one in code_digests(recipe).items()}})
+        with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
+            yield recipe, listen
     first = ranks.first()
     ranks.leave()
     if not first:

@@ -55,7 +55,7 @@ class FactoredLive(Live):
         layout, K = self.layout, len(self.pool)
         factored = {one.name for one in self.wide}
         group_of = {name: group for name, group in layout.group_of.items() if name not in factored}
-        specs = dict(self.pool.specs)
+        specs = {name: self._spec(name) for name in group_of}
         for one in self.wide:
             group = layout.group_of[one.name]
             group_of[_COEFFICIENTS + layout.groups[group]] = group
@@ -97,6 +97,12 @@ class FactoredLive(Live):
         with torch.no_grad():
             torch.index_select(self.flat, 0, self._index, out=self._c)
             self._c.mul_(self._scale)
+
+    def count_once(self) -> None:
+        """Set all coefficients to one, for modules that hold the factors of a soup."""
+        for slot in self.plan.slots:
+            if _is_coefficients(slot):
+                self.theta[slot.start : slot.stop] = 1.0
 
     def clear_gradient(self) -> None:
         super().clear_gradient()

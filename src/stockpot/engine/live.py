@@ -12,11 +12,12 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from stockpot import ranks
 from stockpot.engine.flat import ALIGN, FlatPlan, Slot, Tiles
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
-from stockpot.pool import Pool
+from stockpot.pool import Pool, TensorSpec
 from stockpot.soup.mix import mix_tensor
 from stockpot.soup.weights import chosen
 from stockpot.task import Task
@@ -55,7 +56,11 @@ class Live:
         self.copied: list[tuple[Tensor, int, int]] = []  # those that are not views: another dtype than flat
 
     def _planned(self, align: int) -> FlatPlan:
-        return FlatPlan.of(self.layout, self.pool.specs, align)
+        return FlatPlan.of(self.layout, {name: self._spec(name) for name in self.layout.group_of}, align)
+
+    def _spec(self, name: str) -> TensorSpec:
+        """What this process holds of a mixed tensor."""
+        return self.pool.specs[name]
 
     def _value(self, k: int, slot: Slot) -> Tensor:
         """What ingredient k has at this place."""
@@ -234,17 +239,17 @@ class Live:
         grads: list[Tensor] = []
         written: set[int] = set()
         for tensor, start, stop in self.bound:
-            part = self._grad[start:stop].view(tensor.shape)
+            part = self._grad[start:stop].view(ranks.local(tensor).shape)
             if tensor.grad is None:
                 if start not in written:
                     part.zero_()
             elif start in written:  # a second name of a tied tensor
                 _copy(parts, grads)
                 parts, grads = [], []
-                part.add_(tensor.grad)
+                part.add_(ranks.local(tensor.grad))
             else:
                 parts.append(part)
-                grads.append(tensor.grad)
+                grads.append(ranks.local(tensor.grad))
             written.add(start)
         _copy(parts, grads)
         self.clear_gradient()

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stockpot import ranks
-from stockpot.engine.flat import FlatPlan, Slot
+from stockpot.engine.factored import FactoredLive
+from stockpot.engine.flat import Slot
 from stockpot.engine.live import Live, _named
 from stockpot.errors import TaskError
+from stockpot.layout import Layout
+from stockpot.pool import Pool, TensorSpec
+from stockpot.task import Task
 
 
 class ShardedLive(Live):
@@ -24,26 +29,26 @@ class ShardedLive(Live):
 
     sharded = True
 
-    def _planned(self, align: int) -> FlatPlan:
-        held = _named(self.task.model)
-        together = {name: names for names in self.layout.tied for name in names}
-        self._rows: dict[str, slice] = {}
-        specs = dict(self.pool.specs)
-        for name in self.layout.group_of:
-            tensor = next(held[other] for other in (name, *together.get(name, ())) if other in held)
-            if not isinstance(tensor, nn.Parameter):
+    def __init__(self, task: Task, pool: Pool, layout: Layout, *factors: Any) -> None:
+        held = _named(task.model)
+        together = {name: names for names in layout.tied for name in names}
+        self._held: dict[str, Tensor] = {}  # by mixed name, which may be another than the model's where it is tied
+        for name in layout.group_of:
+            self._held[name] = next(held[other] for other in (name, *together.get(name, ())) if other in held)
+            if not isinstance(self._held[name], nn.Parameter):
                 raise TaskError.of(
                     f"model tensor {name} for shards",
                     expected="a parameter, or the same values in all ingredients",
                     found="a buffer that is mixed, of which every rank has all",
                     fix=f"keep one ingredient's with exclude={name!r}, or leave out parallel: shards",
                 )
-            self._rows[name] = ranks.rows(tensor)
-            specs[name] = replace(specs[name], shape=tuple(ranks.local(tensor).shape))
-        return FlatPlan.of(self.layout, specs, align)
+        super().__init__(task, pool, layout, *factors)
+
+    def _spec(self, name: str) -> TensorSpec:
+        return replace(super()._spec(name), shape=tuple(ranks.local(self._held[name]).shape))
 
     def _value(self, k: int, slot: Slot) -> Tensor:
-        return self.pool.tensor(k, slot.names[0])[self._rows[slot.names[0]]].reshape(-1)
+        return self.pool.tensor(k, slot.names[0])[ranks.rows(self._held[slot.names[0]])].reshape(-1)
 
     def check_bound(self) -> None:
         names, now = {id(tensor): name for name, tensor in self._tensors.items()}, _named(self.task.model)
@@ -73,6 +78,14 @@ class ShardedLive(Live):
             ranks.fill(self._tensors[name], value)
 
     def push_copies(self) -> None:
-        with torch.no_grad():
-            own = [ranks.local(tensor).view(-1) for tensor, _, _ in self.bound]
-            torch._foreach_copy_(own, [self.flat[start:stop] for _, start, stop in self.bound])
+        own = [ranks.local(tensor).view(-1) for tensor, _, _ in self.bound]
+        if own:
+            with torch.no_grad():
+                torch._foreach_copy_(own, [self.flat[start:stop] for _, start, stop in self.bound])
+
+
+class ShardedFactoredLive(FactoredLive, ShardedLive):
+    """Adapters on a base that is divided: factors and coefficients are whole on every rank.
+
+    A coefficient's gradient is that of the rank's own samples, a row's that of all: both add up over the ranks.
+    """

@@ -8,17 +8,19 @@ PyTorch, for every kind of module; for a plain nn.Linear `_Linear` computes the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from stockpot import ranks
 from stockpot.pool.lora import Adapters
 from stockpot.task import Task
+from stockpot.task.checks import gradients
 from stockpot.task.names import is_quantised
 
 _CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {
@@ -51,7 +53,9 @@ class Wide:
         """Whether `_Linear` may take the place of the module's own forward."""
         module = self.module
         plain = type(module).forward is nn.Linear.forward and "forward" not in vars(module)
-        return plain and type(module.weight) is nn.Parameter and not is_quantised(module.weight)
+        weight: Any = module.weight
+        own = type(weight) is nn.Parameter or ranks.local(weight) is not weight  # divided, and whole when it runs
+        return plain and own and not is_quantised(weight)
 
     def added(self, x: Tensor, c: Tensor, dtype: torch.dtype) -> Tensor:
         """B diag(c) A x. c: (R,)"""
@@ -67,6 +71,12 @@ class Wide:
         if m.padding_idx is not None:  # torch gives the row of the padding no gradient
             h = torch.where((x != m.padding_idx)[..., None], h, h.detach())
         return F.linear(h.to(dtype), B)
+
+    def alone(self, A: Tensor, B: Tensor) -> Wide:
+        """The module with one adapter in place of all. A: (r, in), B: (out, r), its scale inside."""
+        A, B, rank = A.to(self.A), B.to(self.B), B.shape[1]
+        A = A.T.contiguous() if isinstance(self.module, nn.Embedding) else A
+        return replace(self, A=A, B=B, owner=torch.zeros(rank, dtype=torch.long), scale=self.scale.new_ones(rank))
 
     def forward(self, c: Tensor, own: Callable[..., Any]) -> Callable[..., Any]:
         """What the module does with its adapters. c: (R,), read anew at every call."""
@@ -188,6 +198,8 @@ def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide 
         if forward not in _CONVOLUTIONS or plain.groups != 1 or plain.padding_mode != "zeros":
             return "their convolution has groups, another padding than zeros, or a forward of its own"
         wide.convolve = _CONVOLUTIONS[forward]
+    elif not wide.exact and task.sharded:
+        return "their modules are not nn.Linear, and cannot be tried where the model is divided among ranks"
     elif not wide.exact and not _is_linear(task, adapters, wide, turned):
         return f"{type(module).__name__} does not compute W0 x"
     return wide
@@ -244,9 +256,9 @@ def _used_otherwise(task: Task, wides: list[Wide]) -> list[str]:
             with _watched(wides, cut=True) as called:
                 loss = task.loss(batch).total
             calls.append(called)
-            reached: tuple[Tensor | None, ...] = (None,) * len(weights)
+            reached: Sequence[Tensor | None] = (None,) * len(weights)
             if loss.requires_grad and weights:
-                reached = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+                reached = gradients(task.model, loss, list(weights.values()))
     finally:
         for parameter, flag in flags:
             parameter.requires_grad_(flag)

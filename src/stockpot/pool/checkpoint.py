@@ -15,6 +15,7 @@ from stockpot.errors import CheckpointError, PoolError
 from stockpot.files import read_json
 from stockpot.pool import source
 from stockpot.pool.discover import weights_of
+from stockpot.pool.distributed_folders import TABLE, open_distributed
 from stockpot.pool.safetensors_files import METADATA, open_safetensors
 from stockpot.pool.source import Checkpoint, listed, natural_key, natural_order, reason, refusal
 from stockpot.pool.torch_files import open_torch
@@ -68,7 +69,9 @@ def check_rename(rename: Rename | None) -> None:
 def _open(path: Path, key: str | None) -> Checkpoint:
     suffix = source.suffix_of(path)
     if source.is_directory(path):
-        opened = _open_directory(path)
+        if (weights := _weights_in(path)).name == TABLE:
+            return open_distributed(path, key)
+        opened = _open_shards(path, weights) if weights.name.endswith(".index.json") else _open_file(weights)
     elif suffix in source.TORCH_SUFFIXES:
         return open_torch(path, key)
     elif suffix in source.SAFETENSORS_SUFFIXES:
@@ -134,22 +137,17 @@ def _renamed(name: str, rename: Rename | None, path: Path) -> str:
 # ---- directories in the form that Hugging Face libraries write: one file, or shards with an index
 
 
-def _open_directory(directory: Path) -> Checkpoint:
+def _weights_in(directory: Path) -> Path:
     try:
         weights = weights_of(directory)
     except OSError as error:
         fix = "check the path and its permissions"
         raise refusal(directory, "a checkpoint directory", reason(error), fix) from error
-    if weights is None and (directory / ".metadata").is_file():
-        expected = "a Hugging Face directory, or a file of torch.save"
-        found = "a torch.distributed.checkpoint, whose table is a pickle that could run code when it is read"
-        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {directory} model.pt"
-        raise refusal(directory, expected, found, f"if you trust its origin, convert it: {command}")
     if weights is None:
         expected = "a Hugging Face directory (model.safetensors, pytorch_model.bin or an index)"
         fix = "give the path of one checkpoint; a folder of several is a pool (Pool.open, `stockpot inspect`)"
         raise refusal(directory, expected, "none of these files in it", fix)
-    return _open_shards(directory, weights) if weights.name.endswith(".index.json") else _open_file(weights)
+    return weights
 
 
 def _open_file(path: Path) -> Checkpoint:

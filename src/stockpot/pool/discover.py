@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stockpot.errors import CheckpointError
 from stockpot.files import at_home
-from stockpot.pool.hub import HUB_NAME, SCHEME, cached, model_folder
+from stockpot.pool.hub import HUB_NAME, SCHEME, cached, hub_id, model_folder
 from stockpot.pool.runs import Run, run_in
 from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory
@@ -70,7 +70,9 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
-        raise refusal("Pool.open", "paths, patterns and folders", given, "give text or Path objects")
+        raise refusal(
+            "Pool.open", "paths, patterns and folders", given, "give text or Path objects, or the state dicts of models"
+        )
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)
@@ -82,8 +84,6 @@ def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> li
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
         nothing = f"none among its {len(entries)} entries"
         fix = f"give the folder that holds the checkpoints themselves, or a pattern such as {path}/*/*"
-        if any(entry.name == ".metadata" for entry in entries):
-            return [path]  # opening it says what it is
     elif os.path.lexists(path) or not glob.has_magic(str(path)):
         there = os.path.lexists(path) or not HUB_NAME.fullmatch(str(source))
         return [path if there else cached(str(source)) or path]  # if it does not exist, opening it says so
@@ -121,10 +121,14 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
-    """File stems or directory names, with as much added as it takes to tell them apart."""
+    """File stems, directory names or names on the Hub, with as much added as it takes to tell them apart."""
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100  (links are not to be resolved)
     places = Counter(path.with_suffix("") for path in absolute)
     names = [path.name if is_directory(path) or places[path.with_suffix("")] > 1 else path.stem for path in absolute]
+    hub = Counter(map(hub_id, absolute))
+    for place, path in enumerate(absolute):
+        if (known := hub_id(path)) is not None:
+            names[place] = known if hub[known] == 1 else f"{known}@{path.name}"  # its revision
     ends = list(names)
     for depth in range(1, max(len(path.parts) for path in absolute)):
         counts = Counter(names)
@@ -146,6 +150,8 @@ def weights_of(directory: Path) -> Path | None:
     present = {entry.name for entry in directory.iterdir()}
     if "adapter_config.json" in present:  # a PEFT folder; opening it says what is missing
         return directory / next((name for name in ADAPTER_WEIGHTS if name in present), ADAPTER_WEIGHTS[0])
+    if ".metadata" in present and any(name.endswith(".distcp") for name in present):
+        return directory / ".metadata"  # torch.distributed.checkpoint
     known = [name for name in _NAMES if name in present]
     weights = [name for name in sorted(present) if name.endswith(SUFFIXES) and not name.startswith(".")]
     others = [name for name in weights if name not in _NAMES and not is_leftover(Path(name))]

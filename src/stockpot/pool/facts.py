@@ -16,6 +16,8 @@ from stockpot.events import Listener, ignore
 from stockpot.pool.scan import Scan, TensorScan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
+_NEAR = 0.05  # of the distance that is usual
+
 
 @dataclass(frozen=True)
 class Distances:
@@ -53,6 +55,15 @@ class Distances:
             return []
         nearest = (self.pairs + torch.diag(torch.full_like(self.norms, math.inf))).min(dim=1).values
         return (nearest > self.norms).nonzero().flatten().tolist()  # NaN is no stranger
+
+    def near(self) -> list[tuple[int, int]]:
+        """Pairs far closer to each other than is usual here: copies with rounding or a step between them."""
+        places = torch.triu_indices(len(self.norms), len(self.norms), 1)
+        apart = self.pairs[places[0], places[1]]
+        if len(self.norms) < 3 or not bool(apart.isfinite().all()):
+            return []
+        usual = torch.quantile(apart, 0.75)
+        return [(i, j) for i, j in places[:, (apart < _NEAR * usual)].T.tolist()]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ def model_folder(address: str) -> Path:
     return found
 
 
+def hub_id(path: Path) -> str | None:
+    """`org/name` of a folder in the Hugging Face cache (models--org--name/snapshots/REVISION)."""
+    home = path.parent.parent.name if path.parent.name == "snapshots" else ""
+    return home.removeprefix("models--").replace("--", "/") if home.startswith("models--") else None
+
+
 def _downloaded(address: str, name: str, revision: str) -> Path:
     try:
         from huggingface_hub import snapshot_download

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,7 @@ def open_adapter(folder: Path) -> Adapter:
         elif "lora_" in name.rpartition(".")[2] or ".lora_" in name:
             odd.append(key)
         elif ".original_module." not in name:  # with bias="all" PEFT also saves what modules_to_save has replaced,
-            plain = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+            plain = _plain_name(name, opened.specs)
             if not torch.equal(opened.tensor(dense.setdefault(plain, key)), opened.tensor(key)):  # and biases twice
                 raise refusal(folder, f"one value for {plain[:200]}", "two that differ", "save the adapter again")
     if odd:
@@ -154,6 +154,13 @@ def open_adapter(folder: Path) -> Adapter:
         found = "B of zeros in every module: nothing was trained, it is the base itself"
         raise refusal(folder, "a trained adapter", found, "leave it out of the pool")
     return Adapter(folder, config, opened, factors, dense, added)
+
+
+def _plain_name(name: str, there: Collection[str]) -> str:
+    """The model's name of a tensor that PEFT has wrapped; some have the adapter's name (`default`) in them too."""
+    plain = name.replace(".base_layer.", ".")
+    with_adapter, without = (re.sub(rf"\.modules_to_save\.{part}", ".", plain) for part in (r"[^.]+\.", ""))
+    return with_adapter if with_adapter != plain and PREFIX + with_adapter in there else without
 
 
 def targets(config: Mapping[str, Any]) -> frozenset[str] | None:

@@ -14,7 +14,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import find_checkpoints, ingredient_names
-from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.facts import Distances, PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
@@ -220,6 +220,11 @@ class Pool:
         if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
+
+    @property
+    def measured(self) -> Distances | None:
+        """How far apart the ingredients are, where a pass over the files has found it out already."""
+        return self.facts().measured if self._scan is not None else None
 
     def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
         """What `facts` are made from, to be given to another process with the same files (`adopt`)."""

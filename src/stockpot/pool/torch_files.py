@@ -9,6 +9,7 @@ to read everything. This file has the only call of torch.load: weights only, mem
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -74,7 +75,8 @@ def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
     """A state dict that is in memory already; `path` is what it is called."""
     weights, place, others = find_weights(state, None, path)
     values = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    tensors = {name: _plain(value.detach().cpu(), name, path, 2**62) for name, value in values.items()}
+    here = {name: value.detach() if value.is_meta else value.detach().cpu() for name, value in values.items()}
+    tensors = {name: _plain(value, name, path, 2**62) for name, value in here.items()}
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others)
 
@@ -86,13 +88,36 @@ def _load(path: Path) -> object:
         expected = "the zip format that torch.save has written since 1.6"
         raise refusal(path, expected, looks, fixes.get(looks, COPY_AGAIN))
     try:
-        check_table(*_check_archive(path))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # notes on deprecated storages inside old files
-            loaded: object = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with path.open("rb") as file:
+            check_table(*_check_archive(file))
+        loaded = _checked(path)
     except Exception as error:  # whatever a hostile file provokes, the user gets our error
         raise _refused(path, error) from error
     return _without_attributes(loaded)
+
+
+def read_piece(path: Path, offset: int, length: int, name: str) -> Tensor:
+    """One tensor of torch.save that lies in a larger file, read into memory."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            piece = io.BytesIO(file.read(length))
+        check_table(*_check_archive(piece))
+        piece.seek(0)
+        loaded = _checked(piece)
+    except Exception as error:
+        raise _refused(path, error) from error
+    if not isinstance(loaded, Tensor):
+        raise refusal(path, f"a tensor where {shown(name)[:200]!r} is", type(loaded).__name__, COPY_AGAIN)
+    return _plain(loaded, name, path, length)
+
+
+def _checked(archive: Path | io.BytesIO) -> object:
+    """What torch makes of an archive that was checked; of a file it reads tensors when they are used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # notes on deprecated storages inside old files
+        loaded: object = torch.load(archive, map_location="cpu", weights_only=True, mmap=isinstance(archive, Path))
+    return loaded
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
@@ -166,10 +191,10 @@ def _aliases(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(names) for names in places.values() if len(names) > 1)
 
 
-def _check_archive(path: Path) -> tuple[bytes, dict[str, int]]:
+def _check_archive(file: BinaryIO) -> tuple[bytes, dict[str, int]]:
     """The table that says which tensors there are, and the bytes of each storage by its key."""
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(file) as archive:
             records = sorted(archive.infolist(), key=lambda record: record.header_offset)
             if any(_PROGRAM.fullmatch(record.filename) for record in records):
                 raise CodeError(_SCRIPT)

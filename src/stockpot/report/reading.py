@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,10 @@ from numpy.typing import NDArray
 
 from stockpot.run.record import METHODS, SOUP, MethodRecord, read_run, slug
 from stockpot.soups.registry import LEARNED
+from stockpot.table import Score
 from stockpot.words import Metric
 
 Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Score:
-    value: float
-    low: float
-    high: float
-    n: int
-
-    @staticmethod
-    def read(given: Mapping[str, Any] | None) -> Score | None:
-        if given is None or given["value"] is None:
-            return None
-        value = float(given["value"])
-        low, high = (value if given[end] is None else float(given[end]) for end in ("low", "high"))
-        return Score(value, low, high, given["n"])
 
 
 class Method:

@@ -4,81 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stockpot import words
-from stockpot.report.reading import Method, Run, Score
+from stockpot.report.reading import Method, Run
 from stockpot.run.verdict import advised
-
-SAME = "the same model"
-DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What one method reached on one set of data."""
-
-    score: Score | None
-    difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
-
-    @property
-    def tone(self) -> str:
-        """ "good" or "bad" where the difference is beyond chance."""
-        low, high = (0.0, 0.0) if self.difference is None else self.difference[1:]
-        return "good" if low > 0 else "bad" if high < 0 else ""
-
-    @property
-    def same(self) -> bool:
-        """Whether it is the best individual itself."""
-        return self.difference == (0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one method reached and cost. `kind` is the data it was scored on: report, held_out or fit."""
-
-    method: str
-    metric: words.Metric
-    kind: str
-    sets: Mapping[str, Cell]  # by set of data, the one that counts first
-    seconds: float
-    peak_host: int  # bytes
-    peak_device: int
-    models_used: int
-    chosen: bool  # its soup is the run's
-    recommended: bool  # and the verdict says to use it
-    baseline: bool
-    servable: bool  # one model to serve; the ensemble is not
-
-    @property
-    def first(self) -> Cell:
-        """On the set that counts."""
-        return next(iter(self.sets.values()))
-
-    @property
-    def peak(self) -> int:
-        """The scarce memory: of the device where one was used, else of the host."""
-        return self.peak_device or self.peak_host
-
-    def cells(self) -> tuple[str, ...]:
-        """As text, in the order of `headings`."""
-        m, cells = self.metric, [self.method]
-        for one in self.sets.values():
-            score, change = one.score, "–"
-            if one.difference is not None:
-                change = SAME if one.same else "{} ({} to {})".format(*map(m.change, one.difference))
-            cells.append("–" if score is None else m.value(score.value))
-            cells.append("–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}")
-            cells.append(change)
-        return (*cells, words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
-
-
-def headings(rows: list[Row]) -> tuple[str, ...]:
-    sets = [name if len(rows[0].sets) > 1 else rows[0].metric.title for name in rows[0].sets]
-    each = (heading for name in sets for heading in (name, "95 % interval", "vs. best single model"))
-    return ("method", *each, "time", "peak memory", "models used")
+from stockpot.soups.registry import LEARNED, settings_for
+from stockpot.soups.settings import as_json
+from stockpot.table import DATA, Cell, Row
 
 
 def summary_rows(run_dir: Path) -> list[Row]:
@@ -165,6 +99,22 @@ def pool_facts(run: Run) -> list[tuple[str, str]]:
             "equal ingredients": "; ".join(" = ".join(run.names[k] for k in same) for same in pool["duplicates"]),
         }
     return [(name, value) for name, value in facts.items() if value not in ("", "–")]
+
+
+def changed_settings(run: Run) -> list[tuple[str, str]]:
+    """The settings of the methods that learn, as far as they are not the default; those of all of them once."""
+    given: dict[str, dict[str, Any]] = {}
+    for name, stated in run.about["settings"].items():
+        if name in LEARNED:
+            usual = as_json(settings_for(name, stated.get("preset")))
+            own = {key: value for key, value in stated.items() if key == "preset" or usual.get(key) != value}
+            given[name] = {key: value for key, value in own.items() if key != "seed"}  # a fact of the whole run
+    first = next(iter(given.values()), {})
+    shared = {k: v for k, v in first.items() if all(k in own and own[k] == v for own in given.values())}
+    found = [(key, _text(value)) for key, value in shared.items()]
+    for name, own in given.items():
+        found += [(f"{key} of {name}", _text(value)) for key, value in own.items() if key not in shared]
+    return found
 
 
 def machine_facts(run: Run) -> list[tuple[str, str]]:

@@ -57,6 +57,8 @@ def average(
     sources = [models] if isinstance(models, (str, Path, Mapping, Pool)) else list(models)
     if not isinstance(models, Pool) and any(map(adapter_folder, find_checkpoints(sources)[0])):
         opening, base = {**opening, "base": base}, None
+    weights = None if weights is None else _numbers("weights", weights)
+    decay = None if decay is None else _numbers("decay", [decay])[0]
     method = method or ("uniform" if weights is None else "weighted")
     _check(method, weights, decay, base)
     with shown(progress, listen) as tell:
@@ -78,8 +80,18 @@ def _soup(pool: Pool, method: str, weights: Sequence[float] | None, decay: float
     layout = Layout.of(pool, "tensor" if method == "model_stock" else "model")
     W = _weights(pool, layout, method, weights, decay, with_base)
     base = pool.names[-1] if with_base else None
-    about = {"method": method, "weights": weights and list(weights), "decay": decay, "base": base}
+    about = {"method": method, "weights": weights, "decay": decay, "base": base}
     return Soup(pool, layout, W, about={key: value for key, value in about.items() if value is not None})
+
+
+def _numbers(what: str, given: Iterable[Any]) -> list[float]:
+    """Plain numbers, which a record can hold, of whatever library's."""
+    values = [given] if isinstance(given, str) else list(given)
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        expected, fix = "plain numbers", "give them as in [0.2, 0.8]; a decay is one number"
+        raise SoupError.of(what, expected=expected, found=repr(values)[:80], fix=fix) from None
 
 
 def _check(method: str, weights: Sequence[float] | None, decay: float | None, base: object) -> None:
@@ -119,7 +131,7 @@ def _weights(
     elif weights is None:
         column = [1.0] * n
     else:
-        column = [float(weight) for weight in weights]
+        column = [*weights]
     total = sum(column)  # not fsum, which raises where this overflows
     if len(column) != n or not math.isfinite(total):
         found = f"{len(column)}: {', '.join(f'{weight:g}' for weight in column)}"

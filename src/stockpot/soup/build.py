@@ -106,6 +106,9 @@ def tensors(
 
 def stored_specs(pool: Pool, dtype: torch.dtype | None) -> dict[str, TensorSpec]:
     """What a soup has on disk: the ingredients' tensors, those of real numbers in `dtype` if that is given."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        expected, fix = "a floating-point type", "give one such as torch.bfloat16, or nothing for the ingredients' own"
+        raise SoupError.of("dtype of the soup", expected=expected, found=repr(dtype)[:80], fix=fix)
     return {
         name: spec_of(dtype, spec.shape) if dtype is not None and spec.dtype.is_floating_point else spec
         for name, spec in pool.specs.items()
@@ -190,11 +193,10 @@ def copy_companions(source: Path, directory: Path, without: Collection[str] = ()
 
 def parse_size(value: int | str) -> int:
     """Bytes from 2_000_000 or "2GB"."""
-    if isinstance(value, int):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
-    if not match:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value), re.IGNORECASE)
+    power = " kmgt".index(match[2].lower() or " ") if match else 0
+    size = int(float(match[1]) * (1024 if match[3] else 1000) ** power) if match else 0
+    if not size:
         expected = "a number of bytes such as 2000000, '500MB' or '5GB'"
-        raise SoupError.of(f"size {value!r}", expected=expected, found="neither", fix="use GB or MB")
-    power = " kmgt".index(match[2].lower() or " ")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+        raise SoupError.of(f"size {value!r}", expected=expected, found="none", fix="use GB or MB")
+    return size

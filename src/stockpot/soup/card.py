@@ -18,6 +18,7 @@ from torch import Tensor
 from stockpot import files
 from stockpot._version import __version__
 from stockpot.pool import Pool
+from stockpot.pool.hub import hub_id
 from stockpot.pool.source import is_directory
 
 CARD = "README.md"
@@ -101,12 +102,6 @@ def base_models(pool: Pool) -> list[str]:
             return [named]
         paths = [pool.adapters.base.path]
     return list(dict.fromkeys(found for path in paths if (found := hub_id(path) or _began_as(path))))
-
-
-def hub_id(path: Path) -> str | None:
-    """`org/name` of a folder in the Hugging Face cache (models--org--name/snapshots/REVISION)."""
-    home = path.parent.parent.name
-    return home.removeprefix("models--").replace("--", "/") if home.startswith("models--") else None
 
 
 def _began_as(path: Path) -> str | None:

@@ -18,8 +18,8 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore
 from stockpot.layout import EXCLUDED, FROZEN, STATISTIC, Layout
 from stockpot.pool import Pool
+from stockpot.pool.hub import hub_id
 from stockpot.pool.source import dtype_name
-from stockpot.soup.card import hub_id
 from stockpot.soup.mix import statistics_weights
 from stockpot.soup.soup import Soup
 from stockpot.soup.weights import SUM_TOLERANCE, heaviest

@@ -124,7 +124,8 @@ def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: 
 def merged(parts: Sequence[Saved]) -> Saved:
     """What several ranks saved of their folds, as one of them alone would have; of each fold where it got furthest.
 
-    Where memory was short, blocks were cut and begun again: then only what is as new as the last part counts.
+    Where memory was short, blocks were cut and begun again: then only what is as new as the last part counts. All else
+    is as the last part says.
     """
     parts = [part for part in parts if part[1]["blocks"] == parts[-1][1]["blocks"]]
     tensors: dict[str, Tensor] = {}
@@ -137,7 +138,7 @@ def merged(parts: Sequence[Saved]) -> Saved:
         tensors |= {name: value for name, value in found.items() if name.startswith(f"{n}.")}
         rows = found["history"]  # (entries, 6): kind, block, fold, ...
         history.append(rows[rows[:, 2] == int(n)])
-    return {**tensors, "history": torch.cat(history)}, {**parts[0][1], "folds": folds}
+    return {**tensors, "history": torch.cat(history)}, {**parts[-1][1], "folds": folds}
 
 
 def _how_far(values: Mapping[str, Any]) -> tuple[int, ...]:

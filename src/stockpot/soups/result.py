@@ -9,15 +9,17 @@ task from the first look on.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
-from stockpot import ranks
+from stockpot import ranks, table, words
 from stockpot.engine import PeakMemory
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore
@@ -34,6 +36,7 @@ from stockpot.task.data import open_report
 from stockpot.task.scores import worded
 
 Key = TypeVar("Key")
+Changes = Mapping[str, Sequence[float | None]]  # by set of data: difference, low, high
 SHOWN = 5  # ingredients named in one note
 
 
@@ -68,12 +71,45 @@ class Result:
         assert best is not None
         return best
 
+    def row(self, kind: str | None = None, changes: Changes | None = None, **what: bool) -> table.Row:
+        """The method's row in a table: its scores on one kind of data, and what `changes` from the best model."""
+        kind = kind or next(one for one in table.DATA if getattr(self, one) is not None)
+        sets = self.reports if kind == "report" else {kind: getattr(self, kind)}
+        cells = {name: table.Cell(_score(scores), _known(changes, name)) for name, scores in sets.items()}
+        metric, known = self.score.metric, {"chosen": False, "recommended": False, "baseline": False, **what}
+        return table.Row(
+            self.method, words.Metric(metric.name, metric.unit), kind, cells, self.seconds, self.peak_host,
+            self.peak_device, self.models_used, **known, servable=self.soup is not None,
+        )  # fmt: skip
+
+    def table(self) -> list[dict[str, Any]]:
+        """Plain numbers, one dict per set of data."""
+        return table.as_numbers([self.row()])
+
+    def __repr__(self) -> str:
+        return "\n".join([*table.as_text([self.row()]), *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{html.escape(words.harmless(note))}</p>" for note in self.notes)
+        return table.as_html([self.row()]) + notes
+
     def __str__(self) -> str:
         where = "report" if self.report else "held-out" if self.held_out else "fitting"
         models = f"{self.models_used} model{'s' if self.models_used != 1 else ''}"
         line = f"{self.method}: {worded(self.score)} on {where} data, {models}, {self.seconds:.1f} s"
         more = [f"  on {name}: {worded(scores)}" for name, scores in list(self.reports.items())[1:]]
         return "\n".join([line, *more, *(f"  {note}" for note in self.notes)])
+
+
+def _known(changes: Changes | None, name: str) -> tuple[float, float, float] | None:
+    found = [end for end in (changes or {}).get(name, ()) if end is not None]
+    return (found[0], found[1], found[2]) if len(found) == 3 else None
+
+
+def _score(scores: Scores) -> table.Score | None:
+    value, (low, high) = scores.value, scores.interval()
+    low, high = (end if math.isfinite(end) else value for end in (low, high))
+    return table.Score(value, low, high, scores.n) if math.isfinite(value) else None
 
 
 def decided(

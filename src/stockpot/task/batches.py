@@ -7,10 +7,11 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,26 +86,73 @@ _PATHS = sysconfig.get_paths()
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), _PATHS["stdlib"], _PATHS["purelib"])
 
 
+_FIX = "mend it there; in Python the error's __cause__ has the whole traceback"
+_CALL = (
+    "make batches that the model takes, (inputs, labels) or dicts of keyword arguments; or call it yourself:"
+    ' loss=lambda model, batch: ... with one loss per sample and metric="loss"'
+)
+_SHOWN = 6  # parts of a tuple, a list or a dict that a message lists
+
+
 @contextmanager
-def users_code(what: str, function: Any) -> Iterator[None]:
-    """An error inside the user's own function is said to be theirs, with the line it came from."""
+def users_code(what: str, function: Any, *given: Any, fix: str = _FIX) -> Iterator[None]:
+    """An error inside the user's own function is said to be theirs, with the line it came from and what it was given.
+
+    A model may be somebody else's, and is not said to be anybody's.
+    """
     try:
         yield
     except (StockpotError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        ours = str(getattr(function, "__module__", "")).partition(".")[0] == "stockpot"
-        if ours or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        home = str(getattr(function, "__module__", "")).partition(".")[0]
+        ours = home == "stockpot" and not isinstance(function, nn.Module)
+        if ours or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise  # the host's allocator has no error of its own
         # The innermost frame that is neither ours nor a library's, or else the innermost.
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((one for one in reversed(frames) if not one.filename.startswith(_LIBRARIES)), frames[-1])
+        where = f"\n  in {frame.filename}, line {frame.lineno}: {frame.line}"
+        called = f"\n  called with {', '.join(map(sketch, given))}" if given else ""
         raise TaskError.of(
-            f"{what}, which is your own code",
-            expected="a value",
-            found=f"{type(error).__name__}: {error}\n  in {frame.filename}, line {frame.lineno}: {frame.line}",
-            fix="mend it there; in Python the error's __cause__ has the whole traceback",
+            what if isinstance(function, nn.Module) else f"{what}, which is your own code",
+            expected="outputs for a batch" if isinstance(function, nn.Module) else "a value",
+            found=f"{type(error).__name__}: {error}{where}{called}",
+            fix=fix,
         ) from error
+
+
+def models_code(model: nn.Module, batch: Any) -> AbstractContextManager[None]:
+    """The same for a call of the model."""
+    return users_code(f"model {type(model).__name__}", model, batch, fix=_CALL)
+
+
+def sketch(tree: Any) -> str:
+    """Types and shapes of whatever a function is given, such as `(float32 (8, 3), int64 (8,))`."""
+    if isinstance(tree, (Tensor, np.ndarray)):
+        kind = str(tree.dtype).removeprefix("torch.")
+        device = "" if isinstance(tree, np.ndarray) or tree.device.type == "cpu" else f" on {tree.device}"
+        return f"{'array ' if isinstance(tree, np.ndarray) else ''}{kind} {tuple(tree.shape)}{device}"
+    if isinstance(tree, Mapping):
+        parts = [f"{str(key)[:40]}: {sketch(value)}" for key, value in list(tree.items())[:_SHOWN]]
+        return "{" + ", ".join(parts) + (", ..." if len(tree) > _SHOWN else "") + "}"
+    if isinstance(tree, (tuple, list)):
+        more = f", ... {len(tree)} in all" if len(tree) > _SHOWN else ""
+        inside = ", ".join(map(sketch, tree[:_SHOWN])) + more
+        return f"[{inside}]" if isinstance(tree, list) else f"({inside})"
+    return type(tree).__name__
+
+
+def next_of(iterable: Iterable[Any], what: str, owner: Any) -> Iterator[Any]:
+    """What a user's iterable gives, one after the other; its errors are said to be theirs."""
+    iterator = iter(iterable)
+    while True:
+        with users_code(what, owner):
+            try:
+                found = next(iterator)
+            except StopIteration:
+                return
+        yield found
 
 
 # Models -------------------------------------------------------------------------------------------

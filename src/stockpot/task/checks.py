@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
-from stockpot.task.shards import any_slope, needed, shard
+from stockpot.task.shards import backward, needed, shard
 from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
@@ -324,15 +324,18 @@ def check_start(model: nn.Module, losses: Iterator[Loss]) -> None:
                     found = "the loss has no gradient function"
                     break
                 # The factor keeps small gradients from being rounded to zero in fp16, as it does while learning.
-                if ranks.hold_parts(model):  # FSDP2 leaves gradients behind, and gives none back
-                    if any_slope(4096 * loss, parameters):
-                        return
-                    continue
-                gradients = torch.autograd.grad(4096 * loss, parameters, allow_unused=True)
-                if any(g is not None and bool(g.any()) for g in gradients):
+                found_here = any(g is not None and bool(g.any()) for g in gradients(model, 4096 * loss, parameters))
+                if any(ranks.gathered(found_here)) if ranks.hold_parts(model) else found_here:
                     return
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
     fix = "call the given model inside loss(model, batch), without torch.no_grad() or .detach()"
     raise TaskError.of("loss", expected="a value that depends on the model's parameters", found=found, fix=fix)
+
+
+def gradients(model: nn.Module, loss: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Of the loss by each parameter of the model; of one that is divided among ranks, this rank's rows."""
+    if ranks.hold_parts(model):
+        return backward(loss, parameters)
+    return torch.autograd.grad(loss, parameters, allow_unused=True)

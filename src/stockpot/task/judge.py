@@ -56,7 +56,7 @@ class Judge:
         if self.leaves_labels_out and isinstance(batch, Mapping):
             # Its loss is computed from its logits here: in their precision, and once.
             batch = {key: value for key, value in batch.items() if key not in batches.LABEL_KEYS}
-        with self._running():
+        with batches.models_code(self.model, batch), self._running():
             return batches.call(self.model, batch)
 
     @property
@@ -70,7 +70,7 @@ class Judge:
 
     def call_users_loss(self, batch: Any) -> Any:
         assert self.users_loss is not None
-        with batches.users_code("loss", self.users_loss), self._running():
+        with batches.users_code("loss", self.users_loss, self.model, batch), self._running():
             return self.users_loss(self.model, batch)
 
     def logits(self, batch: Any) -> Tensor:
@@ -211,19 +211,11 @@ class Judge:
                 )
         try:
             outputs = self.call(_with_blank_labels(batch))
-        except Exception as error:
+        except Exception:
             if not default and self.metric in LOSSES:  # the user's loss knows how to call this model
                 self._learn_form(batch, None)
                 return
-            if isinstance(error, TaskError):
-                raise
-            raise TaskError.of(
-                f"model {type(self.model).__name__}",
-                expected=f"a model that can be called on a batch of the {data.name}",
-                found=f"{type(error).__name__}: {error}",
-                fix="make batches (inputs, labels) or dicts of keyword arguments; or give loss=lambda model, batch:"
-                ' ... with one loss per sample and metric="loss"',
-            ) from error
+            raise
         logits, labels = find_logits(outputs), find_labels(batch)
         if first and self.metric in METRICS.values() and has_several_labels(data.targets, logits):
             self.metric = MULTI_LABEL.get(self.metric.name, self.metric)

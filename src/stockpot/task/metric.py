@@ -76,7 +76,7 @@ class Metric:
 
     def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
         """The statistics (n, m) of a batch, checked; (n,) is one statistic."""
-        with users_code(f"metric {self.name}", self.statistics):
+        with users_code(f"metric {self.name}", self.statistics, outputs, batch):
             found = torch.as_tensor(self.statistics(outputs, batch)).detach()
         if found.shape == (n,) or (n == 1 and found.ndim == 0):
             found = found.reshape(n, 1)

@@ -57,7 +57,7 @@ class Differences:
 
 def is_quantised(tensor: Tensor) -> bool:
     """Whether these are codes and not numbers, as far as torch says: integers, or a tensor class of some library."""
-    return not (tensor.is_floating_point() or tensor.is_complex()) or type(tensor.data) is not Tensor
+    return not (tensor.is_floating_point() or tensor.is_complex()) or type(ranks.local(tensor).data) is not Tensor
 
 
 def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 
 from stockpot.errors import DataError
 from stockpot.events import Listener, progress
-from stockpot.task.batches import find_labels, leaves, map_tensors, map_tree, refill
+from stockpot.task.batches import find_labels, leaves, map_tensors, map_tree, next_of, refill, users_code
 
 CHUNK = 64  # samples decoded at a time
 PROBE = 8  # samples on which a collate_fn shows whether it treats each sample by itself
@@ -223,7 +223,7 @@ class Reader:
         except TypeError:  # a DataLoader over an IterableDataset has __len__ but no length
             total = None
         builder = _Builder(self.name, batches=total or 1)
-        for count, batch in enumerate(source, start=1):
+        for count, batch in enumerate(next_of(source, f"{self.name}, {type(source).__name__}", source), start=1):
             builder.add(batch, f"batch {count - 1}")
             nbytes = builder.rows * builder.row_nbytes
             self._check(nbytes)
@@ -270,16 +270,17 @@ class Reader:
             reader = DataLoader(
                 dataset, batch_size=CHUNK, sampler=indices, collate_fn=finish, generator=torch.Generator(), **options
             )
-            for count, chunk in enumerate(reader, start=1):
+            for count, chunk in enumerate(next_of(reader, f"{self.name}, {type(dataset).__name__}", dataset), start=1):
                 yield chunk
                 progress(self.listen, self.name, min(count * CHUNK, len(indices)), len(indices), unit="samples")
 
         if len(indices) == 0:
             return Samples([], collate)
         stacks = collate is default_collate
-        if stacks:
-            collate = partial(_stack, self.name)
-        if _is_rowwise(collate, [dataset[index] for index in indices[:PROBE]]):
+        collate = partial(_stack, self.name) if stacks else partial(_collated, self.name, collate)
+        with users_code(f"{self.name}, {type(dataset).__name__}", dataset):
+            first = [dataset[index] for index in indices[:PROBE]]
+        if _is_rowwise(collate, first):
             builder = _Builder(self.name, rows=len(indices))
             try:
                 for chunk in chunks(collate):
@@ -330,6 +331,11 @@ def _stack(name: str, samples: list[Any]) -> Any:
             found=f"samples that do not stack ({error})",
             fix="convert them to tensors and pad them to one length, or give a DataLoader with a collate_fn",
         ) from error
+
+
+def _collated(name: str, collate: Collate, samples: list[Any]) -> Any:
+    with users_code(f"collate_fn of the {name}", collate, samples):
+        return collate(samples)
 
 
 def _is_rowwise(collate: Collate, samples: list[Any]) -> bool:

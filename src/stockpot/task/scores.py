@@ -45,7 +45,7 @@ class Scores:
     @property
     def value(self) -> float:
         """The reduced number; NaN where the metric has none."""
-        with users_code(f"reduction of metric {self.metric.name}", self.metric.reduce):
+        with users_code(f"reduction of metric {self.metric.name}", self.metric.reduce, self.table):
             return float(self.metric.reduce(self.table))
 
     def rows(self, indices: Tensor) -> Scores:

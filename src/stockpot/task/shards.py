@@ -6,11 +6,13 @@ model is divided in place, and stays so. What FSDP2 cannot divide, or would comp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from stockpot import ranks
@@ -51,11 +53,13 @@ def shard(model: nn.Module, device: torch.device, together: int | None = None) -
             found=str(size),
             fix="leave it out to divide the model among all ranks",
         )
-    from torch.distributed.device_mesh import init_device_mesh
+    ranks.join()
+    if not (dist.is_available() and dist.is_initialized()):
+        expected, fix = "several ranks, or a process group", "start with torchrun"
+        raise TaskError.of("shards", expected=expected, found="one process", fix=fix)
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    # "copies" are many where "shards" are fewer than all ranks.
-    mesh = init_device_mesh(device.type, (ranks.size() // size, size), mesh_dim_names=("copies", "shards"))["shards"]
+    mesh = _mesh(dist.group.WORLD, device.type, size)
     for module in [*blocks, model]:
         # The model's own, too, are given back after its forward pass: coefficients are mixed into what is divided.
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -66,6 +70,16 @@ def shard(model: nn.Module, device: torch.device, together: int | None = None) -
             divide(1.0)
             if hasattr(module, "set_force_sum_reduction_for_comms"):
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
+
+
+@cache
+def _mesh(world: object, kind: str, together: int) -> Any:
+    """This rank's row of a mesh; made once for a world, because every mesh connects the ranks anew."""
+    del world
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("copies", "shards")
+    return init_device_mesh(kind, (dist.get_world_size() // together, together), mesh_dim_names=names)["shards"]
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -140,15 +154,14 @@ def called_as_a_whole() -> Iterator[None]:
         ) from error
 
 
-def any_slope(loss: Tensor, parameters: list[Any]) -> bool:
-    """Whether a parameter of a model that is divided has a gradient that is not zero, on any rank."""
+def backward(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """This rank's rows of the gradients, which FSDP2 leaves behind and gives not back; those that were there stay."""
     before = [parameter.grad for parameter in parameters]
     try:
         for parameter in parameters:
             parameter.grad = None
         torch.autograd.backward(loss)
-        found = any(p.grad is not None and bool(ranks.local(p.grad).any()) for p in parameters)
+        return [None if p.grad is None else ranks.local(p.grad) for p in parameters]
     finally:
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = grad
-    return any(ranks.gathered(found))

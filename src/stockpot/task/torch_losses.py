@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import call, find_labels, need_logits
+from stockpot.task.batches import call, find_labels, models_code, need_logits
 from stockpot.task.loss import IGNORED, LossFunction
 
 # What their mean is a mean over.
@@ -75,7 +75,9 @@ class TorchLoss:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         name = f"loss {self.kind.__name__}"
-        outputs, targets = need_logits(call(model, batch), name), find_labels(batch)
+        with models_code(model, batch):
+            outputs = need_logits(call(model, batch), name)
+        targets = find_labels(batch)
         if not isinstance(targets, Tensor):
             found = "no labels" if targets is None else f"labels of type {type(targets).__name__}"
             expected = "(inputs, targets), or a dict with one of the keys labels, label, y, target"
