@@ -108,10 +108,11 @@ class Engine:
         if self._cuda:
             held = [*live.task.model.parameters(), *live.task.model.buffers()]
             kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
-            step, sample = self._measure(data)
             if o.low_memory or live.plan.size >= plan.LARGE:
                 with recomputing(live.task.model):
                     spared = self._measure(data)
+            # Where it is low-memory mode already, the other might not fit, nor its trial.
+            step, sample = spared if spared and o.low_memory else self._measure(data)
         need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
