@@ -12,7 +12,7 @@ help:
 	@echo "make docs    the documentation site in build/site; a broken link fails it"
 	@echo "make docs-test  opens every page of the site, and a report, in Chromium"
 	@echo "make release-check  wheel and sdist, built, installed into empty environments and tried"
-	@echo "make bench   CPU benchmarks, about two minutes"
+	@echo "make bench   CPU benchmarks, about four minutes"
 	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make experiments         all three zoos and docs/results.md, on a GPU; JOBS=4 runs at once"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
@@ -58,6 +58,7 @@ release-check: setup
 bench: setup
 	$(BIN)/python benchmarks/cpu_step.py
 	$(BIN)/python benchmarks/build_uniform.py --repeat 1
+	$(BIN)/python benchmarks/ranks.py
 
 results: setup
 	$(BIN)/python experiments/results.py
