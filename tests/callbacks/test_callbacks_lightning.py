@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stockpot import Pool, Soup, Task
 from stockpot.callbacks.lightning import SoupCallback
-from stockpot.errors import RunError, StockpotError, TaskError
+from stockpot.errors import RunError, StockpotError, TaskError, WriteError
 
 # Of Lightning and torch about each other, not of ours.
 pytestmark = [
@@ -152,6 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no validation data": ({}, {"validation": None}, "give the trainer's fit.. val_dataloaders; or task=lambda model"),
     "several": ({}, {"validation": [loader(1, 20), loader(2, 20)]}, "validation data: expected one loader, found 2"),
     "no logits": ({}, {"module": WithoutForward()}, r"(?s)a task from the trainer's model.*NotImplementedError.*task="),
+    "one ingredient": ({"keep": 1}, {}, "keep: expected two ingredients for a soup, or those of other trainings"),
     "weights only": (
         {"every": "save"},
         {"callbacks": [ModelCheckpoint(save_weights_only=True)]},
@@ -166,7 +168,7 @@ def test_what_cannot_be_done_is_said_before_training(tmp_path: Path, case: str) 
     callback = SoupCallback(tmp_path / "out", **own)
     with pytest.raises(TaskError, match=text):
         train(tmp_path, callback, **options)
-    assert not (tmp_path / "out").exists()
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(
@@ -272,3 +274,26 @@ def test_a_search_for_the_rate_before_training_collects_nothing(tmp_path: Path) 
     Tuner(trainer).lr_find(module, loader(0, 100), loader(1, 60), num_training=5)
     trainer.fit(module, loader(0, 100), loader(1, 60))
     assert collected(tmp_path / "out") == ["step-000005.safetensors", "step-000010.safetensors"]
+
+
+def test_a_folder_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file of mine")
+    with pytest.raises(WriteError, match="out"):
+        train(tmp_path, SoupCallback(tmp_path / "out"))
+
+
+def test_a_disk_that_is_full_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = SoupCallback(tmp_path / "out", method="uniform")
+    room = shutil.disk_usage(tmp_path)
+    written: list[int] = []
+
+    def usage(place: Path) -> Any:
+        written.append(1)
+        return room._replace(free=0) if len(written) == 2 else room
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    with pytest.warns(UserWarning, match=r"the ingredient of step 10 is missing: .*expected .* of free space"):
+        _, trainer = train(tmp_path, callback)
+    assert trainer.global_step == 20
+    assert collected(tmp_path / "out") == [f"step-{step:06d}.safetensors" for step in (5, 15, 20)]
+    assert callback.soup is not None

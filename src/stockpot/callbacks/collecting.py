@@ -96,6 +96,11 @@ class Collector:
         if self.method is not None and not known:
             fix = f"{how}; or task=lambda model: Task(model, validation); or method=None, which only collects"
             raise self.wrong("task", "a task, or validation data of the trainer", "neither", fix)
+        others = self.ingredients.is_dir() and {one.name for one in self.ingredients.iterdir()} - {*there}
+        if self.method is not None and self.keep == 1 and not others:
+            fix = "keep=8; or collect several trainings into this folder, of which the last one cooks"
+            raise self.wrong("keep", "two ingredients for a soup, or those of other trainings", "one, keep=1", fix)
+        files.make_directory(self.ingredients)
         if abandoned := [name for name, then in there.items() if then > step]:  # it goes on from before them
             files.clear(self.ingredients, abandoned, self.folder)
         self.failure, self._last = None, -1
@@ -104,17 +109,19 @@ class Collector:
         """Write one ingredient, whole or not at all, and remove what is more than `keep`. `write` fills a folder."""
         if self._last in (step, None):  # such as what Lightning's search for a rate saves before training
             return
-        path = self.ingredients / f"{self.name}{self.name and '-'}step-{step:06d}"
-        if write is None:
-            tensors = copied(model.state_dict())
-            files.make_directory(self.ingredients)
-            files.require_space(path, sum(tensor.nbytes for tensor in tensors.values()), "an ingredient")
-            write_file(path.with_name(f"{path.name}.safetensors"), tensors, {"format": "pt"}, self.folder)
-        else:
-            with files.directory(path, overwrite=True, root=self.folder) as place:
-                write(place)
         self._last = step
-        files.clear(self.ingredients, [*self.own()][: -self.keep], self.folder)
+        path = self.ingredients / f"{self.name}{self.name and '-'}step-{step:06d}"
+        try:
+            if write is None:
+                tensors = copied(model.state_dict())
+                files.require_space(path, sum(tensor.nbytes for tensor in tensors.values()), "an ingredient")
+                write_file(path.with_name(f"{path.name}.safetensors"), tensors, {"format": "pt"}, self.folder)
+            else:
+                with files.directory(path, overwrite=True, root=self.folder) as place:
+                    write(place)
+            files.clear(self.ingredients, [*self.own()][: -self.keep], self.folder)
+        except Exception as error:  # such as a disk that is full: training goes on
+            warnings.warn(f"the ingredient of step {step} is missing: {error}", stacklevel=4)
 
     # The soup -------------------------------------------------------------------------------------------
 
