@@ -4,14 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test docs docs-test bench results experiments experiments-small torture mutants clean
+.PHONY: help setup demo check test docs docs-test bench results release-check experiments experiments-small torture mutants clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
 	@echo "make docs    the documentation site in build/site; a broken link fails it"
 	@echo "make docs-test  opens every page of the site, and a report, in Chromium"
-	@echo "make bench   CPU benchmarks, about two minutes"
+	@echo "make release-check  wheel and sdist, built, installed into empty environments and tried"
+	@echo "make bench   CPU benchmarks, about four minutes"
 	@echo "make results docs/results.md and its figures from experiments/results/"
 	@echo "make experiments         all three zoos and docs/results.md, on a GPU; JOBS=4 runs at once"
 	@echo "make experiments-small   a real zoo on two CPU cores, under 20 minutes, and whether the default wins"
@@ -49,9 +50,15 @@ docs-test: docs
 	test -f build/demo/run/report.html || $(BIN)/stockpot demo --out build/demo
 	$(BIN)/python website/browse.py build/site --report build/demo/run/report.html --shots build/screenshots
 
+# Every Python from 3.10 to 3.13 that is there; each gets an environment of its own with torch: some minutes.
+release-check: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[release]'
+	$(BIN)/python release/check.py
+
 bench: setup
 	$(BIN)/python benchmarks/cpu_step.py
 	$(BIN)/python benchmarks/build_uniform.py --repeat 1
+	$(BIN)/python benchmarks/ranks.py
 
 results: setup
 	$(BIN)/python experiments/results.py

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.ablation import DEFAULT, OPPONENTS, Candidate
 
 
-def _keep_all(folds: Any, losses: Any, loss_together: float) -> Any:  # noqa: ARG001
-    return folds, {"kept": "all"}, ()
+def _all(problem: Any, *_: Any) -> tuple[int, ...]:
+    return tuple(range(len(problem.pool)))
+
+
+def _last(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value.clone() for name, value in saved.items()}
+
+
+def _one(folds: Sequence[Any], simplex: bool) -> Any:
+    from stockpot.soups.fold import average
+
+    return average(folds[:1], simplex)
+
+
+def _every_ten(j: int, most: int) -> int:
+    return min(most, j + 10)
 
 
 def _no_winner(known: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
     return {"winner": "learned"}
 
 
+_AS_IT_COMES = {"stopping.FASTER": 1.0, "stopping.SLOWER": 1.0}  # the best of all steps is taken, and none goes back
+
 CANDIDATES: dict[str, Candidate] = {
     DEFAULT: Candidate(),
     **{name: Candidate(name) for name in OPPONENTS},
+    "from all": Candidate(replaced={"crossfit.best_start": _all}),
+    "pace never raised": Candidate(replaced={"stopping.FASTER": 1.0}),
+    "one failure stops": Candidate(replaced={"stopping.SLOWEST": 0.5}),
+    "four failures stop": Candidate(replaced={"stopping.SLOWEST": 0.5**4}),
+    "300 steps, no stopping": Candidate(settings={"steps": 300}, replaced=_AS_IT_COMES),
+    "judged every ten steps": Candidate(replaced={"learn.next_judgement": _every_ten}),
+    "last step judged": Candidate(replaced={"learn.judged": _last}),
+    "one fold": Candidate(replaced={"crossfit.average": _one}),
+    "two folds": Candidate(settings={"folds": 2}),
+    "eight folds": Candidate(settings={"folds": 8}),
     "no guard": Candidate(replaced={"crossfit.judged": _no_winner}),
-    "no hill check": Candidate(replaced={"crossfit.without_hill": _keep_all}),
-    "pace never raised": Candidate(replaced={"learn.FASTER": 1.0}),
-    "give up never": Candidate(replaced={"learn.SLOWEST": 0.0}),
-    "1,000 steps": Candidate(settings={"steps": 1000}),
+    **{f"rate {rate:g}": Candidate(settings={"lr": rate}) for rate in (0.002, 0.005, 0.05, 0.1)},
+    **{f"{steps:,} steps": Candidate(settings={"steps": steps}) for steps in (500, 4000)},
 }

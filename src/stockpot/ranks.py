@@ -128,6 +128,17 @@ def apart() -> Iterator[None]:
 
 
 @contextmanager
+def meeting() -> Iterator[None]:
+    """Meanwhile ranks that work apart exchange what they have."""
+    global _alone
+    before, _alone = _alone, 0
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+@contextmanager
 def watched() -> Iterator[None]:
     """What all ranks do together. When another one ends meanwhile, this one stops, and a RankError says which and why.
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from stockpot import Task, cook
-from stockpot.engine import Batch, Directions, Engine, resources
+from stockpot.engine import Batch, Directions, Engine, Live, Options, resources
 from stockpot.engine import engine as engines
 from stockpot.engine.loader import Loader
 from stockpot.engine.plan import MARGIN, Need, Plan, choose, parts
 from stockpot.engine.resources import SMALL, threads_for
 from stockpot.events import Event
+from stockpot.layout import Layout
 from zoo import fine_tunes, mlp, samples, write, zoo
 
 P = 1_000_000
@@ -307,8 +308,9 @@ def test_a_capture_that_fails_leaves_no_hooks_behind(tmp_path: Path, monkeypatch
 
     class Failing:
         def __init__(self, live: Any, step: Any, optimiser: Any, batches: Any) -> None:
+            before = optimiser.save()
             step(optimiser.x.new_tensor(0.0), Batch([live.task.fit.batch(torch.arange(4))], 4))
-            optimiser.restart(torch.zeros_like(optimiser.alpha), None)
+            optimiser.load(before)
             hooks.append(max(len(t._post_accumulate_grad_hooks or ()) for t, _, _ in live.bound))
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
@@ -390,3 +392,26 @@ def test_the_old_block_is_freed_before_the_next_is_loaded(
     monkeypatch.setattr(Loader, "load", watched)
     cook(pool, task, method, block_size=2, steps=3)
     assert alive == [0, 0, 0]
+
+
+def test_in_low_memory_mode_no_trial_is_made_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might run out of memory: then there would be no way left."""
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+    task = Task(mlp(), samples())
+    layout = Layout.of(pool)
+    tried: list[bool] = []
+
+    def measure(self: Engine, data: Any) -> tuple[int, float]:
+        block = next(child for child in self.live.task.model.children())
+        tried.append("forward" in vars(block))  # what recomputes is put into the instance
+        return 1000, 10.0 if tried[-1] else 100.0
+
+    monkeypatch.setattr(Engine, "_measure", measure)
+    with Live(task, pool, layout) as live:
+        for low_memory, wanted in ((True, [True]), (False, [False])):
+            engine = Engine(live, Options(low_memory=low_memory), task.fit, block_size=3)
+            engine._cuda = True
+            tried.clear()
+            found = engine._choose(task.fit, 3, fixed_block=True)
+            assert tried == wanted
+            assert found.parts["step"] == 1000 + int((10.0 if low_memory else 100.0) * len(task.fit))

@@ -14,7 +14,7 @@ from studies import ablation, pools
 from studies.ablation import Candidate, replacing, table
 from studies.candidates import CANDIDATES
 
-from stockpot.soups import learn
+from stockpot.soups import stopping
 
 TINY = replace(pools.POOLS["digits"], name="tiny-digits", models=3, fitted=40, epochs=1.0)
 
@@ -45,13 +45,13 @@ def test_every_candidate_is_run_once_on_each_draw(tmp_path: Path, tiny: None) ->
 
 
 def test_what_a_candidate_replaces_is_put_back_also_after_an_error() -> None:
-    before = learn.EVALUATIONS
-    with replacing({"learn.EVALUATIONS": 7}):
-        assert learn.EVALUATIONS == 7
-    assert before == learn.EVALUATIONS
-    with pytest.raises(AttributeError), replacing({"learn.EVALUATIONS": 7, "learn.NOTHING": 1}):
+    before = stopping.EVERY
+    with replacing({"stopping.EVERY": 7}):
+        assert stopping.EVERY == 7
+    assert before == stopping.EVERY
+    with pytest.raises(AttributeError), replacing({"stopping.EVERY": 7, "stopping.NOTHING": 1}):
         pass
-    assert before == learn.EVALUATIONS
+    assert before == stopping.EVERY
     for candidate in CANDIDATES.values():
         with replacing(candidate.replaced):  # every name is one that there is
             pass

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from stockpot.cli.cooking import summary
+from stockpot.report.reading import Run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Chromium needs no sandbox to open our own file. Its own services would ask for updates: no name resolves for them.
@@ -59,6 +63,36 @@ def test_no_console_message_and_no_request(complete: Path, tmp_path: Path) -> No
     assert dom.count("<svg") == 6
     assert console == ""
     assert addresses == []
+
+
+def test_tables_sort_and_cells_tell_their_value(complete: Path, tmp_path: Path) -> None:
+    """The page's policy lets its own script run, and no other: this test's needs a copy without the policy."""
+    page = (complete / "report.html").read_text()
+    assert '<html lang="en" class="live">' in visit(complete / "report.html", tmp_path)[0]
+    ours = """<script>
+        document.querySelector("table.results thead th:nth-child(2) button").click();
+        const chart = document.querySelector("#chart-weights .wide svg"), box = chart.getBoundingClientRect();
+        const told = JSON.parse(document.getElementById("cells").textContent);
+        const scale = box.width / chart.viewBox.baseVal.width;
+        chart.dispatchEvent(new PointerEvent("pointermove", {
+            clientX: box.left + scale * (told.left + 1.5 * told.width),
+            clientY: box.top + scale * (told.top + 2.5 * told.height)}));
+    </script></body>"""
+    changed = tmp_path / "copy.html"
+    changed.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page).replace("</body>", ours))
+    dom, console, _ = visit(changed, tmp_path)
+    assert console == ""
+    rows = {row["method"]: row["score"]["value"] for row in summary(complete, complete / "report.html")["methods"]}
+    shown = re.findall(r'<th scope="row"><b>([^<]+)</b>', dom)
+    assert len(shown) == len(rows)
+    assert [rows[name] for name in shown] == sorted(rows.values(), reverse=True)
+    found = Run(complete)
+    assert found.showpiece is not None
+    assert found.showpiece.W is not None
+    k = found.best_first[2]
+    value = f"{found.showpiece.W[k, 1]:.3f}".replace("-", "−")
+    assert f"{found.names[k]}, {found.showpiece.groups[1]}: {value}</p>" in dom
+    assert re.search(r"<title>crossfit: \S+ \(\S+ to \S+\)</title>", dom)
 
 
 def test_the_browser_test_notices_both(tmp_path: Path) -> None:

@@ -6,12 +6,17 @@ import json
 import re
 import shutil
 import time
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from stockpot.report import write_report
+from stockpot.report.reading import Run
+from stockpot.report.tables import changed_settings
 
 from .records import edit, names, write_record
 
@@ -104,11 +109,18 @@ def test_the_page_loads_nothing(complete: Path) -> None:
         for key in ("src", "href", "action", "data", "poster", "srcset"):
             if key in attributes:
                 assert attributes[key].startswith(("#", "data:,")), (tag, attributes)
-        assert tag not in ("script", "iframe", "img", "object", "embed")
+        assert tag not in ("iframe", "img", "object", "embed")
         assert not any(key.startswith("on") for key in attributes)
     assert not re.findall(r"(?i)https?:|@import|url\((?!#)", source)
     policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'")
+    # One script runs, ours, as the policy has it by its digest; the other is numbers.
+    script = (files("stockpot.report") / "templates/report.js").read_text()
+    assert f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in policy
+    kinds = [attributes.get("type") for tag, attributes in found.elements if tag == "script"]
+    assert kinds == ["application/json", None]
+    assert source.count(f"<script>{script}</script>") == 1
+    assert len(source) < 1_000_000
 
 
 def test_ids_are_unique_and_references_resolve(complete: Path) -> None:
@@ -153,7 +165,10 @@ def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
     edit(folder / "results.json", verdict=NASTY[1])
     write_report(folder)
     found = page(folder)
-    assert not any(tag == "script" for tag, _ in found.elements)
+    assert sum(tag == "script" for tag, _ in found.elements) == 2
+    told = re.findall(r"<script type=.*?</script>", (folder / "report.html").read_text("utf-8"))
+    assert len(told) == 1
+    assert set(json.loads(told[0].partition(">")[2].removesuffix("</script>"))["rows"]) == set(NASTY)
     assert not any(key.startswith("on") for _, attributes in found.elements for key in attributes)
     for name in NASTY:
         assert " ".join(name.split()) in found.text
@@ -299,3 +314,14 @@ def test_every_set_has_its_column_and_panel_and_the_soup_its_place(tmp_path: Pat
     assert "| shifted |" in header
     tones = [a.get("class") for tag, a in found.elements if tag == "span" and a.get("class") in ("good", "bad")]
     assert {"good", "bad"} == set(tones)
+
+
+def test_settings_are_shown_where_they_are_not_the_default(real: Path) -> None:
+    assert changed_settings(Run(real)) == [("steps", "8"), ("batch_size", "16")]  # of all methods
+    text = page(real).text
+    assert "Settings that are not the default steps 8 batch_size 16" in text
+    about = json.loads((real / "run.json").read_text())
+    about["settings"]["mehl+"]["lr"] = 0.5
+    run = Run(real)
+    run.about = about
+    assert changed_settings(run)[-1] == ("lr of mehl+", "0.5")

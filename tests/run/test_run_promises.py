@@ -83,7 +83,7 @@ def test_the_record_is_complete(tmp_path: Path) -> None:
         assert (method.W is None) == (method.name == "ensemble")
         assert (method.folder / "soup.json").exists() == (method.name != "ensemble")
     by_name = {method.name: method.result for method in found.methods}
-    assert set(by_name["crossfit"]["guard"]["held_out"]) == {"learned", "best", "uniform", "greedy"}
+    assert set(by_name["crossfit"]["guard"]["held_out"]) == {"learned", "best", "uniform"}
     assert len(by_name["greedy"]["greedy"]) == 4
     assert compared.path == tmp_path / "run"
     assert compared.soup is not None
@@ -255,7 +255,7 @@ def test_finished_methods_are_not_repeated(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("build", [mlp, normed])
-@pytest.mark.parametrize("stop_at", [1, 17, 60, 1000])
+@pytest.mark.parametrize("stop_at", [1, 17, 40, 1000])
 def test_a_stopped_run_continues_bit_for_bit(
     tmp_path: Path, stop_at: int, build: Callable[[], torch.nn.Module]
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_stopped_run_continues_bit_for_bit(
             assert value_of(tmp_path / "parts", "run.json")["status"] == "interrupted"
             states = [path.name for path in (tmp_path / "parts").rglob("state*")]  # one, where there is one process
             assert states == ["state.safetensors"][: len(states)]
-            assert states or stop_at < 60
+            assert states or stop_at < 40
     assert stops == (stop_at != 1000)
     assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
 

@@ -46,7 +46,7 @@ def fold_at(step: int, blocks: list[list[int]], *folds: int) -> tuple[dict[str, 
     return {**tensors, "history": history}, {
         "blocks": blocks,
         "options": step,
-        "folds": {str(f): {"t": 0, "j": step} for f in folds},
+        "folds": {str(f): {"t": 0, "j": step, "losses": [], "decided": 0} for f in folds},
     }
 
 

@@ -53,6 +53,8 @@ def test_distributed_equals_single_process(tmp_path: Path) -> None:
     assert len(first["bad numbers"]["skipped"]) > 3
     assert set(first["mehl+"]["sent"]) == {2 * 4 + 2, 1 * 4 + 2}  # b x G and two sums; the last block has one model
     assert len(first["mehl+"]["sent"]) == 3 * 5  # one exchange per step
+    meeting = 2  # exchanges by which the ranks find each other, once
+    assert first["mehl+ for longer"]["told"] == first["mehl+"]["told"][meeting:]  # no other one, however many steps
     for apart in ("crossfit by folds", "hl+ by folds", "batch normalisation"):
         assert first[apart]["sent"] == [], apart
     learned = [which["learned"]["beta"] for which in (first, alone)]

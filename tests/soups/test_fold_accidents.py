@@ -100,7 +100,7 @@ def test_a_loss_that_is_nan_at_the_start_does_not_freeze_its_fold(
     pool = write(tmp_path, fine_tunes(mlp, 5))
     found = cook(pool, Task(mlp(), samples()), "hl+", folds=2, steps=60, batch_size=16, lr=0.02)
     first = [h["step"] for h in found.history if h["kind"] == "held_out" and h["fold"] == 0]
-    assert len(first) > 10  # it gave up after four judgements
+    assert len(first) > 3  # nothing is less than NaN: it gave up after two judgements
 
 
 def test_an_engine_that_ran_out_of_memory_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_method_has_settings_of_its_own_and_the_paper_sets_the_rest() -> None:
     assert (learned.granularity, learned.lr, learned.weight_decay, learned.beta) == ("model", 0.05, 0, True)
     default = settings_for(DEFAULT)
     assert (default.granularity, default.folds, default.block_size) == ("tensor", 4, "fit")
-    assert (default.steps, default.lr) == (300, 0.02)
+    assert (default.steps, default.lr) == (1000, 0.02)
     assert set(METHODS) - LEARNED == {"best", "uniform", "greedy", "ensemble"}
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.engine import AdamW, Engine
+from stockpot.engine.optimiser import judged
 from stockpot.errors import LearningError, MethodError
 from stockpot.pool import Pool
-from stockpot.soups import learn
+from stockpot.soups import stopping
 from zoo import decide, fine_tunes, learning, marked, mlp, samples, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 40, "batch_size": 16, "lr": 0.05}
@@ -98,21 +99,16 @@ def test_the_steps_are_those_of_torch() -> None:
 
 def test_the_mean_is_of_the_steps_that_were_taken() -> None:
     x = AdamW(torch.tensor([[1.0, 2.0]]), 3.0, 0.0)
-    assert [part.tolist() if isinstance(part, Tensor) else part for part in x.mean()] == [[[1.0, 2.0]], 3.0]
+    assert judged(x.save())["x"].tolist() == [1.0, 2.0, 3.0]
     seen = []
     for loss in (1.0, math.nan, 1.0):
         skipped = x.step(torch.tensor(loss), torch.ones(1, 2), torch.tensor(1.0), torch.tensor(0.1))[1]
         if not skipped:
             seen.append(x.x.clone())
-    alpha, beta = x.mean()
-    wanted = torch.stack(seen).mean(dim=0)
-    assert torch.allclose(alpha, wanted[:2].view(1, 2))
-    assert beta == pytest.approx(float(wanted[2]))
-    assert x.taken == 0
-    x.restart(torch.tensor([[5.0, 6.0]]), 7.0)
-    assert x.count == 0
-    assert x.values()[0].tolist() == [[5.0, 6.0]]
-    assert x.values()[1] == 7.0
+    saved = x.save()
+    assert torch.allclose(judged(saved)["x"], torch.stack(seen).mean(dim=0))
+    assert saved["taken"] == 0  # the next mean begins here
+    assert torch.equal(saved["x"], x.x)
 
 
 # A run.
@@ -160,10 +156,10 @@ def test_learning_stops_when_half_of_a_blocks_steps_were_skipped(tmp_path: Path,
 
 
 def test_with_folds_it_says_which_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learn, "EVALUATIONS", 6)
+    monkeypatch.setattr(stopping, "EVERY", 1)
     script = Script(range(6, 1000))
     pool, task = write(tmp_path, fine_tunes(mlp, 4)), Task(mlp(), samples(), loss=script.loss)
-    with pytest.raises(LearningError, match=r"learning at block 1 of 2, step \d, fold 2") as caught:
+    with pytest.raises(LearningError, match=r"learning at block 2 of 2, step \d, fold 1") as caught:
         cook(pool, task, "mehl+", listen=script.listen, **{**BRIEF, "steps": 6, "folds": 2, "block_size": 2})
     assert isinstance(caught.value.best, Soup)
     assert bool(caught.value.best.W.isfinite().all())

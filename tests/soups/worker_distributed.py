@@ -16,6 +16,7 @@ from zoo import MARK, marked_loss, mlp, normed, samples
 
 RUNS: dict[str, dict[str, Any]] = {
     "mehl+": {"method": "mehl+", "block_size": 2},
+    "mehl+ for longer": {"method": "mehl+", "block_size": 2, "steps": 8},
     "learned": {"method": "learned"},
     "crossfit by data": {"method": "crossfit", "block_size": 2, "folds": 2, "parallel": "data"},
     "crossfit by folds": {"method": "crossfit", "block_size": 2, "folds": 3, "parallel": "folds"},
@@ -65,10 +66,24 @@ def main(rank: int, folder: Path) -> None:
         return exchange(tensor, *arguments, **options)
 
     dist.all_reduce = counted
+    told: list[str] = []  # exchanges of what is no tensor
+
+    def counting(name: str) -> None:
+        function = getattr(dist, name)
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            told.append(name)
+            return function(*arguments, **options)
+
+        setattr(dist, name, called)
+
+    for name in ("all_gather_object", "broadcast_object_list", "all_gather", "reduce_scatter_tensor", "broadcast"):
+        counting(name)
     found = {}
     for name in RUNS:
         sent.clear()
-        found[name] = {**run(folder, name), "sent": list(sent)}
+        told.clear()
+        found[name] = {**run(folder, name), "sent": list(sent), "told": list(told)}
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

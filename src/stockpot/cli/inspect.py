@@ -12,6 +12,7 @@ import typer
 
 from stockpot import words
 from stockpot.cli.adapters import describe_adapters, show_adapters, without_refused
+from stockpot.cli.scaled import describe_scaled, show_scaled
 from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
 from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
 from stockpot.events import Listener, ignore
@@ -32,7 +33,16 @@ Key = Annotated[str | None, typer.Option("--key", metavar="NAME", help="Where th
 Rename = Annotated[list[str], typer.Option("--rename", metavar="OLD=NEW", help="Replace a prefix of tensor names.")]
 Mixed = Annotated[bool, typer.Option("--mixed-dtypes", help="Allow different floating-point types.")]
 Base = Annotated[str | None, typer.Option("--base", metavar="MODEL", help="The model that LoRA adapters are on.")]
-Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help="Memory to plan for, such as 24GB.")]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", "--memory", metavar="SIZE", help="Memory of one device to plan for, such as 24GB."),
+]
+Ranks = Annotated[
+    int | None, typer.Option("--ranks", min=1, metavar="N", help="Forecast for so many GPUs, of a recipe's method.")
+]
+Bandwidth = Annotated[
+    str | None, typer.Option("--bandwidth", metavar="SIZE", help="Bytes a second between those GPUs, such as 25GB.")
+]
 
 
 def inspect(
@@ -43,6 +53,8 @@ def inspect(
     mixed_dtypes: Mixed = False,
     base: Base = None,
     overrides: Overrides = [],  # noqa: B006
+    ranks: Ranks = None,
+    bandwidth: Bandwidth = None,
     as_json: Json = False,
 ) -> None:
     """Look at a pool of checkpoints before anything is spent.
@@ -57,6 +69,7 @@ def inspect(
     stockpot inspect checkpoints/
     stockpot inspect 'runs/*/best.pt' --key model --budget 24GB
     stockpot inspect recipe.yaml --json
+    stockpot inspect recipe.yaml --ranks 64 --memory 80GB      # on 64 GPUs: arrangement, memory, time of a step
     ```
     """
     from stockpot.pool import Pool
@@ -72,6 +85,10 @@ def inspect(
         mixed_dtypes, base = mixed_dtypes or section.mixed_dtypes, base or pool_base(recipe)
     elif overrides:
         raise typer.BadParameter("there is no recipe to replace values of", param_hint="--set")
+    if ranks is not None and (recipe is None or limit is None):
+        missing = "a recipe" if recipe is None else "the memory of one GPU: --memory 80GB"
+        raise typer.BadParameter(f"needs {missing}", param_hint="--ranks")
+    speed = None if bandwidth is None else _bytes(bandwidth, "--bandwidth")
     options: dict[str, Any] = {"key": key, "rename": prefixes, "mixed_dtypes": mixed_dtypes, "base": base}
     with drawing() as listen:
         try:
@@ -83,6 +100,8 @@ def inspect(
         found["problems"] += refused
         if recipe is not None:
             _check_model(found, opened, recipe)
+            if ranks is not None and limit is not None and not found["problems"]:
+                found["scaled"] = describe_scaled(recipe, opened, ranks, limit, speed)
     if as_json:
         document(found)
     else:
@@ -98,16 +117,16 @@ def prefixes_of(pairs: Sequence[str]) -> dict[str, str] | None:
     return dict(pair.split("=", 1) for pair in pairs) or None
 
 
-def _bytes(budget: str) -> int:
+def _bytes(budget: str, option: str = "--budget") -> int:
     from stockpot.recipe.values import parse_bytes
 
     try:
         found = parse_bytes(budget)
     except ValueError as error:
-        raise RunError(f"--budget: {error}.\n  Fix: say the unit, as in 24GB.") from error
+        raise RunError(f"{option}: {error}.\n  Fix: say the unit, as in 24GB.") from error
     if found < 2**20:  # nobody means less
         size, fix = words.plural(found, "byte"), "say the unit, as in 24GB"
-        raise RunError.of(f"--budget {budget}", expected="memory of a machine", found=size, fix=fix)
+        raise RunError.of(f"{option} {budget}", expected="memory of a machine", found=size, fix=fix)
     return found
 
 
@@ -231,6 +250,8 @@ def _show(found: Mapping[str, Any]) -> None:
     say("\n".join(["", *peculiar, ""] if peculiar else [""]))
     if forecast is not None:
         _show_forecast(forecast, len(ingredients))
+    if found.get("scaled") is not None:
+        show_scaled(found["scaled"])
     for problem in found["problems"]:
         say(f"problem: {problem}\n")
 

@@ -87,6 +87,7 @@ class Engine:
             with self._compiling():
                 self.theta_bar = self.loader.mean(listen=listen) if theta_bar is None else theta_bar
             self.fixed = torch.empty(live.plan.size, dtype=live.soup_dtype, device=live.device)  # (P,) theta_fix
+            self._fixed_for: Tensor | None = None  # coefficients outside the block that it was made for
         except BaseException:  # such as memory that ran out: the model must not keep what was put around it
             self.close()
             raise
@@ -108,10 +109,11 @@ class Engine:
         if self._cuda:
             held = [*live.task.model.parameters(), *live.task.model.buffers()]
             kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
-            step, sample = self._measure(data)
             if o.low_memory or live.plan.size >= plan.LARGE:
                 with recomputing(live.task.model):
                     spared = self._measure(data)
+            # Where it is low-memory mode already, the other might not fit, nor its trial.
+            step, sample = spared if spared and o.low_memory else self._measure(data)
         need = plan.Need(
             models=len(live.pool),
             parameters=live.plan.size,
@@ -221,8 +223,12 @@ class Engine:
         """theta_bar + sum over the models that are not in the block of alpha_k d_k, from the files. (P,)"""
         rest = alpha.clone()
         rest[list(block)] = 0.0
-        self.fixed.copy_(self.theta_bar)
-        return self.loader.add(self.fixed, rest, self.theta_bar)
+        if self._fixed_for is None or not torch.equal(self._fixed_for, rest):  # folds take turns with the same rest
+            self._fixed_for = None
+            self.fixed.copy_(self.theta_bar)
+            self.loader.add(self.fixed, rest, self.theta_bar)
+            self._fixed_for = rest
+        return self.fixed
 
     def mix(self, theta_fix: Tensor, c: Tensor) -> None:
         """Make the model theta_fix + sum_k c_k d_k over the loaded block. c: (b, G)"""

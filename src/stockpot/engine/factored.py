@@ -98,6 +98,12 @@ class FactoredLive(Live):
             torch.index_select(self.flat, 0, self._index, out=self._c)
             self._c.mul_(self._scale)
 
+    def count_once(self) -> None:
+        """Set all coefficients to one, for modules that hold the factors of a soup."""
+        for slot in self.plan.slots:
+            if _is_coefficients(slot):
+                self.theta[slot.start : slot.stop] = 1.0
+
     def clear_gradient(self) -> None:
         super().clear_gradient()
         for leaf in self._leaves:

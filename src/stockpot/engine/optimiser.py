@@ -33,7 +33,7 @@ class AdamW:
         self.beta = None if beta is None else self.x[-1]
         self.m, self.v = torch.zeros_like(self.x), torch.zeros_like(self.x)  # AdamW's moments
         self.count = self.x.new_zeros(())  # steps AdamW has taken
-        self.total = torch.zeros_like(self.x)  # sum of x over the steps since `mean` was last asked for
+        self.total = torch.zeros_like(self.x)  # sum of x over the steps since the last judgement
         self.taken = self.x.new_zeros(())  # how many those are
         self.weight_decay = weight_decay
         self._decay = torch.full_like(self.x, weight_decay)
@@ -61,21 +61,6 @@ class AdamW:
         """The coefficients (b, G) and beta, on the host."""
         return self.alpha.to("cpu", copy=True), None if self.beta is None else float(self.beta)
 
-    def mean(self) -> tuple[Tensor, float | None]:
-        """The mean of coefficients (b, G) and beta over the steps since this was last asked for, on the host."""
-        mean = (self.total / self.taken if self.taken > 0 else self.x).to("cpu", copy=True)
-        self.total.zero_()
-        self.taken.zero_()
-        return mean[: self.alpha.numel()].view(self.alpha.shape), None if self.beta is None else float(mean[-1])
-
-    def restart(self, alpha: Tensor, beta: float | None) -> None:
-        """Go on from other coefficients (b, G), and remember nothing."""
-        for name in NAMES:
-            getattr(self, name).zero_()
-        self.alpha.copy_(alpha)
-        if self.beta is not None and beta is not None:
-            self.beta.fill_(beta)
-
     def save(self) -> dict[str, Tensor]:
         """Copies on the host of all that the next step depends on."""
         return {name: getattr(self, name).to("cpu", copy=True) for name in NAMES}
@@ -83,6 +68,14 @@ class AdamW:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         for name in NAMES:
             getattr(self, name).copy_(saved[name])
+
+
+def judged(saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What was saved, with the mean of the steps since the last judgement for x; their sum begins anew in both."""
+    mean = saved["total"] / saved["taken"] if saved["taken"] > 0 else saved["x"]
+    for name in ("total", "taken"):
+        saved[name] = torch.zeros_like(saved[name])
+    return {**saved, "x": mean}
 
 
 class CapturedStep:

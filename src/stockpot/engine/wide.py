@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,12 @@ class Wide:
         if m.padding_idx is not None:  # torch gives the row of the padding no gradient
             h = torch.where((x != m.padding_idx)[..., None], h, h.detach())
         return F.linear(h.to(dtype), B)
+
+    def alone(self, A: Tensor, B: Tensor) -> Wide:
+        """The module with one adapter in place of all. A: (r, in), B: (out, r), its scale inside."""
+        A, B, rank = A.to(self.A), B.to(self.B), B.shape[1]
+        A = A.T.contiguous() if isinstance(self.module, nn.Embedding) else A
+        return replace(self, A=A, B=B, owner=torch.zeros(rank, dtype=torch.long), scale=self.scale.new_ones(rank))
 
     def forward(self, c: Tensor, own: Callable[..., Any]) -> Callable[..., Any]:
         """What the module does with its adapters. c: (R,), read anew at every call."""

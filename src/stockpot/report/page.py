@@ -13,6 +13,7 @@ from stockpot.report.charts.scores import comparison
 from stockpot.report.charts.weights import weights_by_group
 from stockpot.report.reading import Run
 from stockpot.report.tables import (
+    changed_settings,
     common_kind,
     guard_decision,
     ingredient_table,
@@ -49,6 +50,7 @@ def page_of(run: Run) -> dict[str, Any]:
         "stands_apart": stands_apart(run),
         "facts": pool_facts(run),
         "command": shlex.join(run.about["command"]),
+        "settings": changed_settings(run),
         "recipe": run.recipe.strip(),
         "environment": machine_facts(run),
         "notes": _notes(run),

@@ -10,6 +10,8 @@ from typing import Any
 from stockpot import words
 from stockpot.report.reading import Method, Run
 from stockpot.run.verdict import advised
+from stockpot.soups.registry import LEARNED, settings_for
+from stockpot.soups.settings import as_json
 from stockpot.table import DATA, Cell, Row
 
 
@@ -97,6 +99,22 @@ def pool_facts(run: Run) -> list[tuple[str, str]]:
             "equal ingredients": "; ".join(" = ".join(run.names[k] for k in same) for same in pool["duplicates"]),
         }
     return [(name, value) for name, value in facts.items() if value not in ("", "–")]
+
+
+def changed_settings(run: Run) -> list[tuple[str, str]]:
+    """The settings of the methods that learn, as far as they are not the default; those of all of them once."""
+    given: dict[str, dict[str, Any]] = {}
+    for name, stated in run.about["settings"].items():
+        if name in LEARNED:
+            usual = as_json(settings_for(name, stated.get("preset")))
+            own = {key: value for key, value in stated.items() if key == "preset" or usual.get(key) != value}
+            given[name] = {key: value for key, value in own.items() if key != "seed"}  # a fact of the whole run
+    first = next(iter(given.values()), {})
+    shared = {k: v for k, v in first.items() if all(k in own and own[k] == v for own in given.values())}
+    found = [(key, _text(value)) for key, value in shared.items()]
+    for name, own in given.items():
+        found += [(f"{key} of {name}", _text(value)) for key, value in own.items() if key not in shared]
+    return found
 
 
 def machine_facts(run: Run) -> list[tuple[str, str]]:

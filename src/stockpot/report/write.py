@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from importlib.resources import files as package_files
@@ -37,7 +39,7 @@ def html(page: Mapping[str, Any]) -> str:
         what = "an installed one, for the page of a report"
         raise RunError.of("library jinja2", expected=what, found="none", fix="pip install 'stockpot[cli]'") from error
     folder = package_files("stockpot.report") / "templates"
-    names = [file.name for file in folder.iterdir() if file.name.endswith((".j2", ".css"))]
+    names = [file.name for file in folder.iterdir() if file.name.endswith((".j2", ".css", ".js"))]
     sources = {name: (folder / name).read_text("utf-8") for name in names}
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(sources),
@@ -46,8 +48,10 @@ def html(page: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css = sources["report.css"]
-    return environment.get_template("report.html.j2").render(page=page, css=css) + "\n"
+    css, script = sources["report.css"], sources["report.js"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    template = environment.get_template("report.html.j2")
+    return template.render(page=page, css=css, script=script, digest=digest) + "\n"
 
 
 def markdown(page: Mapping[str, Any]) -> str:

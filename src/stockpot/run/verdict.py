@@ -2,8 +2,8 @@
 
 The choice is made on held-out data: samples that each method was scored on by coefficients that were not fitted on
 them. Scores on the fitting data flatter whatever learned most, and the report data must not be chosen on. Methods have
-a held-out score where they learn by folds; crossfit's guard also gives one to the best single model, the plain average
-and the greedy soup.
+a held-out score where they learn by folds; crossfit's guard also gives one to the best single model and
+the plain average.
 """
 
 from __future__ import annotations

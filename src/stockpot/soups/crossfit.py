@@ -1,10 +1,13 @@
-"""Cross-fitting: learn once per fold, stop on the fold left out, average the mixing weights, and guard the result.
+"""Cross-fitting: learn once per fold, stop all folds together, average the mixing weights, and guard the result.
 
-Every fold sets out from its own greedy soup, chosen without the samples it leaves out. Since every sample is left out
-by one fold, the folds' own soups have a score on all of them. It is a little too good, because the same samples said
-when to stop, and lower than the average of all folds deserves. The guard holds it against what is simpler: the uniform
-soup, the best individual and the greedy soup, each chosen without the samples it is scored on. If one of them is better
-beyond chance, that one is returned instead. What a soup is worth, the report data says.
+1. All folds set out from the mean of all ingredients, or of the best half, quarter, ... where that is better beyond
+   chance on samples that had no say in which those are.
+2. Every fold learns without the samples it leaves out; those of all folds together say how fast to go and when to stop
+   (soups/stopping.py), and what is judged is the mean of the latest steps.
+3. The soup is the average of the folds' soups.
+4. The guard scores every fold's own soup on what that fold left out, as it was when the *other* folds were best
+   together: those samples had no say in it. If the uniform soup, or the best individual chosen without the samples it
+   is scored on, is better beyond chance, that one is returned instead. What a soup is worth, the report data says.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
 from stockpot.soups.fold import Fold, average
-from stockpot.soups.greedy import greedy
 from stockpot.soups.learn import Learner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
@@ -31,20 +33,19 @@ from stockpot.task.data import generator
 from stockpot.task.scores import worded
 
 Split = tuple[Tensor, Tensor]  # places of the samples inside and outside a fold
-Members = tuple[int, ...]  # the ingredients of a greedy soup
+Members = tuple[int, ...]  # the ingredients of a mean
 
-# Samples from which running statistics are estimated for a candidate of a fold's own start. All of them, for every
-# candidate of every fold, would take most of the time that a network with BatchNorm learns. No soup that is returned is
-# chosen like that.
+# Samples from which running statistics are estimated for a mean that folds may set out from. All of them, every time,
+# would take most of the time that a network with BatchNorm learns. No soup that is returned is chosen like that.
 CALIBRATION = 1024
-# Samples at most that a start is chosen on, and that say when a fold stops. More of them cost time in proportion and
+# Samples at most that the start is chosen on and that say when to stop. More of them cost time in proportion and
 # changed no result that could be told from chance (docs/decisions.md).
 ENOUGH = 2048
 SHOWN = 5  # classes named in one note
 
 
 def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
-    """The default: cross-fitted from greedy soups, and guarded."""
+    """The default: cross-fitted and guarded."""
     if settings.folds == 1:  # asked for: then there is nothing to be judged and guarded by
         from stockpot.soups.learn import learned_soup
 
@@ -53,22 +54,16 @@ def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: S
     with problem.live(layout) as live:
         splits = problem.task.fit.folds(settings.folds, settings.seed)
         few = enough(torch.arange(len(problem.task.fit)), settings.seed)
-        saved = None if store is None else store.load()
-        starts = None if saved is None else [tuple(start) for start in saved[1]["starts"]]
         simple: dict[str, Scores] = {}
 
-        def begin(put: Put | None) -> list[Members]:
-            nonlocal starts
-            starts = _starts(problem, live, settings, splits, few, put)
+        def begin(put: Put | None) -> Members:
+            start = best_start(problem, live, splits, few, put)
             if put is not None:  # while all ingredients are at hand
-                simple.update(_simple(problem, live, splits, few, starts, put))
-            return starts
+                simple.update(_simple(problem, live, splits, few, put))
+            return start
 
-        found = _learned(problem, live, method, settings, splits, starts, begin, store)
-        assert starts is not None
-        if not simple:
-            simple |= _simple(problem, live, splits, few, starts)
-        return _guarded(problem, live, settings, found, simple)
+        found = _learned(problem, live, method, settings, splits, few, begin, store)
+        return _guarded(problem, live, found, simple or _simple(problem, live, splits, few))
 
 
 def enough(indices: Tensor, seed: int) -> Tensor:
@@ -84,21 +79,37 @@ def cross_fitted(problem: Problem, method: Method, settings: Settings, store: St
     layout = problem.layout(settings.granularity)
     with problem.live(layout) as live:
         splits = problem.task.fit.folds(settings.folds, settings.seed)
-        return _learned(problem, live, method, settings, splits, None, None, store)
+        few = enough(torch.arange(len(problem.task.fit)), settings.seed)
+        return _learned(problem, live, method, settings, splits, few, None, store)
 
 
-def _starts(
-    problem: Problem, live: Live, settings: Settings, splits: Sequence[Split], few: Tensor, put: Put | None
-) -> list[Members]:
-    """Each fold's own greedy soup, on those of its samples that are among a few."""
+def best_start(problem: Problem, live: Live, splits: Sequence[Split], few: Tensor, put: Put | None) -> Members:
+    """The ingredients whose mean the folds set out from, decided on a few samples.
+
+    How many that are is decided by samples that had no say in which they are; which, by all of them.
+    """
     problem.sample(few, put)
-    return [
-        greedy(
-            problem, live, indices=_both(inside, few), ties=settings.ties, by_content=True, calibration=CALIBRATION,
-            put=put, label=f"greedy soup, fold {f + 1} of {len(splits)}",
-        ).chosen
-        for f, (inside, _) in enumerate(splits)
-    ]  # fmt: skip
+
+    def ranked(rows: Tensor) -> list[int]:
+        return problem.ranked([one.value for one in problem.individual_on(rows)], by_content=True)
+
+    pairs = [(_both(inside, few), _both(outside, few)) for inside, outside in splits]
+    rankings = [ranked(inside) for inside, _ in pairs]
+
+    def scored(n: int) -> Scores:
+        parts = []
+        for ranking, (_, outside) in zip(rankings, pairs, strict=True):
+            W = _put_mean(problem, live, ranking[:n], put)
+            parts.append(problem.score_live(live, W, calibration=CALIBRATION, indices=outside, with_loss=False))
+        return together(parts, [torch.searchsorted(few, outside) for _, outside in pairs])
+
+    n = fewer = len(problem.pool)
+    best = scored(n)
+    while fewer := fewer // 2:
+        found = scored(fewer)
+        if math.isnan(best.value) or found.difference(best)[1] > 0:
+            n, best = fewer, found
+    return tuple(ranked(few)[:n])
 
 
 def _learned(
@@ -107,80 +118,32 @@ def _learned(
     method: Method,
     settings: Settings,
     splits: Sequence[Split],
-    starts: Sequence[Members] | None,
-    begin: Callable[[Put | None], Sequence[Members]] | None,
+    few: Tensor,
+    begin: Callable[[Put | None], Members] | None,
     store: StateStore | None,
 ) -> Decision:
-    """`begin` finds starts where none are given; without both, every fold sets out from the mean of all models."""
+    """`begin` finds the start; without it, the folds set out from the mean of all models."""
     data = problem.task.fit
     folds = [
-        Fold(f, data.subset(inside), data.subset(enough(outside, settings.seed)), None if starts is None else starts[f])
-        for f, (inside, outside) in enumerate(splits)
+        Fold(f, data.subset(inside), data.subset(_both(outside, few))) for f, (inside, outside) in enumerate(splits)
     ]
     learner = Learner(problem, live, method, settings, folds, store)
     parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
-    loss_together = math.nan  # of the average of all folds, on all fitting data
 
-    def judge(some: Sequence[Fold]) -> None:
-        nonlocal loss_together
-        W, _ = average(some, method.simplex)
-        several = len({fold.start for fold in folds}) > 1
-        if len(some) == 1:
-            f = some[0].number  # judged again where memory ran out meanwhile
-            parts[f] = problem.score_live(live, W, indices=splits[f][1], with_loss=several)
-        elif several:
-            loss_together = problem.score_live(live, W).loss
+    def judge(fold: Fold, W: Tensor) -> None:
+        parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
 
-    learner.run(judge, begin if starts is None else None)
-    kept: Sequence[Fold] = folds
-    history, notes = learner.history(), learner.notes()
-    if len({fold.start for fold in folds}) > 1:
-        kept, record, note = without_hill(folds, [parts[f].loss for f in range(len(folds))], loss_together)
-        problem.listen(Event("average", record))
-        history, notes = (*history, {"kind": "average", **record}), (*note, *notes)
-    W, beta = average(kept, method.simplex)
+    learner.run(judge, begin)
+    W, beta = average(folds, method.simplex)
     return Decision(
         W,
         live.layout,
         beta,
         held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
-        history=history,
+        history=learner.history(),
         models_used=int((W != 0).any(dim=1).sum()),
-        notes=(*notes, *_thin_classes(data.labels, settings.folds)),
+        notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
-
-
-def without_hill(
-    folds: Sequence[Fold], losses: Sequence[float], loss_together: float
-) -> tuple[Sequence[Fold], dict[str, Any], tuple[str, ...]]:
-    """The folds to average, what was compared, and a note where some are left out.
-
-    The average of soups is better than they are where the loss has no hill between them. Folds that set out from one
-    place have none; folds from different places may. The average is flattered on the fitting data, by the folds that
-    learned from it, and the folds are not on what they left out (`losses`): where the average is worse even so, a hill
-    lies between, and the folds with the lowest loss that set out from one place are kept alone.
-    """
-    by_start: dict[Any, list[Fold]] = {}
-    for fold in folds:
-        by_start.setdefault(fold.start, []).append(fold)
-
-    def mean_loss(some: Sequence[Fold]) -> float:
-        sizes = {fold.number: len(fold.held_out) for fold in some if fold.held_out is not None}
-        return sum(losses[number] * size for number, size in sizes.items()) / sum(sizes.values())
-
-    def names(some: Sequence[Fold]) -> str:
-        return f"fold{'s' * (len(some) > 1)} {', '.join(str(fold.number + 1) for fold in some)}"
-
-    apart = mean_loss(folds)
-    record = {"together": finite(loss_together), "apart": {names(one): mean_loss(one) for one in by_start.values()}}
-    if not math.isfinite(apart) or loss_together <= apart:
-        return folds, {**record, "kept": "all"}, ()
-    kept = min(by_start.values(), key=mean_loss)
-    note = (
-        f"only {names(kept)} {'are' if len(kept) > 1 else 'is'} in this soup: the average of all folds has a loss of"
-        f" {loss_together:.4g} on the fitting data, the folds themselves {apart:.4g} on what they left out"
-    )
-    return kept, {**record, "kept": names(kept)}, (note,)
 
 
 def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
@@ -200,9 +163,7 @@ def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
 # The guard -----------------------------------------------------------------------------------------------
 
 
-def _guarded(
-    problem: Problem, live: Live, settings: Settings, found: Decision, simple: Mapping[str, Scores]
-) -> Decision:
+def _guarded(problem: Problem, live: Live, found: Decision, simple: Mapping[str, Scores]) -> Decision:
     """What was found, or what is simpler and better beyond chance."""
     assert found.held_out is not None
     problem.held_out.update(simple)
@@ -218,47 +179,33 @@ def _guarded(
         f" {worded(known['learned'])}: more than chance explains"
     )
     K, G = len(problem.pool), len(live.layout)
-    if winner == "uniform":
-        W = weights.uniform(K, G)
-    elif winner == "best":
-        W = weights.chosen(K, G, [problem.best_on(by_content=True)])
-    else:
-        W = greedy(problem, live, ties=settings.ties, by_content=True).W
+    W = weights.uniform(K, G) if winner == "uniform" else weights.chosen(K, G, [problem.best_on(by_content=True)])
     used = int((W != 0).any(dim=1).sum())
     notes = (note, *found.notes)
     return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
 
 
 def _simple(
-    problem: Problem,
-    live: Live,
-    splits: Sequence[Split],
-    few: Tensor,
-    starts: Sequence[Members],
-    put: Put | None = None,
+    problem: Problem, live: Live, splits: Sequence[Split], few: Tensor, put: Put | None = None
 ) -> dict[str, Scores]:
     """What is simpler, each sample scored by something that was chosen without it."""
-    K, G = len(problem.pool), len(live.layout)
-    places = [outside for _, outside in splits]
-
-    def means(members: Sequence[int], theta: Tensor | None = None) -> Tensor:
-        """Make the model this mean; returns its mixing weights."""
-        if put is not None:
-            put(members)
-        else:
-            live.theta.copy_(live.mean(list(members), listen=problem.listen) if theta is None else theta)
-        return weights.chosen(K, G, members)
-
     problem.sample(few, put)
     best = [
         problem.one_on(problem.best_on(_both(inside, few), by_content=True), outside, put) for inside, outside in splits
     ]
-    uniform = problem.score_live(live, means(range(K), problem.theta_bar(live)), with_loss=False)
-    greedy_parts = [
-        problem.score_live(live, means(members), indices=outside, with_loss=False)
-        for members, outside in zip(starts, places, strict=True)
-    ]
-    return {"best": together(best, places), "uniform": uniform, "greedy": together(greedy_parts, places)}
+    uniform = problem.score_live(live, _put_mean(problem, live, range(len(problem.pool)), put), with_loss=False)
+    return {"best": together(best, [outside for _, outside in splits]), "uniform": uniform}
+
+
+def _put_mean(problem: Problem, live: Live, members: Sequence[int], put: Put | None) -> Tensor:
+    """Make the model the mean of these ingredients; returns its mixing weights."""
+    K, G = len(problem.pool), len(live.layout)
+    if put is not None:
+        put(members)
+    else:
+        whole = problem.theta_bar(live) if len(members) == K else None
+        live.theta.copy_(live.mean(list(members), listen=problem.listen) if whole is None else whole)
+    return weights.chosen(K, G, members)
 
 
 def _both(some: Tensor, others: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from stockpot.soups.mehl import State, weights
 from stockpot.soups.problem import finite
 from stockpot.task import Data
 
-BlockStart = tuple[State, float]  # a fold's state before its block began, and its best loss then
+Moments = dict[str, Tensor]  # all that an optimiser's next step depends on: AdamW.save
 
 
 @dataclass
@@ -25,19 +25,37 @@ class Fold:
     number: int
     data: Data
     held_out: Data | None = None
-    start: tuple[int, ...] | None = None  # it begins at the mean of these ingredients; None: of all
     state: State = field(init=False)
-    best: Tensor | None = None  # (b, G) of the block under way
-    best_beta: float | None = None
-    best_loss: float = math.inf
+    # Of the block under way, where data is left out (soups/stopping.py):
+    losses: list[float] = field(default_factory=list)  # at every judgement
+    decided: int = 0  # judgements that something followed from
+    judged: Moments | None = None  # what was judged last
+    best: Moments | None = None  # what was judged when all folds together were best
+    unseen: Tensor | None = None  # (b, G) the same where the others were: its own samples had no say in it
     taken: int = 0  # steps in this block, skipped ones too
     taken_before: int = 0  # steps in earlier blocks
     skipped: int = 0  # steps in this block
     skipped_before: int = 0  # steps in earlier blocks
 
-    def block_start(self) -> BlockStart:
+    def block_start(self) -> State:
         """What the fold goes back to when the block that comes next cannot be finished."""
-        return replace(self.state, alpha=self.state.alpha.clone()), self.best_loss
+        return replace(self.state, alpha=self.state.alpha.clone())
+
+    def forget(self) -> None:
+        """Nothing of a block is known."""
+        self.losses, self.decided, self.judged, self.best, self.taken, self.skipped = [], 0, None, None, 0, 0
+
+    def begin(self, moments: Moments, block: Sequence[int]) -> None:
+        """Go on from there."""
+        s = self.state
+        s.saved = moments
+        s.alpha[block] = coefficients(moments["x"], block, s).to(s.alpha)
+        s.beta = None if s.beta is None else float(moments["x"][-1])
+
+
+def coefficients(x: Tensor, block: Sequence[int], state: State) -> Tensor:
+    """The alpha (b, G) of what an optimiser holds."""
+    return x[: len(block) * state.alpha.shape[1]].view(len(block), -1)
 
 
 def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
@@ -53,54 +71,53 @@ def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and plain JSON values
 
 
-def fold_states(folds: Sequence[Fold], at_block: Mapping[int, BlockStart]) -> Saved:
+def fold_states(folds: Sequence[Fold], at_block: Mapping[int, State]) -> Saved:
     """Everything the next step of these folds depends on, by their numbers."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
     for fold in folds:
         n, s = fold.number, fold.state
-        first, loss = at_block[n]
+        first = at_block[n]
         tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
-        if s.optimiser is not None:
-            tensors |= {f"{n}.optimiser.{name}": value for name, value in s.optimiser.save().items()}
-        if fold.best is not None:
-            tensors[f"{n}.best"] = fold.best
+        if fold.unseen is not None:
+            tensors[f"{n}.unseen"] = fold.unseen
+        optimiser = s.saved if s.optimiser is None else s.optimiser.save()
+        for part, moments in (("optimiser", optimiser), ("judged", fold.judged), ("best", fold.best)):
+            tensors |= {f"{n}.{part}.{name}": value.clone() for name, value in (moments or {}).items()}
         values[str(n)] = {
             "t": s.t,
             "j": s.j,
             "beta": s.beta,
             "pace": s.pace,
-            "best_beta": fold.best_beta,
-            "best_loss": finite(fold.best_loss),
+            "losses": [finite(loss) for loss in fold.losses],
+            "decided": fold.decided,
             "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
-            "at_block": [first.t, first.beta, finite(loss)],
+            "at_block": [first.t, first.beta],
         }
     return tensors, {"folds": values}
 
 
-def restore_folds(
-    folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-) -> dict[int, BlockStart]:
+def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[int, State]:
     """Make folds what they were when `fold_states` wrote them down; returns where their blocks began, by number."""
     at_block = {}
     for fold in folds:
         kept = values["folds"].get(str(fold.number))
         if kept is None:
             continue  # another rank had it, and ended before it saved
-        n = f"{fold.number}."
+        n = fold.number
         moments = {
-            name.removeprefix(f"{n}optimiser."): value
-            for name, value in tensors.items()
-            if name.startswith(f"{n}optimiser.")
+            part: {name.split(".")[2]: value for name, value in tensors.items() if name.startswith(f"{n}.{part}.")}
+            for part in ("optimiser", "judged", "best")
         }
-        fold.state = State(
-            tensors[f"{n}alpha"], kept["beta"], kept["t"], kept["j"], kept["pace"], saved=moments or None
-        )
-        fold.best, fold.best_beta = tensors.get(f"{n}best"), kept["best_beta"]
-        fold.best_loss = _loss(kept["best_loss"])
+        saved = moments["optimiser"] or None
+        fold.state = State(tensors[f"{n}.alpha"].clone(), kept["beta"], kept["t"], kept["j"], kept["pace"], saved=saved)
+        fold.judged, fold.best = moments["judged"] or None, moments["best"] or None
+        fold.unseen = tensors.get(f"{n}.unseen")
+        fold.losses = [math.inf if loss is None else loss for loss in kept["losses"]]
+        fold.decided = kept["decided"]
         fold.taken, fold.taken_before, fold.skipped, fold.skipped_before = kept["counts"]
-        t, beta, loss = kept["at_block"]
-        at_block[fold.number] = (State(tensors[f"{n}at_block"], beta, t), _loss(loss))
+        t, beta = kept["at_block"]
+        at_block[n] = State(tensors[f"{n}.at_block"], beta, t)
     return at_block
 
 
@@ -116,7 +133,7 @@ def merged(parts: Sequence[Saved]) -> Saved:
     history: list[Tensor] = []
     for n in sorted({n for _, values in parts for n in values["folds"]}, key=int):
         holding = [part for part in parts if n in part[1]["folds"]]
-        found, values = max(holding, key=lambda part: (part[1]["folds"][n]["t"], part[1]["folds"][n]["j"]))
+        found, values = max(holding, key=lambda part: _how_far(part[1]["folds"][n]))
         folds[n] = values["folds"][n]
         tensors |= {name: value for name, value in found.items() if name.startswith(f"{n}.")}
         rows = found["history"]  # (entries, 6): kind, block, fold, ...
@@ -124,8 +141,8 @@ def merged(parts: Sequence[Saved]) -> Saved:
     return {**tensors, "history": torch.cat(history)}, {**parts[-1][1], "folds": folds}
 
 
-def _loss(value: float | None) -> float:
-    return math.inf if value is None else value
+def _how_far(values: Mapping[str, Any]) -> tuple[int, ...]:
+    return values["t"], values["j"], len(values["losses"]), values["decided"]
 
 
 def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:

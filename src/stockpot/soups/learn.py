@@ -5,10 +5,9 @@ fold with all fitting data for the plain methods, several for cross-fitting, whi
 other. Several ranks divide every batch, or the folds (soups/arrangement.py): then each learns its own as a process
 alone does, and all tell each other what came of it at the end.
 
-A fold with data left out is judged by its loss there, every J/30 steps, and keeps the coefficients that were best. What
-is judged is the mean of the coefficients since the last judgement: less noisy than where the last step ended. Where the
-loss fell, the pace rises; where it did not, the fold goes back to its best at half the pace, and gives up at a
-sixteenth. docs/search.md has the evidence.
+Folds with data left out are judged, paced and stopped together (soups/stopping.py). What is judged is the mean of the
+coefficients since the last judgement: less noisy than where the last step ended. After a block of several, all go on
+from their average.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from stockpot import ranks
-from stockpot.engine import Engine, Live, Options
+from stockpot.engine import AdamW, Engine, Live, Options
 from stockpot.engine.engine import BURST
+from stockpot.engine.optimiser import judged
 from stockpot.engine.plan import NAMES
 from stockpot.errors import LearningError, StockpotError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soup import weights as mixing
 from stockpot.soups import arrangement
-from stockpot.soups.fold import Fold, check_same_settings, fold_states, restore_folds
+from stockpot.soups.fold import Fold, average, check_same_settings, coefficients, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
+from stockpot.soups.stopping import next_judgement, together, verdict
 from stockpot.task.data import forked_random
 
-EVALUATIONS = 30  # judgements per block
-SLOWEST, FASTEST = (0.5**4, 2.0**10)  # of the rate: a fold gives up at the first, and goes no faster than the second
-FASTER, SLOWER = 1.5, 0.5
 Put = Callable[[Sequence[int]], None]
+T = TypeVar("T")
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
 
@@ -96,25 +95,23 @@ class Learner:
         self._stop = Stop()
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
-            alpha = torch.zeros(K, G, dtype=live.dtype)
-            if fold.start is not None:
-                alpha.copy_(mixing.chosen(K, G, fold.start) - 1 / K)
-            fold.state = State(alpha, beta)
+            fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
+        self.start: tuple[int, ...] | None = None  # the ingredients whose mean all set out from; None: all
         # Where a block that cannot be finished begins again, by fold.
         self._at_block = {fold.number: fold.block_start() for fold in folds}
 
     def run(
         self,
-        judge: Callable[[Sequence[Fold]], None] | None = None,
-        begin: Callable[[Put | None], Sequence[tuple[int, ...]]] | None = None,
+        judge: Callable[[Fold, Tensor], None] | None = None,
+        begin: Callable[[Put | None], tuple[int, ...]] | None = None,
     ) -> None:
-        """`judge` is called in the end for every fold, and for all of them, when their average is in the model.
+        """`judge` is called in the end for every fold with the soup that its own samples had no say in, in the model.
 
-        `begin` finds where the folds set out from, which are the means of some ingredients. Where a GPU holds all of
-        them, it is given what puts such means into the model without a look at the files.
+        `begin` finds the ingredients whose mean the folds set out from. Where a GPU holds all of them, it is given what
+        puts such means into the model without a look at the files.
         """
         s = self.settings
-        self._restore()
+        begin = None if self._restore() else begin
         while True:
             try:
                 if begin is not None:
@@ -131,21 +128,17 @@ class Learner:
                     self._shared(), forked_random(self.live.device) as reseed, self.live.task.learning(),
                     held() as self._stop,
                 ):  # fmt: skip
-                    while unfinished := [fold for fold in self._mine if fold.state.t < len(self.blocks)]:
-                        fold = min(unfinished, key=lambda fold: fold.state.t)
-                        J = steps_for(s, len(fold.data))
-                        self._begin_block(engine, fold)
+                    for fold, until in self._turns(engine):
                         for _ in mehl_soup(
                             engine, self.blocks[: fold.state.t + 1], fold.data, partial(self._batch, fold),
-                            J=J, eta=s.lr, weight_decay=s.weight_decay, simplex=self.method.simplex,
-                            every=_every(fold, J), seed=partial(_reseed, reseed, self._stream(fold)), state=fold.state,
+                            J=self._steps_of_a_block, eta=s.lr, weight_decay=s.weight_decay, every=BURST, until=until,
+                            simplex=self.method.simplex, seed=partial(_reseed, reseed, self._stream(fold)),
+                            state=fold.state,
                         ):  # fmt: skip
-                            self._after_steps(engine, fold, J)
-                        self._end_block(fold)
+                            self._after_steps(engine, fold)
                 if judge is not None:
-                    for folds in [*([fold] for fold in self.folds), self.folds]:
-                        self._put(engine, folds)
-                        judge(folds)
+                    for fold in self.folds:
+                        judge(fold, self._put_unseen(engine, fold))
                 return
             except torch.OutOfMemoryError as error:
                 if ranks.active():
@@ -156,30 +149,111 @@ class Learner:
                     self._engine.close()
                     self._engine = None
 
+    def _turns(self, engine: Engine) -> Iterator[tuple[Fold, int | None]]:
+        """Whose steps of a block come next, all of them or until they are so many; folds are judged in between."""
+        while min(fold.state.t for fold in self.folds) < len(self.blocks):
+            if self.folds[0].held_out is None:
+                self._begin_block(self.folds[0])
+                yield self.folds[0], None
+            else:
+                yield from self._from_judgement_to_judgement(engine)
+            self._tell_all()
+            self._end_block()
+
+    # A block with folds: all of them from judgement to judgement ---------------------------------------
+
+    def _from_judgement_to_judgement(self, engine: Engine) -> Iterator[tuple[Fold, int]]:
+        while True:
+            judgement = min(len(fold.losses) for fold in self.folds)
+            last = judgement > 0 and self._point(judgement - 1) == self._steps_of_a_block
+            if last or verdict(together(self.folds)).over:
+                break
+            for fold in self._mine:
+                if len(fold.losses) > judgement:
+                    continue  # it is ahead, in a run that was continued
+                if judgement == 0:
+                    self._first_look(engine, fold)
+                else:
+                    self._decide(fold)
+                    yield fold, self._point(judgement)
+                    assert fold.state.saved is not None
+                    fold.judged = judged(fold.state.saved)
+                fold.losses.append(self._loss_held_out(engine, fold))
+            for found in self._exchanged({fold.number: fold.losses for fold in self._mine}):
+                for number, losses in found.items():
+                    self.folds[number].losses = losses
+        for fold in self._mine:
+            self._decide(fold)
+            assert fold.best is not None
+            fold.begin(fold.best, self.blocks[fold.state.t])
+
+    def _first_look(self, engine: Engine, fold: Fold) -> None:
+        """Before the first step."""
+        s, block = fold.state, self.blocks[fold.state.t]
+        self._begin_block(fold)
+        engine.load(block)
+        engine.theta_fix(s.alpha, block)
+        fold.judged = AdamW(s.alpha[block], s.beta, self.settings.weight_decay).save()
+
+    def _decide(self, fold: Fold) -> None:
+        """Go on from where the fold is, or go back to its best, as the losses of all of them say."""
+        if fold.decided == len(fold.losses):
+            return
+        assert fold.judged is not None
+        last, block = len(fold.losses) - 1, self.blocks[fold.state.t]
+        found = verdict(together(self.folds)[: last + 1])
+        if verdict(together(self.folds, without=fold)[: last + 1]).best == last:
+            fold.unseen = coefficients(fold.judged["x"], block, fold.state)
+        if found.best == last:
+            fold.best = fold.judged
+        else:
+            assert fold.best is not None
+            fold.begin(fold.best, block)
+        fold.state.pace, fold.decided, fold.judged = found.pace, last + 1, None
+
+    def _point(self, judgement: int) -> int:
+        """Steps taken when folds are judged."""
+        j = 0
+        for _ in range(judgement):
+            j = next_judgement(j, self._steps_of_a_block)
+        return j
+
+    # Several ranks --------------------------------------------------------------------------------------
+
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        """Where each rank learns folds by itself, all know in the end what came of every one, or why it had to stop."""
-        if self._way in ("data", "shards"):
+        """Where each rank learns folds by itself, all know what came of every one, or why it had to stop."""
+        if self._way == "data":
             yield
             return
-        failed: StockpotError | None = None
         with ranks.apart():
             try:
                 yield
             except StockpotError as error:
-                failed = error
+                self._exchanged(None, error)
+                raise
+
+    def _exchanged(self, mine: T, failed: StockpotError | None = None) -> list[T]:
+        """What every rank has, where each learns by itself; an error of one is an error of all."""
+        if self._way == "data":
+            return [mine]
+        with ranks.meeting():
+            found = ranks.gathered((mine, failed))
+        for _, reason in found:
+            if reason is not None and reason is not failed:
+                raise reason
+        return [one for one, _ in found]
+
+    def _tell_all(self) -> None:
+        """In the end of a block all ranks know what came of every fold."""
         mine = [fold for fold in self._mine if arrangement.owner(fold.number, self._way) == ranks.own()]
         numbers = {fold.number for fold in mine}
         entries = [entry for entry in self._entries if entry[2] in numbers]
-        found = ranks.gathered((fold_states(mine, self._at_block), entries, failed))
-        for _, _, reason in found:
-            if reason is not None:
-                raise reason
-        for (tensors, values), _, _ in found:
-            self._at_block |= restore_folds(self.folds, tensors, values)
-        # In the order in which one process would have learned them.
-        every = [entry for _, entries, _ in found for entry in entries]
-        self._entries = sorted(every, key=lambda entry: entry[1:3])
+        found = self._exchanged((fold_states(mine, self._at_block), entries))
+        if len(found) > 1:
+            for (tensors, values), _ in found:
+                restore_folds(self.folds, tensors, values)
+            self._entries = [entry for _, entries in found for entry in entries]
 
     def _means(self, engine: Engine) -> Put | None:
         """What makes the model the mean of some ingredients, where the engine holds all of them."""
@@ -196,13 +270,19 @@ class Learner:
 
         return put
 
-    def _set_out(self, starts: Sequence[tuple[int, ...]]) -> None:
-        """Make these means of ingredients the folds' coefficients."""
+    def _set_out(self, start: tuple[int, ...] | None) -> None:
+        """Make the mean of these ingredients the folds' coefficients."""
+        self.start = start
         K, G = len(self.problem.pool), len(self.live.layout)
-        for fold, start in zip(self.folds, starts, strict=True):
-            fold.start = start
-            fold.state.alpha.copy_(mixing.chosen(K, G, start) - 1 / K)
+        for fold in self.folds:
+            if start is not None:
+                fold.state.alpha.copy_(mixing.chosen(K, G, start) - 1 / K)
         self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+
+    @property
+    def _steps_of_a_block(self) -> int:
+        """Steps of a block, the same for all folds."""
+        return steps_for(self.settings, len(self.folds[0].data))
 
     def _batch(self, fold: Fold, i: int) -> Tensor:
         """The samples of step i."""
@@ -212,24 +292,18 @@ class Learner:
         """The seed of a fold's random numbers."""
         return self.settings.seed * 1009 + fold.number
 
-    def _begin_block(self, engine: Engine, fold: Fold) -> None:
+    def _begin_block(self, fold: Fold) -> None:
         s = fold.state
-        if s.j:
-            return  # it goes on where an earlier process stopped
+        if s.j or fold.losses:
+            return  # it goes on
         block = self.blocks[s.t]
         if fold is self._mine[0]:
             names = [self.problem.pool.names[k] for k in block]
             self.listen(Event("block", {"block": s.t, "of": len(self.blocks), "models": names}))
         s.pace, fold.taken, fold.skipped = 1.0, 0, 0
-        fold.best, fold.best_beta = s.alpha[block].clone(), s.beta
-        if fold.held_out is not None and not math.isfinite(fold.best_loss):
-            engine.load(block)
-            engine.theta_fix(s.alpha, block)
-            loss = self._judged(engine, fold, fold.best, s.beta)
-            fold.best_loss = loss if math.isfinite(loss) else math.inf  # nothing is less than NaN
 
-    def _after_steps(self, engine: Engine, fold: Fold, J: int) -> None:
-        s = fold.state
+    def _after_steps(self, engine: Engine, fold: Fold) -> None:
+        s, J = fold.state, self._steps_of_a_block
         self.live.check_bound()
         fold.taken += len(s.steps)
         for j, step in enumerate(s.steps, start=s.j - len(s.steps)):
@@ -242,73 +316,70 @@ class Learner:
             else:
                 self._enter("step", fold, j, step.loss, step.rate)
                 self.listen(Event("step", {**place, "loss": step.loss, "lr": step.rate}))
-        if fold.held_out is not None and (s.j % _every(fold, J) == 0 or s.j == J):
-            self._judge(engine, fold, J)
-        self._tell_pace(fold, J)
+        self._tell_pace(fold)
         if s.t + 1 < len(self.blocks):
             engine.prefetch(self.blocks[s.t + 1])
-        if fold.skipped > (fold.taken if s.j == J else J) / 2:  # a fold may give up before J
+        if fold.skipped > J / 2 or (s.j == J and fold.skipped > fold.taken / 2):
             raise self._stopped(fold)
         if self._due():
             self._save()
 
-    def _tell_pace(self, fold: Fold, J: int) -> None:
+    def _tell_pace(self, fold: Fold) -> None:
         """Say once how long learning will take at most: the first steps are over, the next ones were timed."""
         now, before = time.perf_counter(), self._paced
         if before is None or before == math.inf:
             self._paced = now if before is None else before
             return
         self._paced = math.inf
-        rest = sum((len(self.blocks) - each.state.t) * J - each.state.j for each in self._mine)
+        rest = sum((len(self.blocks) - each.state.t) * self._steps_of_a_block - each.state.j for each in self._mine)
         K, each = len(self.problem.pool), self.problem.seconds_each
         told = {"seconds": rest * (now - before) / len(fold.state.steps), "steps": rest}
         self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
 
-    def _end_block(self, fold: Fold) -> None:
-        fold.taken_before, fold.taken = fold.taken_before + fold.taken, 0
-        fold.skipped_before, fold.skipped = fold.skipped_before + fold.skipped, 0
-        if len({fold.state.t for fold in self._mine}) == 1:
-            self._at_block |= {fold.number: fold.block_start() for fold in self._mine}
+    def _end_block(self) -> None:
+        for fold in self.folds:
+            s = fold.state
+            if fold.held_out is not None:
+                if fold.skipped > fold.taken / 2:  # it may have stopped long before J
+                    raise self._stopped(fold)
+                s.t, s.j, s.saved = s.t + 1, 0, None
+            fold.taken_before, fold.skipped_before = fold.taken_before + fold.taken, fold.skipped_before + fold.skipped
+            if s.t < len(self.blocks):
+                fold.forget()
+        if self.folds[0].held_out is not None and self.folds[0].state.t < len(self.blocks):
+            alpha = torch.stack([fold.state.alpha for fold in self.folds]).mean(dim=0)
+            beta = average(self.folds, self.method.simplex)[1]
+            for fold in self.folds:
+                fold.state.alpha.copy_(alpha)
+                fold.state.beta = beta
+        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
         self._save()
 
-    # Judging on the fold left out ---------------------------------------------------------------------
+    # Judging on what a fold leaves out ----------------------------------------------------------------
 
-    def _judge(self, engine: Engine, fold: Fold, J: int) -> None:
-        s = fold.state
-        assert s.optimiser is not None
-        alpha, beta = s.optimiser.mean()
-        loss = self._judged(engine, fold, alpha, beta)
-        better = loss < fold.best_loss
-        if better:
-            fold.best, fold.best_beta, fold.best_loss = alpha, beta, loss
-            s.pace = min(FASTEST, s.pace * FASTER)
-        else:
-            s.pace *= SLOWER
-            if s.pace <= SLOWEST:
-                s.j = J
-        if not better or s.j == J:
-            assert fold.best is not None
-            s.optimiser.restart(fold.best, fold.best_beta)
-
-    def _judged(self, engine: Engine, fold: Fold, alpha: Tensor, beta: float | None) -> float:
-        """The mean loss, the one that is learned with, of these coefficients (b, G) on the samples left out."""
+    def _loss_held_out(self, engine: Engine, fold: Fold) -> float:
+        """The mean loss, the one that is learned with, of what is judged, on the samples left out."""
         assert fold.held_out is not None
+        assert fold.judged is not None
+        s, block, x = fold.state, self.blocks[fold.state.t], fold.judged["x"]
+        alpha = coefficients(x, block, s)
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
-        loss = engine.loss_on(fold.held_out, beta)
-        s = fold.state
+        loss = engine.loss_on(fold.held_out, None if s.beta is None else float(x[-1]))
         self._enter("held_out", fold, s.j, loss)
         told = {"block": s.t, "fold": fold.number, "step": s.j, "loss": finite(loss)}
         self.listen(Event("held_out", told))
         return loss
 
-    def _put(self, engine: Engine, folds: Sequence[Fold]) -> None:
-        """Make the model the average of these folds' soups."""
-        alphas = [fold.state.alpha for fold in folds]
-        c = torch.stack([a.softmax(dim=0) if self.method.simplex else a for a in alphas]).mean(dim=0)  # (K, G)
-        block = self.blocks[-1][: engine.plan.block_size]  # any will do: theta_fix has the share of all others
+    def _put_unseen(self, engine: Engine, fold: Fold) -> Tensor:
+        """Make the model the fold's soup as it was when the other folds were best together; returns its weights."""
+        alpha, block = fold.state.alpha.clone(), self.blocks[-1]
+        if fold.unseen is not None:
+            alpha[block] = fold.unseen.to(alpha)
+        c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.load(block)
         engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
+        return weights(alpha, self.method.simplex)
 
     # What happened ------------------------------------------------------------------------------------
 
@@ -316,10 +387,10 @@ class Learner:
         self._entries.append((KINDS.index(kind), fold.state.t, fold.number, j, loss, rate))
 
     def history(self) -> tuple[dict[str, Any], ...]:
-        """Every step and judgement, in order."""
+        """Every step and judgement, fold by fold."""
         return tuple(
             {"kind": KINDS[kind], "block": t, "fold": fold, "step": j, "loss": finite(loss), "lr": finite(rate)}
-            for kind, t, fold, j, loss, rate in self._entries
+            for kind, t, fold, j, loss, rate in sorted(self._entries, key=lambda entry: entry[1:3])
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -395,15 +466,15 @@ class Learner:
 
     def _first_open(self) -> int:
         """The first block that some fold has not finished."""
-        return min(state.t for state, _ in self._at_block.values())
+        return min(state.t for state in self._at_block.values())
 
     def _begin_again(self) -> None:
         """All folds back to where the block under way began."""
         for fold in self.folds:
-            state, best_loss = self._at_block[fold.number]
-            fold.state, fold.best_loss = replace(state, alpha=state.alpha.clone()), best_loss
-            fold.taken = fold.skipped = 0
-        self._entries = [entry for entry in self._entries if entry[1] < self._at_block[entry[2]][0].t]
+            state = self._at_block[fold.number]
+            fold.state = replace(state, alpha=state.alpha.clone())
+            fold.forget()
+        self._entries = [entry for entry in self._entries if entry[1] < self._at_block[entry[2]].t]
 
     def _cut(self, size: int) -> None:
         """Blocks of at most `size` models from the one under way on, which begins again where it is cut."""
@@ -424,11 +495,11 @@ class Learner:
 
     def _save(self) -> None:
         if self._store is not None:
-            tensors, values = fold_states(self._mine, self._at_block)
+            tensors, values = fold_states(self.folds, self._at_block)
             tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
             o = self._options
             values |= {
-                "starts": [None if fold.start is None else list(fold.start) for fold in self.folds],
+                "start": None if self.start is None else list(self.start),
                 "settings": as_json(self.settings),
                 "blocks": self.blocks,
                 "options": [o.directions, o.accumulate, o.low_memory],
@@ -437,10 +508,11 @@ class Learner:
         self._saved_at = time.monotonic()
         self._stop.obey()
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Go on from what an earlier process saved, if it did."""
         saved = None if self._store is None else self._store.load()
         if saved is None:
-            return
+            return False
         tensors, values = saved
         check_same_settings(values.get("settings"), as_json(self.settings))
         self._entries = [
@@ -451,12 +523,15 @@ class Learner:
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
         self._at_block |= restore_folds(self.folds, tensors, values)
+        self.start = None if values["start"] is None else tuple(values["start"])
+        return True
 
     def _stopped(self, fold: Fold) -> LearningError:
         s = fold.state
         alpha = s.alpha.clone()
-        if fold.held_out is not None and fold.best is not None:
-            alpha[self.blocks[s.t]] = fold.best
+        if fold.best is not None:
+            fold.begin(fold.best, self.blocks[s.t])
+            alpha = s.alpha
         which = f", fold {fold.number + 1}" if fold.held_out is not None else ""
         return LearningError(
             describe(
@@ -477,11 +552,6 @@ def mixes_fast(live: Live) -> bool:
 
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
     reseed((stream * 1_000_000_007 + i) % 2**63)
-
-
-def _every(fold: Fold, J: int) -> int:
-    """Steps between two judgements, or at most between two looks at the device."""
-    return BURST if fold.held_out is None else max(1, J // EVALUATIONS)
 
 
 def _used(W: Tensor) -> int:

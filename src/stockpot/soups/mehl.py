@@ -63,10 +63,15 @@ def mehl_soup(
     weight_decay: float = 0.1,
     simplex: bool = False,
     every: int = 50,
+    until: int | None = None,
     seed: Callable[[int], None] = lambda _: None,
     state: State,
 ) -> Iterator[State]:
-    """Algorithm 1 from `state` on. `batches(i)` are the samples of step i; it yields at every multiple of `every`."""
+    """Algorithm 1 from `state` on. `batches(i)` are the samples of step i; it yields at every multiple of `every`.
+
+    With `until` it leaves after that many steps of the block, taken at a rate that only the pace changes, and the
+    block is not finished: another fold may use what is loaded, and this one goes on from `state` later.
+    """
     s = state  # line 1, theta_bar, is the engine's; line 2: alpha = 0 makes theta = theta_bar
     while s.t < len(blocks):  # line 3
         block = list(blocks[s.t])  # line 4: K_t
@@ -86,9 +91,9 @@ def mehl_soup(
             return x.step(loss, slope, slope_beta, rate)  # lines 12 to 16
 
         take = engine.prepared(step, x, data, simplex)
-        while s.j < J:  # line 7
-            stop = min(J, (s.j // every + 1) * every, s.j + engine.burst)
-            rates = [s.pace * eta * (1 + cos(pi * j / J)) / 2 for j in range(s.j, stop)]
+        while s.j < (end := J if until is None else until):  # line 7
+            stop = min(end, (s.j // every + 1) * every, s.j + engine.burst)
+            rates = [s.pace * eta * (1 if until else (1 + cos(pi * j / J)) / 2) for j in range(s.j, stop)]
             found = []
             seed(s.t * J + s.j)
             # All rates go to the device at once: each copy alone would make the host wait for the step before.
@@ -99,6 +104,9 @@ def mehl_soup(
             s.j = stop
             s.alpha[block], s.beta = x.values()
             yield s
+        if until is not None:
+            s.saved, s.optimiser = x.save(), None
+            return
         s.alpha[block], s.beta = x.values()  # line 17: theta follows from alpha
         s.t, s.j, s.optimiser = s.t + 1, 0, None
         del D, x, step, take  # the block is freed before the next one is loaded

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -112,12 +112,12 @@ class Problem:
             self._layouts[granularity] = Layout.of(self.pool, granularity, facts=self.facts, **self._layout_choices)
         return self._layouts[granularity]
 
-    def _live(self, layout: Layout, *, factored: bool = True) -> Live:
+    def _live(self, layout: Layout, *, factored: bool = True, wide: Mapping[str, Wide] | None = None) -> Live:
         release(self.task.model)
         self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
         if self._wide is not None and factored:
             kind = ShardedFactoredLive if self.task.sharded else FactoredLive
-            return kind(self.task, self.pool, layout, self._wide, self._quantised)
+            return kind(self.task, self.pool, layout, wide or self._wide, self._quantised)
         check_no_codes(self._quantised)
         if self.task.sharded:
             return ShardedLive(self.task, self.pool, layout)
@@ -261,12 +261,14 @@ class Problem:
             with self._live(soup.layout) as live:  # each rank mixes its own rows
                 self._put(soup, live)
         elif self._quantised:
-            self._put(soup, hold(self._live(soup.layout)))
+            self._put(soup, hold(self._live(soup.layout, wide=self._cut(soup))))
         else:
             soup.load_into(self.task.model)
 
     def _put(self, soup: Soup, live: Live) -> None:
         live.theta.copy_(live.mixed(soup.W))
+        if isinstance(live, FactoredLive) and isinstance(soup.written_as, int):
+            live.count_once()
         for slot in live.plan.slots if live.sharded else ():  # as its file has it
             part, spec = live.theta[slot.start : slot.stop], self.pool.specs[slot.names[0]]
             part.copy_(part.to(spec.dtype))
@@ -275,6 +277,14 @@ class Problem:
             if reason in (STATISTIC, INTEGER):
                 own = (soup.statistics or {}).get(name)
                 live.put(name, kept_tensor(self.pool, soup.layout, soup.W, name, "average") if own is None else own)
+
+    def _cut(self, soup: Soup) -> Mapping[str, Wide] | None:
+        """Modules with the soup's own factors in place of all adapters', where it is written with fewer ranks."""
+        if self._wide is None or soup.factored is None or not isinstance(soup.written_as, int):
+            return None
+        found = {name: soup.factored.part(name) for name in soup.factored.names if name in self._wide}
+        nothing = {name: replace(one, scale=one.scale * 0) for name, one in self._wide.items() if name not in found}
+        return {**{name: self._wide[name].alone(part.A, part.B) for name, part in found.items()}, **nothing}
 
     def build(self, layout: Layout, W: Tensor, about: dict[str, Any]) -> Soup:
         """The exact soup, as its file will hold it, left in the model."""

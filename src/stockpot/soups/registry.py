@@ -56,9 +56,9 @@ METHODS: Mapping[str, Method] = {
         Method("mehl+", "like hl+, but holds only a few models in memory at a time", "learn:learned_soup",
                {"granularity": "tensor"}, learned=True, blockwise=True),
         Method("crossfit",
-               "like hl+, but from greedy soups, on several folds, stopped on data it did not see, then averaged",
+               "like hl+, but on several folds, all stopped together on data they did not see, then averaged",
                "crossfit:crossfit_soup",
-               {"granularity": "tensor", "block_size": "fit", "steps": 300, "lr": 0.02, "folds": 4},
+               {"granularity": "tensor", "block_size": "fit", "steps": 1000, "lr": 0.02, "folds": 4},
                learned=True, blockwise=True, scores_ingredients=True, own=_SCHEDULE | {"folds"}),
     )
 }  # fmt: skip

@@ -65,6 +65,7 @@ class Picture:
     narrow: str
     alt: str
     caption: str
+    cells: Mapping[str, Any] | None = None  # of the wide one, where a pointer tells values: geometry, names, numbers
 
 
 def picture(slug: str, alt: str, caption: str, paint: Callable[[int], Figure]) -> Picture:
@@ -155,6 +156,7 @@ def _svg(fig: Figure, slug: str, alt: str) -> str:
 
 
 CRISP = "crisp"  # the id of shapes whose edges must not be smoothed
+HOVER = "hover:"  # how the id of shapes begins that tell something to a pointer
 
 
 def inline(text: str, slug: str, alt: str, colours: Mapping[str, str]) -> str:
@@ -172,8 +174,10 @@ def inline(text: str, slug: str, alt: str, colours: Mapping[str, str]) -> str:
         for name in re.findall(r"#([\w.-]+)", value)
     }
     pattern = re.compile("|".join(map(re.escape, colours)))
-    for element in root.iter():
+    for element in list(root.iter()):
         element.tag = _local(element.tag)
+        if (said := element.get("id", "")).startswith(HOVER):
+            ET.SubElement(element, "title").text = said.removeprefix(HOVER)
         if element.tag != "text":
             element.text = None
         element.tail = None

@@ -62,6 +62,7 @@ def _panel(axes: Axes, rows: list[Row], name: str) -> None:
         mean, low, high = (row.metric.scale * end for end in change)
         colour = COLOURS["good" if low > 0 else "bad" if high < 0 else "muted"]
         axes.plot([low, high], [y, y], color=colour, linewidth=3 if row.chosen else 1.8, alpha=0.6)
+        texts = map(row.metric.change, change)
         axes.plot(
             [mean],
             [y],
@@ -70,6 +71,7 @@ def _panel(axes: Axes, rows: list[Row], name: str) -> None:
             markerfacecolor=colour if row.servable else COLOURS["card"],
             markeredgecolor=colour,
             markeredgewidth=1.6,
+            gid=drawing.HOVER + "{}: {} ({} to {})".format(row.method, *texts),
         )
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [row.method for row in rows])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stockpot.report.charts.drawing import Axes, Figure
 
 
+TOP = 20  # pixels above the cells
 TOLERANCE = 1e-9  # weights of 0 and 1 that went through arithmetic are not extrapolated
 
 
@@ -41,20 +43,26 @@ def weights_by_group(run: Run, method: Method) -> Picture | None:
         f" from {W.min():.2f} to {W.max():.2f}; {words.share(extrapolated.mean())} are below 0 or above 1."
     )
 
+    told: list[dict[str, Any]] = []  # of each width
+
     def paint(width: int) -> Figure:
         smallest = 5 if width > 500 else 4
         plan = heatmap.Grid.plan(width, names, G)
         bins = min(G, (width - plan.left - 2) // smallest)
         grid = heatmap.Grid.plan(width, names, bins)
         values, marked, starts = _binned(W, extrapolated, bins)
+        place = {"left": grid.left, "top": TOP, "width": grid.cell_width, "height": grid.cell_height}
+        numbers = [[round(float(value), 3) for value in row] for row in values]
+        told.append({**place, "rows": names, "columns": [method.groups[g] for g in starts], "values": numbers})
         height = grid.height() + 66
         fig = drawing.figure(width, height, manual=True)
-        axes = heatmap.cells(fig, grid, 20, values, limit, marked)
+        axes = heatmap.cells(fig, grid, TOP, values, limit, marked)
         _parts(axes, grid, [method.groups[g] for g in starts])
         heatmap.legend(fig, grid, grid.height() + 34, W, limit)
         return fig
 
-    return picture("weights", alt, _group_caption(method, extrapolated) + _left_out(run, order), paint)
+    made = picture("weights", alt, _group_caption(method, extrapolated) + _left_out(run, order), paint)
+    return replace(made, cells=told[0])
 
 
 def _heaviest(best_first: list[int], weight: NDArray[np.float64]) -> list[int]:

@@ -1,0 +1,172 @@
+"""Two ranks of one thread against one rank of one thread, by data and by folds; or NCCL with one rank against none.
+
+    python benchmarks/ranks.py                  # on two cores with nothing else to do
+    python benchmarks/ranks.py --world-of-one   # on a GPU: does a process group cost anything, are CUDA graphs kept?
+
+A job that is bound by steps, from `cook` to its result. Both sides give the same soup to rounding before anything is
+timed; they are timed in turn, and figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+import torch.distributed as dist
+from cpu_step import Classifier
+from safetensors.torch import save_file
+from torch import Tensor
+
+import stockpot
+from stockpot.events import Event
+
+MODELS = 4
+SHAPE = {"words": 500, "width": 128}
+LARGE = {"words": 2000, "width": 768, "layers": 12}  # of the GPU's job: 87M parameters
+WAYS: dict[str, dict[str, Any]] = {"data": {"parallel": "data"}, "folds": {"parallel": "folds", "folds": 2}}
+
+
+def pool_in(folder: Path, shape: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    base = Classifier(**shape)
+    for k in range(MODELS):
+        state = {n: p.detach() + 0.01 * torch.randn_like(p) for n, p in base.state_dict().items()}
+        save_file(state, folder / f"m{k}.safetensors")
+
+
+def job(folder: Path, shape: dict[str, int], samples: int, device: str, **settings: Any) -> dict[str, Any]:
+    """Cook once: seconds, W and how steps were taken."""
+    torch.manual_seed(1)
+    data = torch.randint(0, shape["words"], (samples, 48)), torch.randint(0, 4, (samples,))
+    task = stockpot.Task(Classifier(**shape).to(device), data, autocast=torch.bfloat16 if device == "cuda" else None)
+    pool, path = stockpot.Pool.open(folder), []
+
+    def listen(event: Event) -> None:
+        if event.kind == "engine":
+            path.append(event.data["path"])
+
+    began = time.perf_counter()
+    result = stockpot.cook(pool, task, "hl+", lr=0.01, listen=listen, **settings)
+    seconds = time.perf_counter() - began
+    assert result.soup is not None
+    return {"seconds": seconds, "W": result.soup.W.tolist(), "path": path}
+
+
+def rank(folder: Path, steps: int) -> None:
+    """What one of several processes does: every way once, after a short one that pays for what is paid once."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, how in WAYS.items():
+        job(folder, SHAPE, 256, "cpu", steps=1, batch_size=64, **how)
+        found[name] = job(folder, SHAPE, 256, "cpu", steps=steps, batch_size=64, **how)
+    if os.environ.get("RANK", "0") == "0":
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def together(folder: Path, ranks: int, steps: int) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **several}
+    command = [sys.executable, __file__, "--rank", str(folder), "--steps", str(steps)]
+    started = [
+        subprocess.Popen(command, env={**environment, "RANK": str(number), "LOCAL_RANK": str(number)})
+        for number in range(ranks)
+    ]
+    codes = [one.wait() for one in started]
+    assert codes == [0] * ranks, codes
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def apart(one: list[Any], other: list[Any]) -> float:
+    return float((Tensor(one) - Tensor(other)).abs().max())
+
+
+def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        pool_in(folder, SHAPE)
+        turns = [(together(folder, 1, steps), together(folder, 2, steps)) for _ in range(repeat)]
+    out: dict[str, Any] = {}
+    for name in WAYS:
+        off = apart(*(side[name]["W"] for side in turns[0]))
+        assert off < 1e-4, (name, off)
+        one, two = ([turn[side][name]["seconds"] for turn in turns] for side in (0, 1))
+        out[name] = {
+            "one_rank_s": [round(s, 2) for s in one],
+            "two_ranks_s": [round(s, 2) for s in two],
+            "times_faster": round(statistics.median(one) / statistics.median(two), 3),
+            "W_apart": off,
+        }
+    return out
+
+
+def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
+    """Seconds of `steps` steps: those of a job less those of one with a tenth of them."""
+    times: dict[str, list[float]] = {"no world": [], "world of one": []}
+    soups: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        pool_in(folder, LARGE)
+        for turn in range(-1, repeat):  # the first one pays for libraries
+            for name in times:
+                if name == "world of one":
+                    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+                    dist.all_reduce(torch.zeros(1, device="cuda"))  # from here NCCL and its threads are there
+                short, whole = (
+                    job(folder, LARGE, 1024, "cuda", steps=n, batch_size=128) for n in (max(1, steps // 10), steps)
+                )
+                if name == "world of one":
+                    dist.destroy_process_group()
+                assert whole["path"] == ["CUDA graph"], whole["path"]
+                soups[name] = whole["W"]
+                if turn >= 0:
+                    times[name].append((whole["seconds"] - short["seconds"]) / (steps - max(1, steps // 10)))
+    off = apart(*soups.values())
+    assert off < 1e-6, off
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    return {
+        "ms_per_step": {name: [round(1000 * s, 3) for s in each] for name, each in times.items()},
+        "ratio": round(medians["world of one"] / medians["no world"], 4),
+        "path": "CUDA graph",
+        "W_apart": off,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world-of-one", action="store_true")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.rank is not None:
+        rank(args.rank, args.steps)
+        return
+    if args.world_of_one:
+        name, found = "ranks_world_of_one", world_of_one(args.steps or 500, args.repeat)
+    else:
+        name, found = "ranks", two_ranks(args.steps or 30, args.repeat)
+    result = {"what": __doc__.splitlines()[0], "machine": machine.describe(), **found}
+    out = args.out or Path(__file__).parent / "results" / f"{name}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
