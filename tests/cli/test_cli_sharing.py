@@ -89,6 +89,13 @@ def test_a_dry_run_says_what_would_be_sent_and_needs_no_network(
     assert "Nothing was sent." in answer.out
 
 
+def test_a_soup_by_itself_has_no_methods_to_choose_from(folder: Path, stockpot: Stockpot) -> None:
+    assert stockpot("average", folder / "pool", "--out", folder / "soup").code == 0
+    assert "every byte is the same" in stockpot("rebuild", folder / "soup").out
+    answer = stockpot("rebuild", folder / "soup", "--method", "hl+")
+    assert "expected a run, where --method chooses, found no run" in answer.err
+
+
 def test_what_cannot_be_pushed(folder: Path, stockpot: Stockpot) -> None:
     pytest.importorskip("huggingface_hub")
     answer = stockpot("push", folder / "pool", "me/soup", "--dry-run")

@@ -129,5 +129,10 @@ def test_what_the_hub_does_not_have(hub: Path) -> None:
     refused("hf://org/three", "hf://org/three: expected a model in the cache or on the Hub, found")
     refused("hf://../three", "expected a model of the Hub, found 'hf://../three'")
     refused("hf://org/one@../x", "expected a model of the Hub")
+    home = hub / "models--org--two" / "snapshots" / ("b" * 40)
+    index = {"weight_map": {"0.weight": "model-1-of-2.safetensors", "0.bias": "model-2-of-2.safetensors"}}
+    (home / "model.safetensors").rename(home / "model-1-of-2.safetensors")
+    (home / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused("hf://org/two", "hf://org/two: expected a model with all its weights .*, found none, or a part of them")
     refused("org/three", "org/three: expected .*, found nothing at this path")
     shutil.rmtree(hub / "models--org--one" / "snapshots")

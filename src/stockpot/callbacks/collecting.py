@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from stockpot import files
 from stockpot.cooking import cook
@@ -156,13 +156,20 @@ class Collector:
         if task is None:
             fix = "evaluate at least once while training, or give task=lambda model: Task(model, validation)"
             raise self.wrong("task", "validation data by the end of training", "none", fix)
-        before = copied(model.state_dict())  # the task's model may be this one, be around it or be a part of it
+        shared = _places(model) & _places(task.model)  # it may be this one, be around it or be a part of it
+        before = copied(model.state_dict()) if shared else None
         try:
             result = cook(pool, task, self.method, **self.settings)
             if result.soup is not None:
                 self.soup = result.soup.save(self.folder / SOUP, overwrite=True)
             self.result = result
         finally:
-            load_weights(model, before, subject="the trained weights")
+            if before is not None:
+                load_weights(model, before, subject="the trained weights")
         if self.load and result.soup is not None:
             result.soup.load_into(model)
+
+
+def _places(model: nn.Module) -> set[int]:
+    """Where in memory the tensors of a model lie."""
+    return {value.data_ptr() for value in model.state_dict().values() if isinstance(value, Tensor) and value.numel()}

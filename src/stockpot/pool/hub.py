@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stockpot.files import read_json
 from stockpot.pool.source import reason, refusal
 
 SCHEME = "hf://"
@@ -63,9 +64,17 @@ def _downloaded(address: str, name: str, revision: str) -> Path:
             raise refusal(address, "a model in the cache or on the Hub", reason(error)[:200], fix) from error
         if _complete(found):
             return found
-    raise refusal(address, "a model with weights (.safetensors or .bin)", "none in this repository", "choose another")
+    fix = "download it again with a network, or choose another"
+    raise refusal(address, "a model with all its weights (.safetensors or .bin)", "none, or a part of them", fix)
 
 
 def _complete(folder: Path) -> bool:
-    """Whether weights are there; the library keeps folders of a configuration alone too."""
-    return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    """Whether weights are there, and all parts of them: the library keeps what an interrupted download left too."""
+    kind = next((kind for kind in ("safetensors", "bin") if any(folder.glob(f"*.{kind}"))), None)
+    if kind is None:
+        return False
+    try:
+        indices = [read_json(index, follow=True)["weight_map"] for index in folder.glob(f"*.{kind}.index.json")]
+        return all((folder / part).is_file() for index in indices for part in set(index.values()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return True  # opening it says what is wrong

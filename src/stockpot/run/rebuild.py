@@ -39,6 +39,9 @@ def rebuild_soup(
 ) -> tuple[Path, bool]:
     """Where the soup is now, and whether it was there before and has been compared byte by byte."""
     of_run, record = os.path.lexists(source / RUN), record_of(source, method)
+    if method is not None and not of_run:
+        fix = "give the run's directory, or leave --method out"
+        raise RunError.of(str(source), expected="a run, where --method chooses", found="no run", fix=fix)
     given = None if ingredients is None else list(ingredients)
     if out is not None:
         return rebuild(record, out, ingredients=given, overwrite=overwrite, listen=listen), False
