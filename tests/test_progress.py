@@ -47,10 +47,13 @@ def test_blocks_and_folds_are_named_where_there_are_several(about: dict[str, Any
 def test_the_time_that_learning_takes_becomes_a_line() -> None:
     activity = Activity()
     activity.hear(Event("method", {"method": "hl"}))
-    told = activity.hear(Event("pace", {"seconds": 90.0, "steps": 900, "greedy": None}))
-    assert told == "hl: learning takes at most 1 min 30 s from here"
-    told = activity.hear(Event("pace", {"seconds": 9.0, "steps": 900, "greedy": 30.0}))
-    assert told == "hl: learning takes at most 9.0 s from here; the greedy soup takes at most 30 s in all"
+    told = activity.hear(Event("pace", {"seconds": 90.0, "least": 90.0, "steps": 900, "greedy": None}))
+    assert told == "hl: learning takes 1 min 30 s"
+    told = activity.hear(Event("pace", {"seconds": 90.0, "least": 9.0, "steps": 900, "greedy": 30.0}))
+    assert told == (
+        "hl: learning takes 9.0 s to 1 min 30 s, as long as held-out data gets better;"
+        " the greedy soup takes at most 30 s in all"
+    )
 
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:

@@ -22,6 +22,7 @@ import torch
 
 from stockpot import files, ranks, table, words
 from stockpot._version import __version__
+from stockpot.adapters.trackers import Track, check_tracker, tracking
 from stockpot.engine.resources import threads_for
 from stockpot.errors import ChangedError, EnsembleError, LinkError, MethodError, RunError, StockpotError, WriteError
 from stockpot.events import Event, Listener, ignore
@@ -121,6 +122,7 @@ def cook(
     donor: int | str = 0,
     form: Form = "auto",
     progress: bool | None = None,
+    track: Track | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -131,12 +133,12 @@ def cook(
     `exclude` and `donor` are those of `Layout.of`, `form` that of `Soup.save`. Afterwards `task.model` holds the soup's
     weights. `run` is a directory for records, soup and whatever is needed to go on after an interruption; `overwrite`
     replaces an earlier run there. More than two seconds of work show a bar in a terminal or a notebook;
-    `progress=True` shows it anywhere, `progress=False` nowhere.
+    `progress=True` shows it anywhere, `progress=False` nowhere. `track` is tensorboard, mlflow or wandb.
     """
     chosen = settings_for(method, preset, **settings)
     _check_fits({method: chosen}, pool, task)
     ranks.join()
-    if run is None and not ranks.active():
+    if run is None and track is None and not ranks.active():
         choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor, "form": form}
         with shown(progress, listen) as tell, _threads(pool, task):
             problem = Problem(pool, task, listen=_watching(pool, tell), **choices)
@@ -149,7 +151,7 @@ def cook(
         # The best ingredient can be shown beside it for nothing.
         every = {BASELINE: settings_for(BASELINE, seed=chosen.seed), **every}
     layout = _layout(include, exclude, donor)
-    job = _Job(pool, task, every, preset, layout, listen, progress=progress, form=form, wanted=method)
+    job = _Job(pool, task, every, preset, layout, listen, progress=progress, track=track, form=form, wanted=method)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="cook"))[method]
 
 
@@ -167,6 +169,7 @@ def compare(
     donor: int | str = 0,
     form: Form = "auto",
     progress: bool | None = None,
+    track: Track | None = None,
     listen: Listener = ignore,
     recipe: RecipeFacts | None = None,
     **settings: Any,
@@ -183,7 +186,7 @@ def compare(
     layout = _layout(include, exclude, donor)
     absent = repetitions(chosen, preset, len(pool)) if methods is None else {}
     chosen = {name: one for name, one in chosen.items() if name not in absent}
-    job = _Job(pool, task, chosen, preset, layout, listen, progress=progress, form=form, absent=absent)
+    job = _Job(pool, task, chosen, preset, layout, listen, progress=progress, track=track, form=form, absent=absent)
     return job.cooked(run, overwrite, recipe or RecipeFacts(kind="compare"))
 
 
@@ -205,6 +208,7 @@ class _Job:
     layout: Mapping[str, Any]
     listen: Listener
     progress: bool | None = None
+    track: Track | None = None
     form: Form = "auto"
     wanted: str | None = None  # the method that was asked for by name
     absent: Mapping[str, str] = field(default_factory=dict)  # methods that were left out beforehand, and why
@@ -217,11 +221,16 @@ class _Job:
         """Do what is left to do, and leave a complete record."""
         ranks.join()
         with ranks.watched(), ExitStack() as stack:
+            check_tracker(self.track, None if run is None else Path(run))
             self._meet(recipe)
             self.listen = stack.enter_context(shown(self.progress, self.listen))
             if run is not None:
                 self.path, self.max_shard = Path(run), recipe.max_shard or MAX_SHARD
                 ranks.on_first(lambda: self._begin(stack, overwrite, recipe))
+            if ranks.first():
+                title = recipe.title or ("stockpot" if self.path is None else self.path.absolute().name)
+                named = {name: as_json(one) for name, one in self.chosen.items()}
+                self.listen = stack.enter_context(tracking(self.track, self.path, title, named, self.listen))
             stack.enter_context(_threads(self.pool, self.task))
             self._scan()
             shard_if_asked(self.chosen, self.task)

@@ -64,7 +64,9 @@ class Activity:
             case "pace":
                 greedy = data["greedy"]
                 beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
-                return f"{self._method}: learning takes at most {words.seconds(data['seconds'])} from here{beside}"
+                least, most = words.seconds(data["least"]), words.seconds(data["seconds"])
+                time_ = most if least == most else f"{least} to {most}, as long as held-out data gets better"
+                return f"{self._method}: learning takes {time_}{beside}"
             case "step":
                 self._step(data)
             case "memory" | "setback":

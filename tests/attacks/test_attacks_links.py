@@ -345,11 +345,10 @@ def test_what_tensorboard_writes_leads_nowhere(
     fake = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    monkeypatch.setattr("stockpot.adapters.extras.need", lambda *names: None)
     scene = Scene(honest, tmp_path)
     shutil.rmtree(scene.work / "run" / "methods")  # so that there is something to do
     scene.plant(f"run/{name}", kind)
-    assert scene.run(("cook", scene.work / "recipe.yaml", "--set", "output.tensorboard=true")) == []
+    assert scene.run(("cook", scene.work / "recipe.yaml", "--set", "output.track=tensorboard")) == []
 
 
 SEARCH = (

@@ -47,7 +47,7 @@ CASES = {
         ["found other files", "choose another directory with --out"],
     ),
     "tensorboard without the extra": (
-        POOL + TOY + DATA + "output: {tensorboard: true}",
+        POOL + TOY + DATA + "output: {track: tensorboard}",
         ["pip install 'stockpot[tensorboard]'"],
     ),
 }

@@ -317,7 +317,7 @@ def test_a_comparison_keeps_the_methods_apart() -> None:
     assert (learned.block_size, learned.beta) == (None, True)
     assert (mehl.block_size, mehl.granularity, mehl.lr) == (4, "model", 0.03)
     # What is set for the paper's methods does not make the default another method.
-    assert (crossfit.steps, crossfit.folds, crossfit.lr) == (300, 4, 0.02)
+    assert (crossfit.steps, crossfit.folds, crossfit.lr) == (1000, 4, 0.02)
     own = made(method={**given, "each": {"crossfit": {"steps": 9}}}).method.settings("crossfit")
     assert (own.steps, own.folds) == (9, 4)
 
@@ -439,6 +439,23 @@ def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
         "method: {memory: 8GiB}\n"
     )
     assert load_recipe(file).method.settings().memory == 8 * 2**30
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90", 90), ("90s", 90), ("10min", 600), ("1.5h", 5400), ("0.5", 0.5)])
+def test_a_budget_is_a_time(tmp_path: Path, given: str, seconds: float) -> None:
+    file = tmp_path / "recipe.yaml"
+    start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
+    file.write_text(f"{start}method: {{budget: {given}}}\n")
+    assert load_recipe(file).method.settings().budget == seconds
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "10 minutes", "true", ".inf"])
+def test_what_is_no_time_is_refused(tmp_path: Path, given: str) -> None:
+    file = tmp_path / "recipe.yaml"
+    start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
+    file.write_text(f"{start}method: {{budget: {given}}}\n")
+    with pytest.raises(RecipeError, match=r"expected a time such as 10min, 90s, 1\.5h or a number of seconds"):
+        load_recipe(file)
 
 
 def test_several_sets_of_report_data_are_written_by_name() -> None:

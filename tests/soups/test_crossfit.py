@@ -464,3 +464,46 @@ def test_without_folds_there_is_nothing_to_guard_by(tmp_path: Path) -> None:
     result = cook(pool, task, "crossfit", **settings)
     assert result.held_out is None
     assert torch.equal(weights_of(result), weights_of(cook(pool, task, "mehl+", **settings)))
+
+
+# Time.
+
+
+@pytest.mark.parametrize("method", ["crossfit", "hl+"])
+def test_a_budget_is_kept_and_the_best_so_far_is_returned(tmp_path: Path, method: str) -> None:
+    pool, task = zoo(tmp_path, 4)
+    settings: dict[str, Any] = {"batch_size": 1, "lr": 1e-4, "steps": 10**6}
+    result = cook(pool, task, method, budget=1.0, **settings)
+    assert result.seconds < 1.5
+    taken = [h for h in result.history if h["kind"] == "step"]
+    assert len(taken) >= 40
+    assert (weights_of(result) - 0.25).abs().max() > 0
+    assert "its budget of 1 s ended learning before it would have stopped" in result.notes
+
+
+def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    plain, limited = (cook(pool, task, "crossfit", **{**BRIEF, "budget": budget}) for budget in (None, 600.0))
+    assert torch.equal(weights_of(plain), weights_of(limited))
+    assert plain.notes == limited.notes
+
+
+@pytest.mark.parametrize("method", ["crossfit", "hl+"])
+def test_an_interruption_carries_the_best_so_far(tmp_path: Path, method: str) -> None:
+    pool, task = zoo(tmp_path, 4)
+    steps: list[Event] = []
+
+    def listen(event: Event) -> None:
+        steps.extend([event] * (event.kind == "step"))
+        if len(steps) == 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cook(pool, task, method, listen=listen, batch_size=16, lr=0.02)
+    best = caught.value.best  # type: ignore[attr-defined]
+    assert isinstance(best, Soup)
+    assert best.about["stopped"] == "interrupted"
+    best.load_into(task.model)
+    interrupted = task.score().loss
+    Soup.uniform(pool).load_into(task.model)
+    assert interrupted < task.score().loss

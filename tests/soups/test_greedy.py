@@ -18,7 +18,7 @@ from stockpot.pool import Pool
 from stockpot.soup import Soup, weights
 from stockpot.soups.greedy import Greedy, greedy
 from stockpot.soups.problem import Problem
-from zoo import fine_tunes, mlp, normed, samples, write
+from zoo import fine_tunes, mlp, normed, samples, uneven, write
 
 
 def choose(pool: Pool, task: Task, **options: Any) -> Greedy:
@@ -129,3 +129,19 @@ def test_candidates_are_judged_with_statistics_of_their_own(tmp_path: Path) -> N
     last = [h for h in found.history if h["added"]][-1]
     assert len(found.chosen) > 1
     assert last["score"] == pytest.approx(task.score().value, rel=1e-5)
+
+
+def test_a_budget_that_is_over_ends_the_search_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, task = uneven(tmp_path)
+    asked: list[float] = []
+
+    def late(self: Problem, seconds: float) -> bool:
+        asked.append(seconds)
+        return len(asked) > 2
+
+    monkeypatch.setattr(Problem, "late", late)
+    result = cook(pool, task, "greedy")
+    assert len(result.history) == 3  # the best one, and two that were tried
+    assert result.notes[0] == "its budget was over when 3 of 6 models had been tried"

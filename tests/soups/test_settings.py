@@ -25,7 +25,7 @@ def W_of(result: Result) -> Tensor:  # noqa: N802
 
 
 def test_every_setting_is_declared_once_with_its_type_bounds_and_description() -> None:
-    assert len(declared()) == 20
+    assert len(declared()) == 22
     for name, (_, setting) in declared().items():
         assert setting.help.endswith("."), name
     assert as_json(Settings(granularity=str.upper))["granularity"] == "custom"

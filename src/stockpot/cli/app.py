@@ -25,6 +25,8 @@ _EXTRAS = {
     "clip": ("open_clip_torch",),
     "tables": ("pyarrow",),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny",),
+    "wandb": ("wandb",),
     "lightning": ("lightning",),
 }
 

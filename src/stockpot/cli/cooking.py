@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stockpot.adapters.trackers import scalars
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
 from stockpot.cli.together import together
 from stockpot.events import Listener
@@ -113,19 +111,18 @@ def title_of(recipe: Path) -> str:
 def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overwrite: bool = False) -> Path:
     """Call `cook` or `compare` as the recipe says; the run directory. `kind`: cook, compare or demo."""
     from stockpot import cooking, ranks
+    from stockpot.adapters.trackers import check_tracker
     from stockpot.recipe.build import build_pool, build_task, cook_arguments
     from stockpot.run.directory import check_recipe
 
     arguments = cook_arguments(recipe, kind, title, ["stockpot", *sys.argv[1:]])
     arguments["overwrite"] |= overwrite
+    check_tracker(arguments["track"], arguments["run"])
     run: Path = arguments["run"]
     ranks.on_first(lambda: check_recipe(run, arguments["recipe"], overwrite=arguments["overwrite"]))
-    scalar = recipe.output.tensorboard and ranks.first()
-    writing = scalars(run / "tensorboard", listen) if scalar else contextlib.nullcontext(listen)
-    with writing as tell:
-        pool, task = build_pool(recipe, listen), build_task(recipe, listen)
-        function = cooking.cook if kind == "cook" else cooking.compare
-        function(pool, task, listen=tell, **arguments)
+    pool, task = build_pool(recipe, listen), build_task(recipe, listen)
+    function = cooking.cook if kind == "cook" else cooking.compare
+    function(pool, task, listen=listen, **arguments)
     return run
 
 

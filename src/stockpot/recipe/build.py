@@ -78,6 +78,7 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
         "recipe": RecipeFacts(title, kind, tuple(command), *content, output.max_shard_size),
         "seed": output.seed,
         "form": output.form,
+        "track": output.track,
     }
     if kind == "cook":
         return {**shared, "method": section.name, **section.for_cook(load)}

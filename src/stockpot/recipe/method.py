@@ -18,7 +18,7 @@ from pydantic import Field, create_model, model_validator
 from typing_extensions import Self
 
 from stockpot.errors import MethodError
-from stockpot.recipe.values import Bytes, Donor, Names, PythonCode, Section
+from stockpot.recipe.values import Bytes, Donor, Names, PythonCode, Seconds, Section
 from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, settings_in_comparison
 from stockpot.soups.settings import Setting, Settings, declared
 
@@ -45,6 +45,8 @@ def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
             options.append(PythonCode if callable_ else option)
     if setting.unit == "bytes":
         options, about = [Bytes], f"{about} A size such as `8GiB`."
+    if setting.unit == "seconds":
+        options, about = [Seconds], f"{about} A time such as `10min`."
     if name == "seed":
         about += " Default: `output.seed`."
     return functools.reduce(operator.or_, [*options, None]), Field(None, description=about)

@@ -29,6 +29,7 @@ _GONE = {
     ("data", "idx"): _CONVERTED,
     ("data", "cifar"): _CONVERTED,
     ("model", "clip"): "is no longer built here; use model.open_clip with the OpenCLIP name of the model",
+    ("output", "tensorboard"): "is now one of several trackers; write track: tensorboard",
     ("finetune", "parallel"): "is gone; start the same command several times, and each takes trials that are free",
 }
 

@@ -165,8 +165,8 @@ class Output(Section):
     form: Literal["auto", "merged", "adapter"] | Annotated[int, Field(ge=1)] = "auto"
     """What a soup of LoRA adapters is written as: `adapter` (exact, ranks added up), a number (an adapter of at most
     that rank), `merged` (a full model), or `auto`: the exact adapter where its rank is at most 512, else merged."""
-    tensorboard: bool = False
-    """Also write TensorBoard scalars. Needs `stockpot[tensorboard]`."""
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """A tracker that gets losses and scores. Needs `stockpot[tensorboard]`, `stockpot[mlflow]` or `stockpot[wandb]`."""
     overwrite: bool = False
     """Replace another run in that directory, as `--overwrite` does."""
 

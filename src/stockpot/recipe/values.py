@@ -57,6 +57,23 @@ def parse_bytes(value: object) -> int:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
 
 
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
+
+
+def parse_seconds(value: object) -> float:
+    """A number of seconds, or a time with its unit."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", value) if isinstance(value, str) else None
+    if found is None or found[2] not in _SECONDS or float(found[1]) <= 0:
+        raise ValueError(f"expected a time such as 10min, 90s, 1.5h or a number of seconds, found {value!r}")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+_LENGTH = {"type": "number", "exclusiveMinimum": 0}
+Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of(_LENGTH, _TEXT)]
+
+
 Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 

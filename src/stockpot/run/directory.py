@@ -18,6 +18,7 @@ from typing import Any
 
 from stockpot import files
 from stockpot._version import __version__
+from stockpot.adapters.trackers import TENSORBOARD
 from stockpot.errors import RunError, WriteError, describe
 from stockpot.pool.source import listed
 from stockpot.run import record
@@ -27,10 +28,10 @@ from stockpot.run.state import Journal
 from stockpot.task.checks import REPORT
 
 # Everything a run writes; only these are ever removed, and run.json is replaced by the next one's.
-_OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, record.TENSORBOARD, SCORES, "report.html", "report.md")
+_OWN = (RECIPE, POOL, RESULTS, record.EVENTS, METHODS, TENSORBOARD, SCORES, "report.html", "report.md")
 _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
-_WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.tensorboard", "output.overwrite")
+_WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.track", "output.overwrite")
 _ANOTHER = ("a new directory, or the same run to continue", "another run")
 _SHOWN = 12
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = 3
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
-METHODS, TENSORBOARD, SOUP = "methods", "tensorboard", "soup"
+METHODS, SOUP = "methods", "soup"
 RESULT, WEIGHTS, SCORES = "result.json", "weights.safetensors", "ingredients.safetensors"
 KINDS = ("report", "held_out", "fit")  # of data, most honest first
 OWN = KINDS[1:]  # what a method scores itself on

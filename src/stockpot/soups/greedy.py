@@ -25,10 +25,12 @@ from stockpot.task import Scores
 
 
 def greedy_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
-    layout = problem.layout("model")
+    layout, K = problem.layout("model"), len(problem.pool)
     with problem.live(layout) as live:
         found = greedy(problem, live, ties=settings.ties)
-    return Decision(found.W, layout, history=found.history, models_used=len(found.chosen))
+    tried = len(found.history)
+    notes = () if tried == K else (f"its budget was over when {tried} of {K} models had been tried",)
+    return Decision(found.W, layout, history=found.history, models_used=len(found.chosen), notes=notes)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def greedy(
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
     with Ahead(live, ranking[1:] if put is None else []) as ahead:
         for position, k in enumerate(ranking[1:], start=2):
+            if problem.late(problem.seconds_each or 0.0):
+                break
             if put is None:
                 ahead.read(k, candidate).add_(total)
                 torch.div(candidate, len(chosen) + 1, out=live.theta)

@@ -93,6 +93,7 @@ class Learner:
         self._saved_at = time.monotonic()
         self._paced: float | None = None  # when the first steps were done; infinite once the pace was told
         self._stop = Stop()
+        self._notes: tuple[str, ...] = ()
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
             fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
@@ -136,10 +137,16 @@ class Learner:
                             state=fold.state,
                         ):  # fmt: skip
                             self._after_steps(engine, fold)
+                            if until is None and self._late(0.0):
+                                fold.state.t, fold.state.j, fold.state.optimiser = len(self.blocks), 0, None
+                                break
                 if judge is not None:
                     for fold in self.folds:
                         judge(fold, self._put_unseen(engine, fold))
                 return
+            except KeyboardInterrupt as error:
+                error.best = self._so_far()  # type: ignore[attr-defined]
+                raise
             except torch.OutOfMemoryError as error:
                 if ranks.active():
                     raise  # the others did not run out: they would go on with another plan
@@ -163,11 +170,15 @@ class Learner:
     # A block with folds: all of them from judgement to judgement ---------------------------------------
 
     def _from_judgement_to_judgement(self, engine: Engine) -> Iterator[tuple[Fold, int]]:
+        began = time.monotonic()
         while True:
             judgement = min(len(fold.losses) for fold in self.folds)
             last = judgement > 0 and self._point(judgement - 1) == self._steps_of_a_block
-            if last or verdict(together(self.folds)).over:
+            now = time.monotonic()
+            # The next round is longer by a tenth, and the last one may have been short.
+            if last or verdict(together(self.folds)).over or (judgement and self._late(1.25 * (now - began))):
                 break
+            began = now
             for fold in self._mine:
                 if len(fold.losses) > judgement:
                     continue  # it is ahead, in a run that was continued
@@ -333,7 +344,10 @@ class Learner:
         self._paced = math.inf
         rest = sum((len(self.blocks) - each.state.t) * self._steps_of_a_block - each.state.j for each in self._mine)
         K, each = len(self.problem.pool), self.problem.seconds_each
-        told = {"seconds": rest * (now - before) / len(fold.state.steps), "steps": rest}
+        each_step = (now - before) / len(fold.state.steps)
+        least = rest if fold.held_out is None else min(rest, len(self._mine) * self._point(2) - fold.state.j)
+        left = self.problem.deadline - time.monotonic()
+        told = {"seconds": min(left, rest * each_step), "least": min(left, least * each_step), "steps": rest}
         self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
 
     def _end_block(self) -> None:
@@ -381,6 +395,20 @@ class Learner:
         engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
         return weights(alpha, self.method.simplex)
 
+    def _late(self, seconds: float) -> bool:
+        """Whether the budget would be over when this has been done."""
+        late = self.settings.budget is not None and any(self._exchanged(self.problem.late(seconds)))
+        if late:
+            self._notes = (f"its budget of {self.settings.budget:g} s ended learning before it would have stopped",)
+        return late
+
+    def _so_far(self) -> Tensor:
+        """The mixing weights of the best that is known now."""
+        for fold in self.folds:
+            if fold.best is not None and fold.state.t < len(self.blocks):
+                fold.begin(fold.best, self.blocks[fold.state.t])
+        return average(self.folds, self.method.simplex)[0]
+
     # What happened ------------------------------------------------------------------------------------
 
     def _enter(self, kind: str, fold: Fold, j: int, loss: float, rate: float = math.nan) -> None:
@@ -395,7 +423,7 @@ class Learner:
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result must know."""
-        found = []
+        found = [*self._notes]
         skipped = sum(fold.skipped_before for fold in self.folds)
         if skipped:
             taken = sum(fold.taken_before for fold in self.folds)

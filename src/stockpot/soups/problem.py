@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stockpot import ranks
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import Ahead, LastBlock
@@ -27,6 +28,8 @@ from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
 from stockpot.task.names import quantised_weights
+
+AFTERWARDS = 3  # times that scoring one model on all fitting data takes, kept of a budget for the end
 
 
 def finite(value: float) -> float | None:
@@ -94,6 +97,7 @@ class Problem:
         self.last_block = LastBlock()
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
+        self.deadline = math.inf  # when the budget of the method under way is over, by time.monotonic
         self.seconds_each: float | None = None  # that scoring one ingredient on all fitting data takes, once measured
         self._sampled: tuple[Tensor, list[Scores]] | None = None  # sorted samples, and the ingredients' scores on them
         self.held_out: dict[str, Scores] = {}  # of other methods, as a guard found them on the way
@@ -233,6 +237,13 @@ class Problem:
         """The ingredient that scores highest on these samples of the fitting data (default: all)."""
         parts = self.individual() if indices is None else self.individual_on(indices)
         return self.ranked([one.value for one in parts], by_content=by_content)[0]
+
+    def late(self, seconds: float) -> bool:
+        """Whether what takes so long, and building and scoring the soup afterwards, would go beyond the budget."""
+        if self.deadline == math.inf:
+            return False
+        last = AFTERWARDS * (self.seconds_each or 0.0)
+        return ranks.decided_once(lambda: time.monotonic() + seconds + last > self.deadline)
 
     # Scores of soups ----------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ PRESETS: Mapping[str, str] = {
 AUTHORS = ("hl", "hl+", "mehl", "mehl+")
 # How the engine works and what it adds to the paper; soups/authors.py has none of it.
 _NOT_AUTHORS = frozenset(
-    {"beta", "folds", "directions", "memory", "low_memory", "compile", "graphs", "parallel", "shards"}
+    {"beta", "budget", "folds", "directions", "memory", "low_memory", "compile", "graphs", "parallel", "shards"}
 )
 
 

@@ -123,6 +123,7 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
+    problem.deadline = time.monotonic() + (settings.budget or math.inf)
     # Ranks must see the same numbers, and what one device has free is not what another has.
     fast = settings.memory is None and not ranks.active() and not problem.task.sharded
     with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):
@@ -130,9 +131,11 @@ def decided(
             store.peaks = peak.so_far
         try:
             found = decides(method, preset)(problem, method, settings, store)
-        except LearningError as error:
-            if isinstance(error.best, torch.Tensor) and layout is not None:
-                error.best = Soup(problem.pool, layout, error.best, about={**how, "stopped": str(error)})
+        except (LearningError, KeyboardInterrupt) as error:
+            best = getattr(error, "best", None)
+            if isinstance(best, torch.Tensor) and layout is not None:
+                why = str(error) or "interrupted"
+                error.best = Soup(problem.pool, layout, best, about={**how, "stopped": why})  # type: ignore[union-attr]
             raise
         soup, scores = None, found.scores
         if found.W is not None and found.layout is not None:

@@ -27,7 +27,7 @@ class Setting:
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
-    unit: str = ""  # "bytes": sizes such as 8GiB are understood in recipes
+    unit: str = ""  # "bytes", "seconds": sizes such as 8GiB and times such as 10min are understood in recipes
 
 
 Granularity = Literal["model", "block", "module", "tensor"]
@@ -71,6 +71,15 @@ class Settings:
         int, Setting("More than 1: learn once per fold, stop on the fold left out, average.", at_least=1)
     ] = 1
     ties: Annotated[bool, Setting("Greedy also adds a model that leaves the score equal.")] = False
+    budget: Annotated[
+        float | None,
+        Setting(
+            "Seconds that a method may take. When they are over, learning and greedy end with the best so far; how far"
+            " they get differs from run to run. A continued run has them anew. none: no limit.",
+            above=0,
+            unit="seconds",
+        ),
+    ] = None
     directions: Annotated[
         Literal["auto", "fp64", "fp32", "bf16", "int8"],
         Setting("How loaded models are kept while learning; the result is always exact."),
