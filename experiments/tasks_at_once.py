@@ -78,7 +78,9 @@ def cook(steps: Steps, zoo: str, pool: str, chosen: argparse.Namespace, *words: 
     common += ["--commit", chosen.commit] if chosen.commit else []
 
     def one(seed: int) -> None:
-        for part, methods in (("first", FIRST), ("then", THEN)):
+        for part, methods in (("first", FIRST), ("then", THEN if pool in chosen.then else ())):
+            if not methods:
+                continue
             own = [*common, "--seed", str(seed), "--methods", *methods]
             name = f"{zoo}-{pool}-{chosen.name}-{seed}-{part}"
             if not steps.run(name, "tasks.py", *own, *words) and words:
@@ -124,6 +126,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="main", help="of the runs")
     parser.add_argument("--epochs", type=float, default=3.0, help="of pre-training")
     parser.add_argument("--settings", default="{}", metavar="JSON", help='of all learned methods: {"batch_size": 64}')
+    parser.add_argument("--then", nargs="*", default=["pool", "adapters"], help="pools for the other methods too")
     parser.add_argument("--compiled", action="store_true", help="lm-llama's layers, by torch.compile; not its adapters")
     parser.add_argument("--commit", help="where there is no repository")
     parser.add_argument("--trials", type=int, help="fewer, for a trial")
