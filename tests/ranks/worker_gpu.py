@@ -1,4 +1,4 @@
-"""Run by a test on a machine with a GPU: cooking without a process group, in a world of one, and by ranks that share it.
+"""Run by a test on a GPU: cooking without a process group, in a world of one, and by ranks that share the GPU.
 
     python worker_gpu.py RANK RANKS FOLDER [cpu]
 
