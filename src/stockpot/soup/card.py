@@ -169,5 +169,3 @@ def _front_matter(data: Mapping[str, Any]) -> Iterable[str]:
             yield from (f"- {json.dumps(item)}" for item in value)
         else:
             yield f"{key}: {json.dumps(value)}"
-
-
