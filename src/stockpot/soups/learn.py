@@ -77,6 +77,7 @@ class Learner:
         self.folds, self.listen, self._store = folds, problem.listen, store
         self._way = ranks.decided_once(lambda: arrangement.way(settings, problem.task))
         alone = self._way == "folds"
+        self._apart = self._way in ("folds", "alike")  # whether each rank computes as a process alone does
         self._mine = [fold for fold in folds if not alone or arrangement.owner(fold.number, self._way) == ranks.own()]
         K, G = len(problem.pool), len(live.layout)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
@@ -234,7 +235,7 @@ class Learner:
     @contextmanager
     def _shared(self) -> Iterator[None]:
         """Where each rank learns folds by itself, all know what came of every one, or why it had to stop."""
-        if self._way == "data":
+        if not self._apart:
             yield
             return
         with ranks.apart():
@@ -246,7 +247,7 @@ class Learner:
 
     def _exchanged(self, mine: T, failed: StockpotError | None = None) -> list[T]:
         """What every rank has, where each learns by itself; an error of one is an error of all."""
-        if self._way == "data":
+        if not self._apart:
             return [mine]
         with ranks.meeting():
             found = ranks.gathered((mine, failed))
