@@ -78,7 +78,7 @@ def _table(page: Mapping[str, Any]) -> list[str]:
         "|---|" + "---:|" * (len(page["headings"]) - 1),
         *(_row(row.cells(), bold=row.chosen and len(page["rows"]) > 1) for row in page["rows"]),
         "",
-        f"Scores are {escape(page['rows'][0].metric.axis)} on {page['data']}. Differences are paired sample by sample,"
+        f"Scores are {escape(page['rows'][0].title)} on {page['data']}. Differences are paired sample by sample,"
         " with their 95 % interval.",
         "",
     ]
