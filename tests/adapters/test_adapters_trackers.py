@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from stockpot import Pool, Task, compare, cook
-from stockpot.adapters.trackers import tracking
+from stockpot.adapters.trackers import TRACKERS, tracking
 from stockpot.errors import RunError, TaskError
 from stockpot.events import Event, ignore
+from stockpot.recipe import load_recipe
+from stockpot.recipe.build import build_pool, build_task, cook_arguments
 
 X = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -25,7 +29,7 @@ TAGS = {"hl-plus/fold0/block0/fit_loss", "hl-plus/fold0/block0/lr", "hl-plus/tes
 
 
 @pytest.fixture(autouse=True)
-def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in [one for one in os.environ if one.startswith(("MLFLOW_", "WANDB_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
@@ -33,6 +37,9 @@ def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()  # it reads the environment once in a process
 
 
 def compared(track: Any, run: Path | None = None) -> list[float]:
@@ -109,6 +116,38 @@ def test_wandb_gets_numbers_although_steps_begin_anew_in_each_group(tmp_path: Pa
     assert found["hl-plus/fold0/block0/step"] == list(range(6))
     assert len(found["hl-plus/fold0/block0/fit_loss"]) == 6
     assert [found["hl-plus/test"][0], found["uniform/test"][0]] == pytest.approx(scores)
+
+
+RECIPE = """
+pool: {{path: 'pool_*.safetensors'}}
+model: {{python: "own:model"}}
+data: {{python: "own:data"}}
+method: {{name: uniform}}
+output: {{dir: run, track: {track}}}
+"""
+OWN = """
+import torch
+
+def model():
+    return torch.nn.Linear(3, 2)
+
+def data(which):
+    return torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
+"""
+PLACES = {"tensorboard": "run/tensorboard/events.*", "mlflow": "mlruns/*/*/metrics", "wandb": "wandb/offline-run-*"}
+
+
+@pytest.mark.parametrize("track", TRACKERS)
+def test_a_recipe_names_its_tracker(track: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    (tmp_path / "own.py").write_text(OWN)
+    for number in range(2):
+        save_file(nn.Linear(3, 2).state_dict(), tmp_path / f"pool_{number}.safetensors")
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(track=track))
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    cook(build_pool(recipe), build_task(recipe), **cook_arguments(recipe))
+    assert list(tmp_path.glob(PLACES[track])), list(tmp_path.rglob("*"))
 
 
 def test_one_soup_is_tracked_too() -> None:
