@@ -285,14 +285,15 @@ def test_what_a_trainer_leaves_is_a_pool_of_runs(tmp_path: Path) -> None:
             said.append(f"{Path(event.data['run']).name}: {event.data['checkpoint']}, {event.data['why']}")
 
     best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
-    for n, more in enumerate(({}, {"eval_steps": 3, **best})):
+    both: list[dict[str, Any]] = [{}, {"eval_steps": 3, **best}]
+    for n, more in enumerate(both):
         trainer = train(tmp_path / f"{n}", SoupCallback(tmp_path / f"out{n}", method=None), **more)
     named = Path(trainer.state.best_model_checkpoint).name  # the one with the largest loss: not the last
     assert named != "checkpoint-12"
-    both = [tmp_path / "0" / "trainer", tmp_path / "1" / "trainer"]
-    assert Pool.open(both, listen=listen).names == ("0/trainer/checkpoint-12", f"1/trainer/{named}")
+    runs = [tmp_path / "0" / "trainer", tmp_path / "1" / "trainer"]
+    assert Pool.open(runs, listen=listen).names == ("0/trainer/checkpoint-12", f"1/trainer/{named}")
     assert said == ["trainer: checkpoint-12, its last", f"trainer: {named}, its best, by trainer_state.json"]
-    assert Pool.open(both[0]).names == ("checkpoint-3", "checkpoint-6", "checkpoint-9", "checkpoint-12")
+    assert Pool.open(runs[0]).names == ("checkpoint-3", "checkpoint-6", "checkpoint-9", "checkpoint-12")
     trainer.save_model()  # beside the folders: the model that is in the trainer now
-    assert [one.path for one in Pool.open(both).checkpoints] == [both[0] / "checkpoint-12", both[1]]
-    assert len(Pool.open(both, all_steps=True)) == 8
+    assert [one.path for one in Pool.open(runs).checkpoints] == [runs[0] / "checkpoint-12", runs[1]]
+    assert len(Pool.open(runs, all_steps=True)) == 8
