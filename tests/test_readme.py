@@ -18,10 +18,13 @@ def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def test_the_readme_is_short_and_begins_with_three_commands() -> None:
+def test_the_readme_is_short_and_begins_with_a_picture_and_three_commands() -> None:
     lines = README.read_text().splitlines()
     assert len(lines) <= 120
-    assert [line.split()[:2] for line in lines[2:5]] == [
+    picture = re.fullmatch(r"!\[.+\]\((.+\.svg)\)", lines[2])
+    assert picture
+    assert (ROOT / picture[1]).is_file()
+    assert [line.split()[:2] for line in lines[4:7]] == [
         ["stockpot", name] for name in ("average", "inspect", "compare")
     ]
 

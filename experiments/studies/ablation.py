@@ -22,7 +22,7 @@ import torch
 
 from stockpot import Pool, Task, cook
 from stockpot.task import Data
-from studies.pools import POOLS, Small
+from studies.pools import OTHERS, POOLS, Demo, Small
 
 HOME = Path(__file__).resolve().parents[1]
 RECIPES = ("cifar10-efficientnet", "fashion-vit", "imdb-minilm", "tiny")
@@ -68,8 +68,8 @@ def present(data: Path) -> list[str]:
 
 def opened(name: str, seed: int, made: Path) -> tuple[Pool, Task, Data]:
     """A pool, its task, and what its soups are judged on; a small pool is made if it is not there."""
-    if name in POOLS:
-        small: Small = POOLS[name]
+    if name in POOLS or name in OTHERS:
+        small: Small | Demo = POOLS.get(name) or OTHERS[name]
         return small.opened(made / f"{small.shares or name}-{seed}", seed)
     if name in OWN:
         zoo = importlib.import_module("tasks").zoo_of(name)
@@ -94,7 +94,6 @@ def run(
     done = {(row["pool"], row["seed"], row["candidate"]) for row in read(results)}
     left = [(s, p, [c for c in candidates if (p, s, c) not in done]) for s in seeds for p in pools]
     total, count = sum(len(names) for _, _, names in left), 0
-    results.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     for seed, name, names in left:
         if not names:
@@ -102,8 +101,7 @@ def run(
         pool, task, dev = opened(name, seed, made)
         for each in names:
             row = {"pool": name, "seed": seed, "candidate": each, **measured(candidates[each], pool, task, dev, seed)}
-            with results.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            write(results, row)
             count += 1
             rest = (time.perf_counter() - began) / count * (total - count)
             told(f"{name}, seed {seed}: {each} {row['score']:.5g}, {row['seconds']:.1f} s; {rest:.0f} s left")
@@ -122,11 +120,17 @@ def measured(candidate: Candidate, pool: Pool, task: Task, dev: Data, seed: int)
         "held_out": None if found.held_out is None else found.held_out.value,
         "seconds": round(found.seconds, 2),
         "steps": sum(one.get("kind") == "step" for one in history),
-        "guard": next((one.get("winner") for one in history if one.get("kind") == "guard"), None),
-        "kept": next((one.get("kept") for one in history if one.get("kind") == "average"), None),
+        "guard": next((one["winner"] for one in history if one["kind"] == "guard"), None),
+        "guarded": next((one.get("held_out") for one in history if one["kind"] == "guard"), None),
         "device": str(task.device),
         "torch": torch.__version__,
     }
+
+
+def write(results: Path, row: Row) -> None:
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with results.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def read(results: Path) -> list[Row]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,14 @@ def language(seed: int, fitted: int) -> Parts:
     return {**found, "fit": (x[:fitted], y[:fitted])}
 
 
+def coins(seed: int, fitted: int) -> Parts:
+    """Two classes that have nothing to do with the inputs: whatever is learned is right half of the time."""
+    stream = generator("coins", seed)
+    x = torch.randn(SAMPLES, 16, generator=stream)
+    y, before = (torch.randint(classes, (SAMPLES,), generator=stream) for classes in (2, 12))
+    return _parts(x, y, before, seed, fitted)
+
+
 # Models -------------------------------------------------------------------------------------------------
 
 
@@ -264,3 +272,35 @@ POOLS = {
               network(10, 96, 1), (1, 1), kept_apart=True),
     )
 }  # fmt: skip
+
+
+def with_samples(name: str, fitted: int) -> Small:
+    """The same pool, with so many samples to fit on."""
+    return replace(POOLS[name], name=f"{name}-{fitted}", fitted=fitted, shares=name)
+
+
+class Demo:
+    """The pool of `stockpot demo`."""
+
+    shares = ""
+
+    def opened(self, folder: Path, seed: int) -> tuple[Pool, Task, Data]:
+        from stockpot.zoo.demo import DigitViT, digits, make_demo_pool
+
+        make_demo_pool(folder, seed=seed)
+        task = Task(DigitViT(), digits("fit", seed), device="cpu")
+        return Pool.open(folder / "pool"), task, Data.of(digits("report", seed))
+
+
+# For experiments/bars.py alone.
+OTHERS: dict[str, Small | Demo] = {
+    "demo": Demo(),
+    **{
+        small.name: small
+        for small in (
+            *(with_samples(name, fitted) for name in ("digits", "mixture") for fitted in (100, 300, 1000)),
+            *(with_samples(name, 100) for name in ("images", "surface", "language")),
+            Small("coins", "a network, labels by chance", 8, 100, coins, network(16, 32, 1), (12, 2)),
+        )
+    },
+}

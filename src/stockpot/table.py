@@ -159,6 +159,23 @@ def as_html(rows: Sequence[Row]) -> str:
     return f"<table><thead>{line(headings(rows), 'th')}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
+def as_markdown(rows: Sequence[Row]) -> list[str]:
+    """The table and a line that says on which data; the row of the chosen soup is bold."""
+
+    def line(row: Row) -> str:
+        cells = [words.escaped(cell) for cell in row.cells()]
+        if row.chosen and len(rows) > 1:
+            cells[:2] = [f"**{cell}**" for cell in cells[:2]]
+        return f"| {' | '.join(cells)} |"
+
+    named = [words.escaped(heading) for heading in headings(rows)]
+    counts = f"Scores are {words.escaped(rows[0].title)} on {DATA[rows[0].kind]}."
+    paired = " Differences are paired sample by sample, with their 95 % interval."
+    apart = any(cell.difference is not None for row in rows for cell in row.sets.values())
+    table = [f"| {' | '.join(named)} |", "|---|" + "---:|" * (len(named) - 1), *map(line, rows)]
+    return [*table, "", counts + paired * apart]
+
+
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One dict per method and set of data, such as `pandas.DataFrame` takes."""
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,11 @@ def harmless(text: str) -> str:
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def escaped(text: str) -> str:
+    """For Markdown. Names are anybody's: nothing in them may become markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~$&!])", r"\\\1", " ".join(text.split()))
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: int | None = None) -> list[str]:

@@ -23,7 +23,7 @@ def test_every_accuracy_has_its_interval(tmp_path: Path) -> None:
     assert compared.verdict == f"{page['decision']}\n{page['why']}"
     assert len(WITH.findall(compared.verdict)) == len(re.findall(rf"{NUMBER} %", compared.verdict)) > 0
     assert re.search(rf"\(95 %: {NUMBER} to {NUMBER}\)", page["tiles"][0][1])
-    assert {row[0].split(" (")[0] for row in page["guard"]} == {"learned", "best", "uniform", "greedy"}
+    assert {row[0].split(" (")[0] for row in page["guard"]} == {"learned", "best", "uniform"}
     assert all(WITH.fullmatch(row[1].rstrip(")")) for row in page["guard"])
     assert all(WITH.match(line["own score"]) for line in page["ingredients"])
     for row in page["rows"]:

@@ -286,9 +286,9 @@ def test_markdown_has_the_verdict_and_the_table(complete: Path) -> None:
 
 
 def test_markdown_names_cannot_break_the_table(tmp_path: Path) -> None:
-    from stockpot.report.write import escape
+    from stockpot.words import escaped
 
-    assert escape("a|b\n<c> `d` *e* [f](g)") == r"a\|b \<c\> \`d\` \*e\* \[f\](g)"
+    assert escaped("a|b\n<c> `d` *e* [f](g)") == r"a\|b \<c\> \`d\` \*e\* \[f\](g)"
 
 
 def test_templates_are_part_of_the_package() -> None:

@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "beta and folds": ("mehl+", {"block_size": 2, "beta": True, "folds": 2}),
     "folds, guard, early stopping": ("crossfit", {"block_size": 2, "folds": 2, "lr": 0.3}),
     "many ways back": ("crossfit", {"folds": 2, "lr": 4.0, "steps": 20}),
-    "beta of folds from greedy soups": ("crossfit", {"folds": 2, "beta": True, "lr": 0.5, "steps": 20}),
+    "beta of folds": ("crossfit", {"folds": 2, "beta": True, "lr": 0.5, "steps": 20}),
     "pieces": ("mehl+", {"block_size": 2, "blocks": 3, "accumulate": 3}),
     "epochs": ("mehl+", {"block_size": 2, "steps": None, "epochs": 1.5}),
     "low-memory mode, int8": ("mehl+", {"block_size": 2, "low_memory": True, "directions": "int8"}),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from stockpot import Comparison, Pool, Result, Task, compare, cook
-from stockpot.errors import RunError
+from stockpot import Comparison, Pool, Result, Soup, Task, compare, cook
+from stockpot.errors import RunError, SoupError
 from stockpot.report import summary_rows
 
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -123,3 +123,22 @@ def test_without_a_run_there_is_no_report() -> None:
     with pytest.raises(RunError, match=r"report of a comparison: expected a run directory, found none") as error:
         Comparison().report()
     assert 'compare(..., run="run")' in str(error.value)
+
+
+def test_a_result_is_saved_with_its_scores_in_its_card(cooked: Result, tmp_path: Path) -> None:
+    place = cooked.save(tmp_path / "soup", dtype=torch.bfloat16)
+    assert cooked.soup is not None
+    assert torch.equal(Soup.load(place, ingredients=cooked.soup.pool).W, cooked.soup.W)
+    card = (place / "README.md").read_text().splitlines()
+    at = card.index("## Results")
+    assert card[at + 2].startswith("| method | test | 95 % interval | vs. best single model | b |")
+    assert card[at + 4].startswith(f"| uniform | {100 * cooked.score.value:.2f} % |")
+    assert card[at + 6] == "Scores are accuracy (%) on report data."  # nothing is paired where one is alone
+
+
+def test_the_ensemble_is_no_soup_to_save(tmp_path: Path) -> None:
+    found = compare(pool(), Task(net(0), (X[:100], Y[:100])), ["ensemble"])["ensemble"]
+    with pytest.raises(SoupError, match="result of ensemble: expected a soup, found the ensemble") as caught:
+        found.save(tmp_path / "soup")
+    assert "comparison.best" in str(caught.value)
+    assert not (tmp_path / "soup").exists()

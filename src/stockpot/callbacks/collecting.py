@@ -168,7 +168,7 @@ class Collector:
         try:
             result = cook(pool, task, self.method, **self.settings)
             if result.soup is not None:
-                self.soup = result.soup.save(self.folder / SOUP, overwrite=True)
+                self.soup = result.save(self.folder / SOUP, overwrite=True)
             self.result = result
         finally:
             if before is not None:

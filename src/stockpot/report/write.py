@@ -14,6 +14,8 @@ from stockpot import files
 from stockpot.errors import RunError
 from stockpot.report.page import page_of
 from stockpot.report.reading import Run
+from stockpot.table import as_markdown
+from stockpot.words import escaped
 
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -27,7 +29,7 @@ def write_report(run_dir: Path) -> Path:
     if page["soup"] and page["rows"]:
         from stockpot.soup.card import add_results  # with torch
 
-        add_results(run_dir / page["soup"], "\n".join(_table(page)), root=run_dir)
+        add_results(run_dir / page["soup"], "\n".join(as_markdown(page["rows"])), root=run_dir)
     return run_dir / HTML
 
 
@@ -55,45 +57,19 @@ def html(page: Mapping[str, Any]) -> str:
 
 
 def markdown(page: Mapping[str, Any]) -> str:
-    lines = [f"# {escape(page['decision'])}", "", f"{escape(page['title'])} · {escape(page['subtitle'])}", ""]
-    lines += [f"> {escape(notice)}\n" for notice in page["notices"]]
-    lines += [escape(page["why"]), ""] if page["why"] else []
+    lines = [f"# {escaped(page['decision'])}", "", f"{escaped(page['title'])} · {escaped(page['subtitle'])}", ""]
+    lines += [f"> {escaped(notice)}\n" for notice in page["notices"]]
+    lines += [escaped(page["why"]), ""] if page["why"] else []
     if page["soup"]:
-        lines += [f"The soup is in {escape(page['soup'])}, in this directory. To load it:", ""]
+        lines += [f"The soup is in {escaped(page['soup'])}, in this directory. To load it:", ""]
         lines += [_fenced(page["loading"], "python"), ""]
-    lines += _table(page)
-    lines += [*(f"- {escape(name)}: {escape(note)}" for name, note in page["notes"]), ""] if page["notes"] else []
+    lines += [*as_markdown(page["rows"]), ""] if page["rows"] else []
+    lines += [*(f"- {escaped(name)}: {escaped(note)}" for name, note in page["notes"]), ""] if page["notes"] else []
     if page["guard_summary"]:
-        lines += [escape(page["guard_summary"]), ""]
+        lines += [escaped(page["guard_summary"]), ""]
     if page["command"]:
         lines += ["To get this again:", "", _fenced(page["command"], "sh"), ""]
-    return "\n".join([*lines, f"Made by stockpot {escape(page['version'])}.", ""])
-
-
-def _table(page: Mapping[str, Any]) -> list[str]:
-    if not page["rows"]:
-        return []
-    return [
-        "| " + " | ".join(map(escape, page["headings"])) + " |",
-        "|---|" + "---:|" * (len(page["headings"]) - 1),
-        *(_row(row.cells(), bold=row.chosen and len(page["rows"]) > 1) for row in page["rows"]),
-        "",
-        f"Scores are {escape(page['rows'][0].title)} on {page['data']}. Differences are paired sample by sample,"
-        " with their 95 % interval.",
-        "",
-    ]
-
-
-def _row(cells: tuple[str, ...], *, bold: bool) -> str:
-    shown = [escape(cell) for cell in cells]
-    if bold:
-        shown[:2] = [f"**{cell}**" for cell in shown[:2]]
-    return "| " + " | ".join(shown) + " |"
-
-
-def escape(text: str) -> str:
-    """Names are anybody's: nothing in them may become markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$&])", r"\\\1", " ".join(text.split()))
+    return "\n".join([*lines, f"Made by stockpot {escaped(page['version'])}.", ""])
 
 
 def _fenced(text: str, language: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stockpot import files
+from stockpot import files, words
 from stockpot._version import __version__
 from stockpot.pool import Pool
 from stockpot.pool.hub import hub_id
@@ -68,7 +68,7 @@ def write_card(
     if recipe:
         lines += ["## Recipe", "", "```json", *json.dumps(dict(recipe), indent=2, default=str).splitlines(), "```", ""]
     lines += ["## Ingredients", "", "| ingredient | weight | SHA-256 of its tensors |", "|---|---:|---|"]
-    lines += [f"| {_escaped(one.name)} | {one.weight} | `{one.digest[:16]}` |" for one in ingredients[:_SHOWN]]
+    lines += [f"| {words.escaped(one.name)} | {one.weight} | `{one.digest[:16]}` |" for one in ingredients[:_SHOWN]]
     more = len(ingredients) - _SHOWN
     lines += ["", f"And {more} more."] if more > 0 else []
     files.write_bytes(folder / CARD, ("\n".join(lines) + "\n").encode("utf-8", "replace"), root)
@@ -135,7 +135,7 @@ def loading(folder: Path, place: str) -> list[str]:
     if library == "transformers":
         return ["import transformers", "", *_transformers(folder, where)]
     if (folder / "model.safetensors").is_file():
-        lines = ["from safetensors.torch import load_file", ""]
+        lines = ["from safetensors.torch import load_file", "", "# into a model that is built as for training:"]
         return [*lines, f"model.load_state_dict(load_file({json.dumps(f'{place}/model.safetensors')}))"]
     lines = ["import stockpot", "", f"soup = stockpot.pool.open_checkpoint({where})"]
     return [*lines, "model.load_state_dict({name: soup.tensor(name) for name in soup.specs})"]
@@ -169,8 +169,3 @@ def _front_matter(data: Mapping[str, Any]) -> Iterable[str]:
             yield from (f"- {json.dumps(item)}" for item in value)
         else:
             yield f"{key}: {json.dumps(value)}"
-
-
-def _escaped(text: str) -> str:
-    """Names are anybody's: nothing in them may become markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~$&!])", r"\\\1", " ".join(text.split()))

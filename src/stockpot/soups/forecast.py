@@ -118,6 +118,6 @@ def _models_read(method: str, models: int) -> int:
         "uniform": building,
         "greedy": scoring + models + building,
         "ensemble": 2 * models,
-        # The mean, the block, the soup; every ingredient is scored, and a greedy soup is cooked once per fold.
+        # The mean, the block, the soup; every ingredient is scored, and so are means of half, a quarter, ... per fold.
         "crossfit": 2 * models + building + scoring + models + settings_for(method).folds * models,
     }.get(method, 2 * models + building)

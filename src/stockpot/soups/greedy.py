@@ -8,7 +8,7 @@ samples most likely to fail come first, so that this happens early. The chosen s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,65 +41,44 @@ class Greedy:
     history: tuple[dict[str, object], ...]
 
 
-def greedy(
-    problem: Problem,
-    live: Live,
-    *,
-    indices: Tensor | None = None,
-    ties: bool = False,
-    early: bool = True,
-    by_content: bool = False,
-    calibration: int | None = None,
-    label: str = "greedy soup",
-    put: Callable[[Sequence[int]], None] | None = None,
-) -> Greedy:
-    """Choose on `indices` of the fitting data (default: all). `early=False` is the plain algorithm, for tests.
+def greedy(problem: Problem, live: Live, *, ties: bool = False, early: bool = True) -> Greedy:
+    """Choose on the fitting data. `early=False` is the plain algorithm, for tests.
 
-    Ingredients of equal score are tried in the pool's order or, `by_content`, in that of their digests. A candidate
-    stays when the score rises (with `ties`: does not fall). `calibration`: samples that a candidate's
-    running statistics are estimated from, at most. `put` makes the model the mean of some ingredients; None: they are
-    read from their files.
+    Ingredients of equal score are tried in the pool's order. A candidate stays when the score rises (with `ties`: does
+    not fall).
     """
     K, G = len(problem.pool), len(live.layout)
-    everything = torch.arange(len(problem.task.fit)) if indices is None else indices  # (n,)
-    own = problem.individual_on(everything)
-    ranking = problem.ranked([scores.value for scores in own], by_content=by_content)
+    own = problem.individual()
+    ranking = problem.ranked([scores.value for scores in own])
     chosen = [ranking[0]]
     current = own[ranking[0]]  # scores of the soup so far
     history = [_decision(problem, ranking[0], True, current.value, current.n)]
-    if put is None:
-        total = live.read(ranking[0], out=torch.empty_like(live.theta))  # (P,) sum of the chosen
-        candidate = torch.empty_like(total)
+    total = live.read(ranking[0], out=torch.empty_like(live.theta))  # (P,) sum of the chosen
+    candidate = torch.empty_like(total)
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
-    with Ahead(live, ranking[1:] if put is None else []) as ahead:
+    with Ahead(live, ranking[1:]) as ahead:
         for position, k in enumerate(ranking[1:], start=2):
             if problem.late(problem.seconds_each or 0.0):
                 break
-            if put is None:
-                ahead.read(k, candidate).add_(total)
-                torch.div(candidate, len(chosen) + 1, out=live.theta)
-            else:
-                put([*chosen, k])
+            ahead.read(k, candidate).add_(total)
+            torch.div(candidate, len(chosen) + 1, out=live.theta)
             W = weights.chosen(K, G, [*chosen, k])
             order, stop = torch.arange(current.n), None
             if ceiling is not None and difficulty is not None:
                 # Likely failures first: what the soup gets wrong now, then what most ingredients get wrong.
                 order = torch.argsort(current.table[:, 0] + difficulty / 2, stable=True)
                 stop = _hopeless(ceiling, current.n, float(current.table.sum()), ties)
-            scores = problem.score_live(
-                live, W, calibration=calibration, indices=everything[order], stop=stop, with_loss=False
-            )
+            scores = problem.score_live(live, W, indices=order, stop=stop, with_loss=False)
             evaluated += scores.n
             better = scores.complete and _wins(*_compared(scores, current), ties)
             history.append(_decision(problem, k, better, scores.value if scores.complete else None, scores.n))
             problem.listen(Event("greedy", history[-1]))
-            progress(problem.listen, label, position, K, "models")
+            progress(problem.listen, "greedy soup", position, K, "models")
             if better:
                 chosen.append(k)
-                if put is None:
-                    total.copy_(candidate)
+                total.copy_(candidate)
                 table = torch.empty_like(current.table).index_copy_(0, order, scores.table)
                 current = replace(current, table=table)
     return Greedy(tuple(chosen), weights.chosen(K, G, chosen), evaluated, tuple(history))

@@ -171,7 +171,10 @@ class Problem:
         return self.known
 
     def sample(self, rows: Tensor, put: Callable[[Sequence[int]], None] | None = None) -> None:
-        """Until all ingredients are known on all fitting data, these samples of it will do. `put`: as in greedy."""
+        """Until all ingredients are known on all fitting data, these samples of it will do.
+
+        `put` makes the model the mean of some ingredients; None: they are read from their files.
+        """
         if len(rows) == len(self.task.fit):
             self.individual()
         elif self.known is None and (self._sampled is None or not torch.equal(self._sampled[0], rows)):

@@ -15,18 +15,20 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from stockpot import ranks, table, words
 from stockpot.engine import PeakMemory
-from stockpot.errors import LearningError
+from stockpot.errors import LearningError, SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup
 from stockpot.soup.adapter import described
+from stockpot.soup.card import add_results
 from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
@@ -89,6 +91,16 @@ class Result:
     def table(self) -> list[dict[str, Any]]:
         """Plain numbers, one dict per set of data."""
         return table.as_numbers([self.row()])
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the soup as `Soup.save` does (`form`, `dtype`, `max_shard`, `overwrite`), its scores in its card."""
+        if self.soup is None:
+            fix = "save another method's result, such as comparison.best; an ensemble needs all of its models"
+            found = "the ensemble, which is no single model"
+            raise SoupError.of(f"result of {self.method}", expected="a soup", found=found, fix=fix)
+        place = self.soup.save(path, **options)
+        add_results(place, "\n".join(table.as_markdown([self.row()])), options.get("root"))
+        return place
 
     def __repr__(self) -> str:
         return "\n".join([*table.as_text([self.row()]), *self.notes])
