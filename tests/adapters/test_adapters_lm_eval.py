@@ -117,9 +117,14 @@ def words(home: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(home / "models" / "run_0")
 
 
-def llama_of(**given: int) -> Any:
+def llama_of(**given: Any) -> Any:
     build: Any = transformers.LlamaForCausalLM
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     return build(transformers.LlamaConfig(**sizes, max_position_embeddings=64, **given))
 
 

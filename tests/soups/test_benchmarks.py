@@ -40,7 +40,8 @@ class Questions(Benchmark):
 
     def table(self, model: nn.Module, autocast: torch.dtype | None, listen: Any) -> Tensor:
         self.asked.append(torch.is_grad_enabled() or model.training)
-        return (model(X[:20]).argmax(1) == 0).double()[:, None]
+        right: Tensor = model(X[:20]).argmax(1) == 0
+        return right.double()[:, None]
 
 
 def compared(run: Path) -> tuple[Any, Questions]:
