@@ -78,7 +78,7 @@ def _join() -> None:
     try:
         store, rank, _ = next(dist.rendezvous("env://", int(_environment("RANK") or 0), size, timeout=_MEETING))
         # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
-        dist.init_process_group(store=dist.PrefixStore("stockpot", store), rank=rank, world_size=size)
+        dist.init_process_group(store=store, rank=rank, world_size=size)
     except RuntimeError as error:  # of the store or a connection
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise RunError.of(
