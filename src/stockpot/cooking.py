@@ -278,6 +278,8 @@ class _Job:
         """What makes this run what it is."""
         presets = {name: preset_for(name, self.preset) for name in self.chosen}
         form = {} if self.form == "auto" else {"form": self.form}
+        metrics = self.task.report_metrics.items()
+        own = {name: {"metric": one.name, "unit": one.unit} for name, one in metrics if one != self.task.metric}
         named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
         return {
             "kind": recipe.kind,
@@ -289,6 +291,7 @@ class _Job:
             "layout": {**self.layout, "statistics": self.task.statistics, **form},
             "fit_digest": fingerprint(self.task.fit),
             "report_digests": self.task.report_fingerprints(),
+            **({"report_metrics": own} if own else {}),
         }
 
     def _space(self) -> int:
@@ -356,7 +359,7 @@ class _Job:
             return False
         root, folder = self.path, self.path / record.METHODS / record.slug(name)
         store = DiskStore(folder, root)
-        earlier = record.read_result(root, folder, name, problem.pool, settings, self.task.metric)
+        earlier = record.read_result(root, folder, name, problem.pool, settings, self.task)
         self._all_see(f"what {name} decided", earlier is not None)
         if earlier is not None:
             self.results[name] = earlier

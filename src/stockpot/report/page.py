@@ -23,7 +23,7 @@ from stockpot.report.tables import (
     stands_apart,
 )
 from stockpot.soups.registry import METHODS
-from stockpot.table import DATA, Row, headings
+from stockpot.table import DATA, Row, headings, set_headings
 
 
 def page_of(run: Run) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def page_of(run: Run) -> dict[str, Any]:
         **_soup(run),
         "rows": rows,
         "headings": headings(rows) if rows else (),
+        "set_headings": set_headings(rows) if rows else (),
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.chosen)],
         "pictures": _pictures(run, rows),
@@ -120,9 +121,9 @@ def _tiles(run: Run, row: Row | None) -> list[tuple[str, str, str]]:
     """Numbers worth a glance: (number, what it is, "good", "bad" or nothing)."""
     if row is None:
         return []
-    tiles, m = [], row.metric
+    tiles = []
     for name, cell in row.sets.items():
-        score, change, data = cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
+        m, score, change, data = cell.metric, cell.score, cell.difference, name if len(row.sets) > 1 else DATA[row.kind]
         if score is not None and (change is None or cell is row.first):
             between = f" (95 %: {m.bare(score.low)} to {m.bare(score.high)})"
             if m.unit == "nats" and -score.value < 700:
