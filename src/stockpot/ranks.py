@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from stockpot import signals
 from stockpot._version import __version__
@@ -76,7 +77,7 @@ def _join() -> None:
         torch.cuda.set_device(int(_environment("LOCAL_RANK") or 0) % torch.cuda.device_count())
     size = int(_environment("WORLD_SIZE") or 1)
     try:
-        store, rank, _ = next(dist.rendezvous("env://", int(_environment("RANK") or 0), size, timeout=_MEETING))
+        store, rank, _ = next(rendezvous("env://", int(_environment("RANK") or 0), size, timeout=_MEETING))
         # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
         dist.init_process_group(store=store, rank=rank, world_size=size)
     except RuntimeError as error:  # of the store or a connection
