@@ -32,6 +32,7 @@ from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
+from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, advised, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
@@ -251,11 +252,11 @@ class _Job:
             return
         if not ranks.first():
             self.listen = ignore
-        sizes = {name: one.nbytes for name, one in zip(self.pool.names, self.pool.checkpoints, strict=True)}
+        files_of = {f"ingredient {name}": digest for name, digest in self.pool.sampled().items()}
         versions = {"stockpot": __version__, "torch": torch.__version__}
         facts = self._facts(Path(), recipe)
         own = ("metric", "settings", "layout", "fit_digest", "report_digests")
-        ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
+        ranks.check_same({**versions, **files_of, **flat({name: facts[name] for name in own})})
 
     def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
         """Claim the directory. What is there stays until all that the run needs is known to be in order."""
