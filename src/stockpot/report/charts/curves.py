@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def mean_of(folds: Sequence[Line]) -> Line | None:
 def lowest(mean: Line, ends: Sequence[float]) -> list[int]:
     """Where each block's losses are lowest; a block that has none is left out."""
     found = []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in itertools.pairwise(ends):
         inside = [i for i, x in enumerate(mean.x) if low <= x <= high and np.isfinite(mean.loss[i])]
         found += [min(inside, key=lambda i: float(mean.loss[i]))] if inside else []
     return found
