@@ -82,6 +82,7 @@ experiments-small: setup
 torture: setup
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.kills
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.rank_kills
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.rank_laws
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.full_disk
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.soak
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m torture.mutated_files --count 20000

@@ -4,7 +4,8 @@
     python benchmarks/ranks.py --world-of-one   # on a GPU: does a process group cost anything, are CUDA graphs kept?
 
 A job that is bound by steps, from `cook` to its result. Both sides give the same soup to rounding before anything is
-timed; they are timed in turn, and figures are medians.
+timed; they are timed in turn, and figures are medians. Processor time of the busier rank stands beside: it depends less
+on what else the machine does, and what it cannot see is waiting.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def job(folder: Path, shape: dict[str, int], samples: int, device: str, **settin
         if event.kind == "engine":
             path.append(event.data["path"])
 
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     result = stockpot.cook(pool, task, "hl+", lr=0.01, listen=listen, **settings)
-    seconds = time.perf_counter() - began
+    seconds, busy = time.perf_counter() - began, time.process_time() - busy
     assert result.soup is not None
-    return {"seconds": seconds, "W": result.soup.W.tolist(), "path": path}
+    return {"seconds": seconds, "cpu_seconds": busy, "W": result.soup.W.tolist(), "path": path}
 
 
 def rank(folder: Path, steps: int) -> None:
@@ -70,8 +71,7 @@ def rank(folder: Path, steps: int) -> None:
     for name, how in WAYS.items():
         job(folder, SHAPE, 256, "cpu", steps=1, batch_size=64, **how)
         found[name] = job(folder, SHAPE, 256, "cpu", steps=steps, batch_size=64, **how)
-    if os.environ.get("RANK", "0") == "0":
-        (folder / "found.json").write_text(json.dumps(found))
+    (folder / f"found-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
 def together(folder: Path, ranks: int, steps: int) -> dict[str, Any]:
@@ -87,7 +87,10 @@ def together(folder: Path, ranks: int, steps: int) -> dict[str, Any]:
     ]
     codes = [one.wait() for one in started]
     assert codes == [0] * ranks, codes
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    each = [json.loads((folder / f"found-{number}.json").read_text()) for number in range(ranks)]
+    found: dict[str, Any] = each[0]
+    for name, one in found.items():
+        one["cpu_seconds"] = max(other[name]["cpu_seconds"] for other in each)
     return found
 
 
@@ -105,10 +108,14 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
         off = apart(*(side[name]["W"] for side in turns[0]))
         assert off < 1e-4, (name, off)
         one, two = ([turn[side][name]["seconds"] for turn in turns] for side in (0, 1))
+        cpu_one, cpu_two = ([turn[side][name]["cpu_seconds"] for turn in turns] for side in (0, 1))
         out[name] = {
             "one_rank_s": [round(s, 2) for s in one],
             "two_ranks_s": [round(s, 2) for s in two],
             "times_faster": round(statistics.median(one) / statistics.median(two), 3),
+            "one_rank_cpu_s": [round(s, 2) for s in cpu_one],
+            "two_ranks_cpu_s": [round(s, 2) for s in cpu_two],  # of the busier rank
+            "times_less_cpu": round(statistics.median(cpu_one) / statistics.median(cpu_two), 3),
             "W_apart": off,
         }
     return out

@@ -32,6 +32,7 @@ from stockpot.progress import shown
 from stockpot.run import record
 from stockpot.run.directory import RecipeFacts, RunDirectory
 from stockpot.run.environment import environment
+from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, advised, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup import record as soup_record
@@ -252,11 +253,11 @@ class _Job:
             return
         if not ranks.first():
             self.listen = ignore
-        sizes = {name: one.nbytes for name, one in zip(self.pool.names, self.pool.checkpoints, strict=True)}
+        files_of = {f"ingredient {name}": digest for name, digest in self.pool.sampled().items()}
         versions = {"stockpot": __version__, "torch": torch.__version__}
         facts = self._facts(Path(), recipe)
         own = ("metric", "settings", "layout", "fit_digest", "report_digests")
-        ranks.check_same({**versions, "ingredients": sizes, **{name: facts[name] for name in own}})
+        ranks.check_same({**versions, **files_of, **flat({name: facts[name] for name in own})})
 
     def _begin(self, stack: ExitStack, overwrite: bool, recipe: RecipeFacts) -> None:
         """Claim the directory. What is there stays until all that the run needs is known to be in order."""
@@ -278,6 +279,8 @@ class _Job:
         """What makes this run what it is."""
         presets = {name: preset_for(name, self.preset) for name in self.chosen}
         form = {} if self.form == "auto" else {"form": self.form}
+        metrics = self.task.report_metrics.items()
+        own = {name: {"metric": one.name, "unit": one.unit} for name, one in metrics if one != self.task.metric}
         named = {name: {"preset": preset} for name, preset in presets.items() if preset is not None}
         return {
             "kind": recipe.kind,
@@ -289,6 +292,7 @@ class _Job:
             "layout": {**self.layout, "statistics": self.task.statistics, **form},
             "fit_digest": fingerprint(self.task.fit),
             "report_digests": self.task.report_fingerprints(),
+            **({"report_metrics": own} if own else {}),
         }
 
     def _space(self) -> int:
@@ -356,7 +360,7 @@ class _Job:
             return False
         root, folder = self.path, self.path / record.METHODS / record.slug(name)
         store = DiskStore(folder, root)
-        earlier = record.read_result(root, folder, name, problem.pool, settings, self.task.metric)
+        earlier = record.read_result(root, folder, name, problem.pool, settings, self.task)
         self._all_see(f"what {name} decided", earlier is not None)
         if earlier is not None:
             self.results[name] = earlier

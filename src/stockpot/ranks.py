@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.rendezvous import rendezvous
 
 from stockpot import signals
 from stockpot._version import __version__
@@ -37,6 +38,7 @@ _alone = 0  # how many `apart` blocks this rank is in
 # A rank that has ended is noticed at once, by its connection. One that hashes a terabyte or learns the longest fold
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
+_MEETING = timedelta(minutes=10)  # for all to be started
 SHOWN = 12  # differences listed in one message
 # What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -73,8 +75,19 @@ def _join() -> None:
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(int(_environment("LOCAL_RANK") or 0) % torch.cuda.device_count())
-    # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
-    dist.init_process_group(rank=int(_environment("RANK") or 0), world_size=int(_environment("WORLD_SIZE") or 1))
+    size = int(_environment("WORLD_SIZE") or 1)
+    try:
+        store, rank, _ = next(rendezvous("env://", int(_environment("RANK") or 0), size, timeout=_MEETING))
+        # Without a backend's name torch takes gloo for what is on the host and NCCL for what is on a GPU.
+        dist.init_process_group(store=store, rank=rank, world_size=size)
+    except RuntimeError as error:  # of the store or a connection
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RunError.of(
+            "the ranks of this run",
+            expected=f"{size} that meet at {place} within {_MEETING.total_seconds():g} s",
+            found=str(error).strip().partition("\n")[0].rstrip("."),
+            fix="start as many as WORLD_SIZE (or SLURM_NTASKS) says, on hosts that reach each other, with a free port",
+        ) from error
     # At once: ranks with other code may not even exchange the same things in the same order.
     check_same({"stockpot": __version__, "python": platform.python_version(), "torch": torch.__version__})
 

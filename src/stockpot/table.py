@@ -33,6 +33,7 @@ class Score:
 class Cell:
     """What one method reached on one set of data."""
 
+    metric: words.Metric
     score: Score | None
     difference: tuple[float, float, float] | None  # to the best individual: mean, low, high; paired, 95 %
 
@@ -53,7 +54,6 @@ class Row:
     """What one method reached and cost. `kind` is the data it was scored on: report, held_out or fit."""
 
     method: str
-    metric: words.Metric
     kind: str
     sets: Mapping[str, Cell]  # by set of data, the one that counts first
     seconds: float
@@ -71,15 +71,28 @@ class Row:
         return next(iter(self.sets.values()))
 
     @property
+    def metric(self) -> words.Metric:
+        """Of the set that counts."""
+        return self.first.metric
+
+    @property
+    def title(self) -> str:
+        """What the scores are, over all sets."""
+        axes = list(dict.fromkeys(cell.metric.axis for cell in self.sets.values()))
+        if len(axes) == 1:
+            return axes[0]
+        return ", ".join(f"{cell.metric.axis} on {name}" for name, cell in self.sets.items())
+
+    @property
     def peak(self) -> int:
         """The scarce memory: of the device where one was used, else of the host."""
         return self.peak_device or self.peak_host
 
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of `headings`."""
-        m, cells = self.metric, [self.method]
+        cells = [self.method]
         for one in self.sets.values():
-            score, change = one.score, "–"
+            m, score, change = one.metric, one.score, "–"
             if one.difference is not None:
                 change = SAME if one.same else "{} ({} to {})".format(*map(m.change, one.difference))
             cells.append("–" if score is None else m.value(score.value))
@@ -89,36 +102,44 @@ class Row:
 
     def short_cells(self) -> tuple[str, ...]:
         """Narrower, so that the table of one set fits 80 columns; that of several sets leaves out the costs."""
-        percent = self.metric.unit == "%"
 
-        def short(value: float, sign: str = "") -> str:
+        def short(value: float, percent: bool, sign: str = "") -> str:
             if percent:
                 return f"{100 * value:{sign}.1f}"
             return f"{value:{sign}.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:{sign}.2g}"
 
         cells, one = [self.method], len(self.sets) == 1
         for cell in self.sets.values():
-            score, change = cell.score, cell.difference
-            value = "-" if score is None else self.metric.value(score.value)
+            score, change, percent = cell.score, cell.difference, cell.metric.unit == "%"
+            value = "-" if score is None else cell.metric.value(score.value)
             dash = "–" if percent else " to "  # behind which a minus would be misread
-            between = "-" if score is None else f"{short(score.low)}{dash}{short(score.high)}"
+            between = "-" if score is None else f"{short(score.low, percent)}{dash}{short(score.high, percent)}"
             cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
-            apart = "-" if change is None else "{} ({} to {})".format(*(short(end, "+") for end in change))
+            apart = "-" if change is None else "{} ({} to {})".format(*(short(end, percent, "+") for end in change))
             cells.append(SAME if cell.same else apart)
         costs = (words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
         return (*cells, *costs) if one else tuple(cells)
 
 
 def headings(rows: Sequence[Row]) -> tuple[str, ...]:
-    sets = [name if len(rows[0].sets) > 1 else rows[0].metric.title for name in rows[0].sets]
+    sets = set_headings(rows)
     each = (heading for name in sets for heading in (name, "95 % interval", "vs. best single model"))
     return ("method", *each, "time", "peak memory", "models used")
+
+
+def set_headings(rows: Sequence[Row]) -> list[str]:
+    """One for each set: its metric where there is one set, its name where all have one metric, else both."""
+    sets = rows[0].sets
+    if len(sets) == 1:
+        return [rows[0].metric.title]
+    same = len({cell.metric for cell in sets.values()}) == 1
+    return [name if same else f"{name}, {cell.metric.title}" for name, cell in sets.items()]
 
 
 def short_headings(rows: Sequence[Row]) -> tuple[str, ...]:
     """Those of `short_cells`."""
     if len(rows[0].sets) > 1:
-        return ("method", *(heading for name in rows[0].sets for heading in (name, "vs. best single")))
+        return ("method", *(heading for name in set_headings(rows) for heading in (name, "vs. best single")))
     return ("method", rows[0].metric.title, "95 % CI", "vs. best single", "time", "memory", "models")
 
 
@@ -148,7 +169,7 @@ def as_markdown(rows: Sequence[Row]) -> list[str]:
         return f"| {' | '.join(cells)} |"
 
     named = [words.escaped(heading) for heading in headings(rows)]
-    counts = f"Scores are {words.escaped(rows[0].metric.axis)} on {DATA[rows[0].kind]}."
+    counts = f"Scores are {words.escaped(rows[0].title)} on {DATA[rows[0].kind]}."
     paired = " Differences are paired sample by sample, with their 95 % interval."
     apart = any(cell.difference is not None for row in rows for cell in row.sets.values())
     table = [f"| {' | '.join(named)} |", "|---|" + "---:|" * (len(named) - 1), *map(line, rows)]
@@ -160,7 +181,7 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {
             "method": row.method,
-            "metric": row.metric.name,
+            "metric": cell.metric.name,
             "data": row.kind,
             "set": name,
             **_ends("", None if cell.score is None else (cell.score.value, cell.score.low, cell.score.high)),

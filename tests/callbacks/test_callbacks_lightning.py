@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from stockpot import Pool, Soup, Task
 from stockpot.callbacks.lightning import SoupCallback
 from stockpot.errors import RunError, StockpotError, TaskError, WriteError
+from stockpot.events import Event
 
 # Of Lightning and torch about each other, not of ours.
 pytestmark = [
@@ -297,3 +299,38 @@ def test_a_disk_that_is_full_does_not_end_the_training(tmp_path: Path, monkeypat
     assert trainer.global_step == 20
     assert collected(tmp_path / "out") == [f"step-{step:06d}.safetensors" for step in (5, 15, 20)]
     assert callback.soup is not None
+
+
+class BestInTheMiddle(Classifier):
+    def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
+        self.log("validation", float(abs(self.current_epoch - 1)))
+
+
+def test_what_lightning_leaves_is_a_pool_of_runs(tmp_path: Path) -> None:
+    """As its ModelCheckpoint and loggers leave it: which file stands for a run, and that it is said."""
+    said: list[str] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "run":
+            said.append(f"{Path(event.data['run']).name}: {event.data['checkpoint']}, {event.data['why']}")
+
+    for seed in range(2):
+        place = tmp_path / "kept" / f"seed{seed}"
+        keep = ModelCheckpoint(place, monitor="validation", save_top_k=2, save_last=True)
+        train(tmp_path, SoupCallback(tmp_path / f"out{seed}", method=None), BestInTheMiddle(), callbacks=[keep])
+        assert Path(keep.best_model_path).name == "epoch=1-step=10.ckpt"
+    assert Pool.open(tmp_path / "kept", listen=listen).names == ("seed0/epoch=1-step=10", "seed1/epoch=1-step=10")
+    assert said == [f"seed{seed}: epoch=1-step=10.ckpt, its best, by ModelCheckpoint" for seed in range(2)]
+    assert len(Pool.open(tmp_path / "kept" / "seed0")) == 2  # of one run its steps, and last.ckpt is none of them
+    shutil.rmtree(tmp_path / "kept")
+
+    for seed in range(2):
+        logger = CSVLogger(tmp_path / "logs" / f"seed{seed}")
+        train(tmp_path, SoupCallback(tmp_path / f"csv{seed}", method=None), logger=logger)
+    for sources in ([tmp_path / "logs"], [f"{tmp_path}/logs/*"], [tmp_path / "logs" / f"seed{n}" for n in range(2)]):
+        said.clear()
+        assert len(Pool.open(sources, listen=listen)) == 2
+        assert said == ["version_0: epoch=3-step=20.ckpt, its last"] * 2
+    train(tmp_path, SoupCallback(tmp_path / "csv2", method=None), logger=CSVLogger(tmp_path / "logs" / "seed0"))
+    names = ("version_0/epoch=3-step=20", "version_1/epoch=3-step=20")
+    assert Pool.open(tmp_path / "logs" / "seed0").names == names

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from stockpot import Soup, Task
+from stockpot import Pool, Soup, Task
 from stockpot.callbacks.transformers import SoupCallback
 from stockpot.errors import RunError, TaskError
+from stockpot.events import Event
 
 transformers: Any = import_module("transformers")
 pytestmark = [
@@ -274,3 +275,25 @@ def test_what_accelerate_launch_shards_is_refused_too(tmp_path: Path, monkeypatc
     arguments = SimpleNamespace(fsdp=None, deepspeed=None, eval_strategy="epoch", save_strategy="epoch", world_size=2)
     with pytest.raises(TaskError, match=r"found one that is sharded .DeepSpeed."):
         SoupCallback(tmp_path).on_train_begin(arguments, transformers.TrainerState(), None, model=nn.Linear(1, 1))
+
+
+def test_what_a_trainer_leaves_is_a_pool_of_runs(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "run":
+            said.append(f"{Path(event.data['run']).name}: {event.data['checkpoint']}, {event.data['why']}")
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    both: list[dict[str, Any]] = [{}, {"eval_steps": 3, **best}]
+    for n, more in enumerate(both):
+        trainer = train(tmp_path / f"{n}", SoupCallback(tmp_path / f"out{n}", method=None), **more)
+    named = Path(trainer.state.best_model_checkpoint).name  # the one with the largest loss: not the last
+    assert named != "checkpoint-12"
+    runs = [tmp_path / "0" / "trainer", tmp_path / "1" / "trainer"]
+    assert Pool.open(runs, listen=listen).names == ("0/trainer/checkpoint-12", f"1/trainer/{named}")
+    assert said == ["trainer: checkpoint-12, its last", f"trainer: {named}, its best, by trainer_state.json"]
+    assert Pool.open(runs[0]).names == ("checkpoint-3", "checkpoint-6", "checkpoint-9", "checkpoint-12")
+    trainer.save_model()  # beside the folders: the model that is in the trainer now
+    assert [one.path for one in Pool.open(runs).checkpoints] == [runs[0] / "checkpoint-12", runs[1]]
+    assert len(Pool.open(runs, all_steps=True)) == 8

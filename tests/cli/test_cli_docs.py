@@ -52,7 +52,7 @@ def test_recipes_in_the_tutorial_are_valid(tmp_path: Path) -> None:
 
 def test_data_sections_of_the_page_on_language_models_are_valid(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "language-models.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     whole = parse(blocks[0], "page")[0]
     for block in blocks:
         make_recipe({**whole, **parse(block, "page")[0]}, tmp_path)

@@ -41,7 +41,7 @@ def test_a_folder_of_trainer_runs_gives_the_best_or_last_of_each(tmp_path: Path)
     trainer(tmp_path / "runs" / "a")
     trainer(tmp_path / "runs" / "b", best=100)
     trainer(tmp_path / "runs" / "c", (7,), best=999)  # removed since
-    names = ("checkpoint-200", "checkpoint-100", "checkpoint-7")
+    names = ("a/checkpoint-200", "b/checkpoint-100", "c/checkpoint-7")
     said = [
         "a: checkpoint-200, its last",
         "b: checkpoint-100, its best, by trainer_state.json",
@@ -50,7 +50,7 @@ def test_a_folder_of_trainer_runs_gives_the_best_or_last_of_each(tmp_path: Path)
     for sources in ([tmp_path / "runs"], [f"{tmp_path}/runs/*"], [tmp_path / "runs" / one for one in "abc"]):
         assert opened(*sources) == (names, said)
     every = ("a/checkpoint-50", "a/checkpoint-100", "a/checkpoint-200", "b/checkpoint-50", "b/checkpoint-100")
-    assert opened(tmp_path / "runs", all_steps=True) == ((*every, "b/checkpoint-200", "checkpoint-7"), [])
+    assert opened(tmp_path / "runs", all_steps=True) == ((*every, "b/checkpoint-200", "c/checkpoint-7"), [])
 
 
 def test_one_run_alone_gives_its_steps(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_one_run_alone_gives_its_steps(tmp_path: Path) -> None:
     write(run / "model.safetensors", state())  # the Trainer's own last save makes the folder a checkpoint
     (run / "config.json").write_text("{}")
     assert opened(run, all_steps=True)[0] == ("checkpoint-50", "checkpoint-100", "checkpoint-200")
-    assert opened(run, run / "checkpoint-50") == (("run", "checkpoint-50"), [])
+    assert opened(run, run / "checkpoint-50") == (("run", "run/checkpoint-50"), [])
 
 
 def test_lightning_folders(tmp_path: Path) -> None:
@@ -71,10 +71,11 @@ def test_lightning_folders(tmp_path: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             torch.save({"state_dict": state(seed), "epoch": 2}, place)
     found, said = opened(tmp_path)
-    assert found == ("version_0/checkpoints/epoch=2-step=9", "version_1/checkpoints/epoch=2-step=9", "epoch=10-step=10")
+    last = "version_2/epoch=10-step=10"
+    assert found == ("version_0/epoch=2-step=9", "version_1/epoch=2-step=9", last)
     assert said == [
         "version_0: epoch=2-step=9.ckpt, its last",
-        "version_1: epoch=2-step=9.ckpt, its best, beside last.ckpt",
+        "version_1: epoch=2-step=9.ckpt, the one that is kept beside last.ckpt",
         "version_2: epoch=10-step=10.ckpt, its last",
     ]
 
@@ -88,7 +89,7 @@ def test_timm_folders(tmp_path: Path) -> None:
             (tmp_path / run).mkdir(exist_ok=True)
             torch.save({"state_dict": state(seed), "arch": "x"}, tmp_path / run / f"{name}.pth.tar")
     found, said = opened(tmp_path)
-    assert found == ("model_best.pth", "last.pth")
+    assert found == ("a/model_best.pth", "b/last.pth")
     assert said == ["a: model_best.pth.tar, its best", "b: last.pth.tar, its last"]
     assert opened(tmp_path / "a") == (("checkpoint-8.pth", "checkpoint-9.pth"), [])
     assert len(opened(tmp_path / "b", tmp_path / "a", all_steps=True)[0]) == 3

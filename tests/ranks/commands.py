@@ -50,6 +50,6 @@ if __name__ == "__main__":
     leave, ranks.leave = ranks.leave, lambda: None  # torch joins a process group once
     said: dict[str, object] = {"script": script()}
     for line in json.loads(os.environ["COMMANDS"]):
-        said[" ".join(line)] = command(*line)
+        said[" ".join(line)] = command(*(word.replace("2RANK", f"2{rank}") for word in line))
     Path(os.environ["SAID"] + f"-{rank}.json").write_text(json.dumps(said))
     leave()

@@ -21,6 +21,7 @@ WHERE = "pool/model_0.safetensors"
 
 def commands(out: str) -> list[list[str]]:
     """Of every kind one, and one that is refused."""
+    wrong = ["missing.yaml"] if out != "srun" else ["recipe.yaml", "--set", "data.batch_size=2RANK"]
     made = ["--set", f"finetune.dir={out}-made"]
     return [
         ["evaluate", WHERE, "recipe.yaml", "--json"],
@@ -28,7 +29,7 @@ def commands(out: str) -> list[list[str]]:
         ["finetune", "finetune.yaml", *made],
         ["cook", "recipe.yaml", "--out", out, "--set", "method.name=greedy"],
         ["compare", "recipe.yaml", "--out", f"{out}-compared"],
-        ["evaluate", WHERE, "missing.yaml"],  # the last, as a command that fails is in life
+        ["evaluate", WHERE, *wrong],  # the last, as a command that fails is in life
     ]
 
 
@@ -116,7 +117,9 @@ def test_every_command_does_in_two_processes_what_it_does_in_one(
     assert score == {**wanted, "loss": pytest.approx(wanted["loss"], abs=1e-12)}
     assert first["evaluate2"]["out"] == alone["evaluate2"]["out"]
     assert (first["evaluate6"]["code"], second["evaluate6"]["code"]) == (1, 1)
-    assert (first["evaluate6"]["err"] + second["evaluate6"]["err"]).count("missing.yaml") == 1
+    here = socket.gethostname()
+    wanted = {"torchrun": "missing.yaml", "srun": f"data.batch_size: 20 on rank 0 ({here}), 21 on rank 1 ({here})"}
+    assert (first["evaluate6"]["err"] + second["evaluate6"]["err"]).count(wanted[launcher]) == 1
     for trial in ("trial_000", "trial_001", "trial_002"):
         found, wanted = (load_file(shared / f"{out}-made" / f"{trial}.safetensors") for out in (launcher, "one"))
         assert all(found[tensor].equal(wanted[tensor]) for tensor in wanted), trial

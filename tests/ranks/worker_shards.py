@@ -1,4 +1,4 @@
-"""Run by a test: the same cooking by several ranks, with the model divided among all of them, or among some.
+"""Run by a test: the same cooking by several ranks, in all the ways to share it.
 
 The ranks are forked from one process that has imported everything: FSDP2 brings seconds of imports.
 """
@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, _dynamo, nn
 from torch.distributed import fsdp
 
+from lora_zoo import adapter_pool
 from stockpot import Event, Pool, StockpotError, Task, compare, cook
 from stockpot.task import shards
-from zoo import CLASSES, FEATURES, samples
+from zoo import CLASSES, FEATURES, fine_tunes, samples, write
 
 LOADED = (_dynamo, fsdp)  # before the fork; the second uses the first, and loads it late
 
@@ -70,7 +71,42 @@ RUNS: dict[str, dict[str, Any]] = {
     "two samples per batch": {"method": "hl", "batch_size": 2, "steps": 3, "shards": 2},
     "accumulated": {"method": "hl", "batch_size": 5, "accumulate": 3, "steps": 3},  # unequal numbers of pieces
     "low-memory mode": {"method": "hl", "low_memory": True, "steps": 3},
+    "hl+ in folds": {"method": "hl+", "folds": 3},  # which two and four ranks do not divide
+    "adapters in folds": {"method": "crossfit", "folds": 3, "steps": 3, "adapters": True},
+    "adapters in fp32": {"method": "learned+", "adapters": True, "dtype": torch.float32},
 }
+
+
+def ways(name: str) -> list[str]:
+    """How ranks may share it."""
+    if "shards" in RUNS[name]:
+        return ["shards"]
+    return ["data", "shards", *(["folds"] if "folds" in RUNS[name] else [])]
+
+
+def bound(name: str) -> float:
+    """What rounding may change."""
+    return 1e-5 if RUNS[name].get("dtype") is torch.float32 else 1e-12
+
+
+def apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """How far the weights and scores of two runs are from each other."""
+    if found.keys() != wanted.keys() or found["notes"] != wanted["notes"]:
+        return float("inf")
+    return max(float((found[key] - wanted[key]).abs().max()) for key in wanted if key != "notes")
+
+
+def write_pools(folder: Path) -> None:
+    """Of full models and of adapters, in two precisions."""
+    states = fine_tunes(Blocks, 5)
+    modules = {"embed": 2, "blocks.0": 2, "blocks.1": 3, "head": 1}
+    for dtype in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        write(folder / name, [{n: v.to(dtype) for n, v in s.items()} for s in states])
+        dense = {"blocks.2.weight": torch.eye(7, dtype=dtype)}  # as modules_to_save has them
+        own = {k: {"dense": {name: value * (k + 1) / 5 for name, value in dense.items()}} for k in range(4)}
+        adapter_pool(folder / f"lora_{name}", Blocks, [modules] * 4, dtype, own=own)
+    write(folder / "wide", fine_tunes(lambda: Blocks(64), 5, steps=1))
 
 
 def task_of(dtype: torch.dtype = torch.float64, **more: Any) -> Task:
@@ -83,16 +119,17 @@ def run(folder: Path, name: str, **more: Any) -> dict[str, Any]:
     chosen = dict(RUNS[name])
     dtype = chosen.pop("dtype", torch.float64)
     loss = {"loss": chosen.pop("loss")} if "loss" in chosen else {}
+    lora = folder / f"lora_{str(dtype).removeprefix('torch.')}"
     pool, task = Pool.open(folder / str(dtype).removeprefix("torch.")), task_of(dtype, **loss)
     if chosen.pop("adapters", False):
-        pool = Pool.open(folder / "lora" / "adapters", base=folder / "lora" / "base.safetensors")
+        pool = Pool.open(lora / "adapters", base=lora / "base.safetensors")
     settings: dict[str, Any] = {"steps": 6, "batch_size": 21, "lr": 0.05, **chosen, **more}
-    if not more:
+    if more.get("parallel") != "shards":
         settings.pop("shards", None)
     result = cook(pool, task, **settings)
     assert result.soup is not None
     assert result.fit is not None
-    assert task.sharded == bool(more)
+    assert task.sharded == (more.get("parallel") == "shards")
     return {
         "W": result.soup.W,
         "fit": result.fit.table,
@@ -210,7 +247,18 @@ def refused(pool: Pool) -> dict[str, str]:
 
 def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / f'meet{size}'}", rank=rank, world_size=size)
-    found: dict[str, Any] = {name: run(folder, name, parallel="shards") for name in names}
+    found: dict[str, Any] = {}
+    for each in names:
+        way, _, name = each.partition(": ")
+        found[each] = run(folder, name, parallel=way)
+    if size == 4:
+        found |= shards_alone(folder)
+    torch.save(found, folder / f"rank_{rank}_of_{size}.pt")
+    dist.destroy_process_group()
+
+
+def shards_alone(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     found["refused"] = refused(Pool.open(folder / "float64"))
     found["held"] = held(folder, parallel="shards")
     found["exchanged"] = exchanged(folder)
@@ -218,8 +266,7 @@ def main(rank: int, size: int, folder: Path, names: list[str]) -> None:
     found["loaded"] = loaded(folder)
     for method in ("greedy", "hl"):
         recorded(folder, method)
-    torch.save(found, folder / f"rank_{rank}_of_{size}.pt")
-    dist.destroy_process_group()
+    return found
 
 
 def fork(size: int, folder: Path, names: list[str]) -> None:
@@ -234,4 +281,4 @@ def fork(size: int, folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    fork(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(RUNS))
+    fork(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

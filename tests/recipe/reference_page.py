@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from stockpot.recipe.method import MethodSettings
 from stockpot.recipe.problems import model_in
 from stockpot.recipe.schema import ListedTrial, Recipe
-from stockpot.recipe.values import PythonCode, Space, Split
+from stockpot.recipe.values import LmEval, PythonCode, Space, Split
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 EXAMPLE = """\
@@ -62,6 +62,7 @@ def recipe_reference() -> str:
                 if below is not None and below not in (Split, Space, PythonCode, MethodSettings, ListedTrial):
                     parts.append(_table(f"`{name}.{inner}`", below))
     parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split))
+    parts.append(_table("Tasks of lm-evaluation-harness: `data.report.lm_eval`", LmEval))
     parts.append(_table("A search space: `finetune.lr` and others", Space))
     return "\n".join(parts)
 
@@ -101,7 +102,7 @@ def _words(annotation: Any) -> str:
     if origin is tuple:
         return "list" if args[-1] is ... else "pair"
     named = {
-        Split: "split", Space: "search space", str: "text", int: "whole number", float: "number",
+        Split: "split", LmEval: "tasks", Space: "search space", str: "text", int: "whole number", float: "number",
         bool: "true or false", Any: "text or mapping",
     }  # fmt: skip
     return named.get(annotation, "mapping")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stockpot import Pool, Task, cook
+from stockpot import Pool, Task, __version__, cook, cooking
 from stockpot.engine import resources
+from stockpot.errors import RunError
 from zoo import MARK, marked_loss, mlp, normed, samples
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -54,6 +56,35 @@ def run(folder: Path, name: str) -> dict[str, object]:
     }
 
 
+def refused(rank: int, folder: Path) -> dict[str, str]:
+    """What is said where this rank is about to do something else than rank 0."""
+
+    def cooked(pool: str = "mlp", data: int = 0, **settings: Any) -> None:
+        where, samples_of = folder / pool, samples(seed=data, dtype=torch.float64)
+        cook(Pool.open(where), Task(mlp().double(), samples_of), "hl+", steps=2, **settings)
+
+    other = folder / "other"
+    if rank:  # a file of the same size, with another number in it
+        shutil.copytree(folder / "mlp", other)
+        file = other / "model_2.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    calls: dict[str, Any] = {
+        "settings": lambda: cooked(lr=0.1 + rank),
+        "data": lambda: cooked(data=rank),
+        "ingredient": lambda: cooked("other" if rank else "mlp"),
+        "version": lambda: cooked(),
+    }
+    said = {}
+    for name, call in calls.items():
+        vars(cooking)["__version__"] = "0.0" if rank and name == "version" else __version__
+        try:
+            call()
+        except RunError as error:
+            said[name] = str(error)
+    vars(cooking)["__version__"] = __version__
+    return said
+
+
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     resources.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
@@ -79,11 +110,12 @@ def main(rank: int, folder: Path) -> None:
 
     for name in ("all_gather_object", "broadcast_object_list", "all_gather", "reduce_scatter_tensor", "broadcast"):
         counting(name)
-    found = {}
+    found: dict[str, Any] = {}
     for name in RUNS:
         sent.clear()
         told.clear()
         found[name] = {**run(folder, name), "sent": list(sent), "told": list(told)}
+    found["refused"] = refused(rank, folder)
     (folder / f"rank_{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

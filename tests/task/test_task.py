@@ -413,7 +413,7 @@ def test_no_public_name_of_a_task_gives_the_report_data_away() -> None:
     seal = task._sealed
     assert isinstance(seal, Sealed)
     assert [name for name in dir(seal) if not name.startswith("_")] == [
-        "check_may_decide", "equal", "fingerprints", "largest", "names", "open",
+        "check_may_decide", "equal", "fingerprints", "largest", "metrics", "names", "open",
     ]  # fmt: skip
     assert not hasattr(seal, "__dict__")
 
@@ -424,7 +424,7 @@ def test_the_seal_is_broken_for_good() -> None:
     task.check_may_decide("anything")
     data = open_report(task, ["a", "b"])["report"]
     assert len(data) == 30
-    assert task.score(data, listen=events.append).n == 30
+    assert task.score_report(data, listen=events.append).n == 30
     assert events[-1].data["done"] == 30
     assert open_report(task, ["b"])["report"] is data  # what was decided before may be scored again
     task.check_may_decide("a")

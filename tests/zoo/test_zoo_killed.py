@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +18,8 @@ from safetensors import safe_open
 from stockpot import files
 from stockpot.errors import RunError
 from stockpot.events import Event
-from stockpot.zoo import Plan, Trial, finetune, read_records, training
+from stockpot.zoo import Plan, Trial, claims, finetune, read_records, training
+from stockpot.zoo.claims import Claims
 from stockpot.zoo.folder import Folder, read_record
 from zoo import mlp, samples
 
@@ -26,6 +28,13 @@ SCRIPT = """
 import sys
 import torch
 from stockpot.zoo import Plan, Probe, Trial, finetune
+
+if sys.argv[4:]:  # another host, over a file system that shows locks to nobody else
+    from stockpot import files
+    from stockpot.zoo import claims
+
+    files._lock = lambda handle: True
+    claims.here, claims.BEAT, claims.SILENT = lambda: sys.argv[4], 0.05, float(sys.argv[5])
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -42,8 +51,8 @@ finetune(model, (x, (x[:, 0] > 0).long()), None, out, plan, save_every=0.0, list
 """
 
 
-def process(out: Path, trials: int = TRIALS, epochs: int = 40) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(out), str(trials), str(epochs)]
+def process(out: Path, trials: int = TRIALS, epochs: int = 40, *host: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(out), str(trials), str(epochs), *host]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -100,6 +109,65 @@ def test_what_a_killed_process_leaves_is_taken_over_by_one_that_waits(tmp_path: 
         assert "trial trial_000" in rest.splitlines()
     assert first.wait() == -signal.SIGKILL
     assert checkpoints(out) == alone
+
+
+def test_hosts_that_do_not_see_each_others_locks_share_the_trials(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    out = tmp_path / "pool"
+    both = [process(out, TRIALS, 40, host, "60") for host in ("one -", "two -")]
+    said = [one.communicate(timeout=120)[0].splitlines() for one in both]
+    assert [one.returncode for one in both] == [0, 0]
+    began = [line for lines in said for line in lines if line.startswith("trial ")]
+    assert sorted(began) == [f"trial trial_{n:03d}" for n in range(TRIALS)]
+    assert sum("epoch probe" in lines for lines in said) == 1
+    assert checkpoints(out) == alone
+    assert not list(out.rglob(".*.claim"))
+
+
+def test_what_a_host_leaves_that_is_heard_no_more_is_taken_over(tmp_path: Path, alone: dict[str, bytes]) -> None:
+    out = tmp_path / "pool"
+    with process(out, TRIALS, 40, "one -", "60") as first:
+        until(first, "epoch trial_000")
+        first.kill()
+    host, boot, number, _ = (out / "search" / ".trial_000.claim").read_text().split()
+    assert (host, boot, int(number)) == ("one", "-", first.pid)
+    with process(out, TRIALS, 40, "two -", "1") as second:
+        said = second.communicate(timeout=120)[0].splitlines()
+    assert second.returncode == 0
+    assert [line for line in said if not line.startswith("epoch")] == [
+        *(f"trial trial_{n:03d}" for n in range(1, TRIALS)), "waiting None", "trial trial_000"
+    ]  # fmt: skip
+    assert checkpoints(out) == alone
+    assert not list(out.rglob(".*.claim"))
+
+
+def test_a_host_that_is_heard_is_left_alone_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_lock", lambda handle: True)
+    monkeypatch.setattr(claims, "BEAT", 0.01)
+    monkeypatch.setattr(claims, "SILENT", 0.5)
+    others, file = Claims(tmp_path), tmp_path / ".a.claim"
+    with Claims(tmp_path).held(tmp_path, "a") as ours:
+        assert ours
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            with others.held(tmp_path, "a") as theirs:
+                assert not theirs
+            time.sleep(0.1)
+        file.unlink()  # a host that has not heard of us takes it over
+        file.write_text("two - 7 7\n")
+    assert file.read_text() == "two - 7 7\n"
+
+
+@pytest.mark.parametrize(("made", "said"), [("fifo", "not a regular file"), ("long", "more than such a file has")])
+def test_a_claim_that_is_none_is_refused(tmp_path: Path, made: str, said: str) -> None:
+    if made == "fifo":
+        os.mkfifo(tmp_path / ".a.claim")
+    else:
+        (tmp_path / ".a.claim").write_text("x" * 5000)
+    wanted = pytest.raises(RunError, match=f"who works on a trial, in a line, found .*{said}")
+    with wanted, Claims(tmp_path).held(tmp_path, "a"):
+        pass
 
 
 @pytest.mark.parametrize("line", ["epoch probe", "epoch trial_000", "trial trial_002"])

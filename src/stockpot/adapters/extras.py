@@ -14,6 +14,7 @@ from stockpot.errors import TaskError
 EXTRAS = {
     "transformers": "transformers", "timm": "vision", "torchvision": "vision", "PIL": "images", "open_clip": "clip",
     "pyarrow": "tables", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
+    "lm_eval": "lm-eval",
     "lightning": "lightning", "pytorch_lightning": "lightning",
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -62,7 +63,7 @@ def evaluate(
     stockpot evaluate checkpoints/model_3.pt recipe.yaml --on fit --json
     ```
     """
-    from stockpot import ranks, words
+    from stockpot import ranks
     from stockpot.pool import verify_finite
     from stockpot.recipe.build import build_task
     from stockpot.run.record import encode
@@ -83,16 +84,18 @@ def evaluate(
         sets = report_weights(task, listen) if where == "report" else {"fit": task.score(listen=listen)}
     if as_json:
         every = {name: encode(scores) for name, scores in sets.items()}
-        about = {"path": str(checkpoint.path), "metric": task.metric.name, "on": where}
-        document({**about, "score": next(iter(every.values())), "sets": every})
+        metrics = {name: scores.metric.name for name, scores in sets.items()}
+        first = next(iter(sets))
+        about = {"path": str(checkpoint.path), "metric": metrics[first], "on": where}
+        document({**about, "score": every[first], "sets": every, "metrics": metrics})
         return
-    metric = words.Metric(task.metric.name, task.metric.unit)
     for name, scores in sets.items():
-        low, high = scores.interval()
+        metric, (low, high) = scores.metric.shown, scores.interval()
+        loss = "" if math.isnan(scores.loss) else f", loss {scores.loss:.4f}"
         data = {"report": "report data", "fit": "fitting data"}.get(name, name)
         say(
             f"{metric.title} {metric.value(scores.value)} on {data}"
-            f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}, loss {scores.loss:.4f})"
+            f" (95 % interval {metric.bare(low)} to {metric.bare(high)}, n = {scores.n}{loss})"
         )
 
 

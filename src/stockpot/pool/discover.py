@@ -12,7 +12,7 @@ from pathlib import Path
 from stockpot.errors import CheckpointError
 from stockpot.files import at_home
 from stockpot.pool.hub import HUB_NAME, SCHEME, cached, hub_id, model_folder
-from stockpot.pool.runs import Run, run_in
+from stockpot.pool.runs import Run, run_of, runs_in
 from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory
 
@@ -78,7 +78,7 @@ def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> li
     path = at_home(source)
     if is_directory(path):
         checkpoint = weights_of(path) is not None
-        if found := _checkpoints(path, checkpoint, runs, all_steps or (alone and not checkpoint)):
+        if found := _checkpoints(path, checkpoint, runs, all_steps, alone and not checkpoint):
             return found
         entries = list(path.iterdir())
         expected = f"checkpoints in this folder ({', '.join(SUFFIXES)}, or model directories)"
@@ -100,16 +100,16 @@ def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> li
     return found
 
 
-def _checkpoints(path: Path, checkpoint: bool, runs: list[Run], all_steps: bool) -> list[Path]:
-    """The checkpoint at this path, if it is one, or that of the run there."""
+def _checkpoints(path: Path, checkpoint: bool, runs: list[Run], all_steps: bool, alone: bool = False) -> list[Path]:
+    """The checkpoint at this path, if it is one, or those of the runs there; of one that is given alone, its steps."""
     look = is_directory(path) and not path.name.startswith(".") and (all_steps or not checkpoint)
-    run = run_in(path) if look else None
-    if run is None:
+    found = runs_in(path) if look else []
+    if not found:
         return [path] if checkpoint else []
-    if all_steps:
-        return list(run.steps)
-    runs.append(run)
-    return [run.chosen]
+    if all_steps or (alone and len(found) == 1):
+        return [step for run in found for step in run.steps]
+    runs += found
+    return [run.chosen for run in found]
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -121,7 +121,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
-    """File stems, directory names or names on the Hub, with as much added as it takes to tell them apart."""
+    """File stems, directory names or names on the Hub; steps of different runs have their run's name in front. As much
+    is added as it takes to tell all of them apart."""
     absolute = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100  (links are not to be resolved)
     places = Counter(path.with_suffix("") for path in absolute)
     names = [path.name if is_directory(path) or places[path.with_suffix("")] > 1 else path.stem for path in absolute]
@@ -129,16 +130,26 @@ def ingredient_names(paths: list[Path]) -> tuple[str, ...]:
     for place, path in enumerate(absolute):
         if (known := hub_id(path)) is not None:
             names[place] = known if hub[known] == 1 else f"{known}@{path.name}"  # its revision
+    if len({path.parent for path in absolute}) > 1:
+        of = {place: run for place, path in enumerate(absolute) if (run := run_of(path)) is not None}
+        runs = list(dict.fromkeys(of.values()))
+        named = dict(zip(runs, _apart([run.name for run in runs], runs), strict=True))
+        names = [f"{named[of[place]]}/{name}" if place in of else name for place, name in enumerate(names)]
+    return tuple(_apart(names, absolute))
+
+
+def _apart(names: list[str], paths: list[Path]) -> list[str]:
+    """The names, with as many folders in front as it takes to tell them apart."""
     ends = list(names)
-    for depth in range(1, max(len(path.parts) for path in absolute)):
+    for depth in range(1, max((len(path.parts) for path in paths), default=1)):
         counts = Counter(names)
         if len(counts) == len(names):
             break
         names = [
             "/".join((*path.parent.parts[-depth:], end)) if counts[name] > 1 else name
-            for path, end, name in zip(absolute, ends, names, strict=True)
+            for path, end, name in zip(paths, ends, names, strict=True)
         ]
-    return tuple(names)
+    return names
 
 
 def is_leftover(path: Path) -> bool:

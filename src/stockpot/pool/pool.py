@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +25,7 @@ from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 
 Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
 _SHOWN = 8
+_PAGES, _PAGE = 16, 4096  # of each file, and bytes of one, by which copies of a pool are compared
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -193,6 +195,11 @@ class Pool:
             fix = "let whatever writes to them finish, or restore them, and run again; no soup was written"
             raise ChangedError.of("the ingredients", expected=expected, found=found, fix=fix)
 
+    def sampled(self) -> dict[str, str]:
+        """A digest of some pages of each ingredient's files: enough to see that another host has other models."""
+        found = {name: _sample(one.files) for name, one in zip(self.names, self.checkpoints, strict=True)}
+        return found if self.adapters is None else {**found, "base of the adapters": _sample(self.adapters.base.files)}
+
     @property
     def hashed(self) -> bool:
         """Whether the digests are known, so that asking for them reads nothing."""
@@ -245,6 +252,18 @@ class Pool:
         if self.adapters is None:
             return scan(self.checkpoints, self.specs, listen, **options)
         return scan_adapters(self.adapters, listen, **options)
+
+
+def _sample(paths: Iterable[Path]) -> str:
+    found = sha256()
+    for path in paths:
+        size = path.stat().st_size
+        found.update(size.to_bytes(8, "big"))
+        with path.open("rb") as file:
+            for i in range(_PAGES):
+                file.seek(max(0, size - _PAGE) * i // (_PAGES - 1))
+                found.update(file.read(_PAGE))
+    return found.hexdigest()[:16]
 
 
 def _stamp(file: Path) -> Stamp | None:

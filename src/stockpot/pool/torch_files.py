@@ -71,6 +71,13 @@ def open_torch(path: Path, key: str | None = None) -> Checkpoint:
     )
 
 
+def values_of(path: Path) -> Mapping[Any, Any]:
+    """What is in a file of torch.save, by its outermost names; nothing where it has none."""
+    source.require_file(path)
+    loaded = _load(path)
+    return loaded if isinstance(loaded, Mapping) else {}
+
+
 def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
     """A state dict that is in memory already; `path` is what it is called."""
     weights, place, others = find_weights(state, None, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from stockpot.errors import DataError, RecipeError, RunError, TaskError
 from stockpot.events import Listener, ignore
 from stockpot.recipe.judging import MODELS, code_of, judged, settle_problem
 from stockpot.recipe.schema import Recipe
-from stockpot.recipe.values import PythonCode
+from stockpot.recipe.values import LmEval, PythonCode, Split
 
 if TYPE_CHECKING:
     from stockpot.adapters.inputs import ImageInput, LoadedModel
@@ -121,16 +121,48 @@ def build_task(recipe: Recipe, listen: Listener = ignore) -> Task:
 
     loaded = build_model(recipe)
     data = build_data(recipe, loaded, ("fit", "report"), listen)
-    named = (name for name in recipe.data.splits if name.startswith("report."))  # in their order: the first counts
-    sets = {name.removeprefix("report."): data[name] for name in named}
+    report = data.get("report")
+    if isinstance(recipe.data.report, dict):
+        report = _report_sets(recipe.data.report, data, recipe, loaded)
     return Task(
         loaded.model,
         data["fit"],
-        sets or data.get("report"),
+        report,
         **judged(recipe, loaded),
         statistics=recipe.model.statistics,
         memory_limit=_memory_limit(recipe),
         listen=listen,
+    )
+
+
+def _report_sets(
+    given: Mapping[str, Split | LmEval], data: Mapping[str, Any], recipe: Recipe, loaded: LoadedModel
+) -> dict[str, Any]:
+    """In their order: the first counts. What a python function gives comes before tasks of lm_eval."""
+    from stockpot.task.checks import report_sets
+
+    sets = {name: source for name, (source, _) in report_sets(data.get("report"), None, data["fit"]).items()}
+    for name, one in given.items():
+        new = {name: data[f"report.{name}"]} if isinstance(one, Split) else _lm_eval(one, recipe, loaded)
+        if twice := [name for name in new if name in sets]:
+            fix = "give the other set another name"
+            raise RecipeError.of("data.report", expected="a name for each set", found=f"{twice[0]} twice", fix=fix)
+        sets |= new
+    return sets
+
+
+def _lm_eval(section: LmEval, recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
+    from stockpot.adapters.lm_eval import lm_eval_tasks
+
+    if loaded.tokenizer is None:
+        expected, fix = "a model with a tokenizer", "use model.transformers, and model.tokenizer if it has none"
+        found = f"model.{recipe.model.kind}, which has none"
+        raise RecipeError.of("data.report.lm_eval", expected=expected, found=found, fix=fix)
+    return lm_eval_tasks(
+        section.tasks,
+        loaded.tokenizer(),
+        include_path=None if section.python is None else recipe.path(section.python),
+        **section.model_dump(include={"num_fewshot", "limit", "batch_size", "chat_template"}),
     )
 
 

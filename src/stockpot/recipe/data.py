@@ -134,7 +134,8 @@ class Data(OfOneKind):
     split), or a mapping. Default: half."""
     report: Report | None = None
     """Samples touched once, at the end. Never overlaps `fit`. Default: the other half; none if only `fit` is given.
-    Several sets by name, such as `{test: test, shifted: {path: other.csv}}`, are all scored; the first one counts."""
+    Several sets by name, such as `{test: test, shifted: {path: other.csv}}`, are all scored; the first one counts.
+    `{lm_eval: [arc_easy, hellaswag]}`, alone or among them, are tasks of lm-evaluation-harness."""
     split_seed: int = Field(default=0, ge=0, lt=2**32)
     """Which samples fall into which fraction."""
     limits: Limits = Limits()
@@ -161,9 +162,9 @@ class Data(OfOneKind):
     def splits(self) -> dict[str, Split]:
         """All of them by name, such as `fit`, `report` or, of several sets, `report.shifted`."""
         report = self.report if isinstance(self.report, dict) else {"": self.report}
-        named = {"train": self.train, "fit": self.fit}
+        named: dict[str, Any] = {"train": self.train, "fit": self.fit}
         named |= {f"report.{name}" if name else "report": split for name, split in report.items()}
-        return {name: split for name, split in named.items() if split is not None}
+        return {name: split for name, split in named.items() if isinstance(split, Split)}
 
     @model_validator(mode="before")
     @classmethod

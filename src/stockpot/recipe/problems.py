@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from stockpot.recipe.schema import Recipe
+from stockpot.recipe.values import LM_EVAL, LmEval
 
 Path = tuple[str, ...]
 Lines = Mapping[Path, int]  # path of a value -> line of the file
@@ -142,6 +143,8 @@ def _known(path: Path) -> list[str]:
     for step in path:
         if section is not None and step in section.model_fields:
             section = model_in(section.model_fields[step].annotation)
+        elif step == LM_EVAL:
+            section = LmEval
     return list(section.model_fields) if section is not None else []
 
 

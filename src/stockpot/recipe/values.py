@@ -164,16 +164,50 @@ ShortSplit = Annotated[
 ]
 
 
+class LmEval(Section):
+    """Written short: `lm_eval: [arc_easy, hellaswag:acc_norm]`; or in full as a mapping. Needs `stockpot[lm-eval]`."""
+
+    tasks: Names
+    """Tasks or groups of lm-evaluation-harness, each a set of report data; `TASK:METRIC` for another than the first."""
+    python: str | None = None
+    """Folder with task files of your own. They may run code, which is why this is its name."""
+    num_fewshot: int | None = Field(default=None, ge=0)
+    """Examples before each question. Default: what the task says."""
+    limit: int | None = Field(default=None, ge=1)
+    """Only the first questions of each task."""
+    batch_size: int = Field(default=8, ge=1)
+    """Questions asked together."""
+    chat_template: bool = False
+    """Whether questions go through the tokenizer's chat template."""
+
+
+LM_EVAL = "lm_eval"  # the name among sets of report data
+
+
 def _sets(value: Any) -> Any:
     """Whether a report is one split or several by name. A single unknown key is a misspelt one, not a name."""
-    named = isinstance(value, dict) and len(value) > 1 and not value.keys() & Split.model_fields.keys()
-    return "several" if named else "one"
+    named = isinstance(value, dict) and (len(value) > 1 or LM_EVAL in value)
+    return "several" if named and not value.keys() & Split.model_fields.keys() else "one"
+
+
+def _tasks_in_full(value: Any) -> Any:
+    if not isinstance(value, dict) or LM_EVAL not in value:
+        return value
+    given = value[LM_EVAL]
+    return {**value, LM_EVAL: _Tasks(given if isinstance(given, dict) else {"tasks": given})}
+
+
+class _Tasks(dict[str, Any]):
+    """What stands under `lm_eval`, to be told from a split."""
 
 
 SetName = Annotated[str, Field(pattern=r"^[\w.-][\w .-]{0,39}$")]
-Report = Annotated[
-    Annotated[ShortSplit, Tag("one")] | Annotated[dict[SetName, ShortSplit], Tag("several")], Discriminator(_sets)
+_Set = Annotated[
+    Annotated[ShortSplit, Tag("a split")] | Annotated[LmEval, Tag("some tasks")],
+    Discriminator(lambda value: "some tasks" if isinstance(value, (_Tasks, LmEval)) else "a split"),
 ]
+_Sets = Annotated[dict[SetName, _Set], BeforeValidator(_tasks_in_full)]
+Report = Annotated[Annotated[ShortSplit, Tag("one")] | Annotated[_Sets, Tag("several")], Discriminator(_sets)]
 
 
 class Space(Section):

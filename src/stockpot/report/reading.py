@@ -59,6 +59,8 @@ class Run:
         self.results = {"recommended": None, "baseline": "best", "verdict": "", **lists, **record.results}
         self.methods = [Method(one) for one in record.methods]
         self.metric = Metric(self.about["metric"], self.about["unit"])
+        own = self.about.get("report_metrics", {})  # of sets that are judged by a metric of their own
+        self._metrics = {name: Metric(one["metric"], one["unit"]) for name, one in own.items()}
         self.ingredients: list[Mapping[str, Any]] = record.pool.get("ingredients", [])
         self.outlier: int | None = record.pool.get("outlier")  # who stands apart, as `stockpot inspect` says it
         rows = next((len(m.W) for m in self.methods if m.W is not None), 0)
@@ -69,11 +71,21 @@ class Run:
         self.own_scores = np.array([math.nan if score is None else score.value for score in own])
         self.best_first = sorted(range(len(own)), key=lambda k: (-np.nan_to_num(self.own_scores[k], nan=-1e30), k))
 
+    def metric_of(self, part: str) -> Metric:
+        """Of a set of data."""
+        return self._metrics.get(part, self.metric)
+
     @property
     def chosen(self) -> Method | None:
         """Whose soup is the run's: the best on held-out data, or what was asked for."""
         chosen = next((m for m in self.methods if m.name == self.results["recommended"]), None)
         return chosen or (self.methods[0] if len(self.methods) == 1 else None)
+
+    @property
+    def best_alone(self) -> int | None:
+        """The ingredient that is the best single model, where that is known."""
+        best = next((m.W for m in self.methods if m.name == self.results["baseline"]), None)
+        return None if best is None else int(best[:, 0].argmax())
 
     @property
     def soup(self) -> Path | None:

@@ -37,7 +37,9 @@ def _row(run: Run, method: Method, kind: str) -> Row:
     known = run.results["differences"].get(method.name, {}) if run.results.get("compared_on") == kind else {}
     changes = {name: (one[0], one[1], one[2]) for name, one in known.items() if None not in one}
     return Row(
-        method.name, run.metric, kind, {name: Cell(scores.get(name), changes.get(name)) for name in names},
+        method.name,
+        kind,
+        {name: Cell(run.metric_of(name), scores.get(name), changes.get(name)) for name in names},
         result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
         chosen=method is run.chosen,
         recommended=method is run.chosen and advised(run.results["verdict"]),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stockpot.pool import Pool, PoolFacts
     from stockpot.soups.result import Result
     from stockpot.soups.settings import Settings
-    from stockpot.task import Metric, Scores
+    from stockpot.task import Metric, Scores, Task
 
 FORMAT = 3
 RUN, RECIPE, POOL, RESULTS, EVENTS = "run.json", "recipe.yaml", "pool.json", "results.json", "events.jsonl"
@@ -143,7 +143,7 @@ def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) ->
     return MethodRecord(name, folder, result, W, scores, tables_, units)
 
 
-def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, metric: Metric) -> Result | None:
+def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Settings, task: Task) -> Result | None:
     """What an earlier process found, as cooking gave it back; every step of its history stays in events.jsonl."""
     from stockpot.soup import Soup
     from stockpot.soups.result import Result
@@ -164,7 +164,9 @@ def read_result(root: Path, folder: Path, name: str, pool: Pool, settings: Setti
             if (soup.about.get("method"), soup.about.get("settings")) != (name, as_json(settings)):
                 raise ValueError("another method or other settings in soup.json")
     known = {
-        kind: _scores(table, metric, record.scores[kind]["loss"], record.units.get(kind))
+        kind: _scores(
+            table, task.report_metrics.get(kind, task.metric), record.scores[kind]["loss"], record.units.get(kind)
+        )
         for kind, table in record.tables.items()
     }
     reports = {one: known[one] for one in value["reports"] if one in known}

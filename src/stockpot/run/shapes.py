@@ -2,9 +2,9 @@
 
 A run directory may come from anybody. A file is read if it is an ordinary one of bearable size with a
 bearable number of values, and believed if every value has the declared shape: a type, `[shape]` for lists,
-`[shape, shape]` for those of two, `{"name": shape}` for objects with exactly these names, `{"*": shape}` for objects
-with any names, a tuple for alternatives, and ANY for whatever JSON holds. Numbers are finite: JSON has no others,
-although Python's reader takes them.
+`[shape, shape]` for those of two, `{"name": shape}` for objects with exactly these names (one with a `?` behind it may
+be missing), `{"*": shape}` for objects with any names, a tuple for alternatives, and ANY for whatever JSON holds.
+Numbers are finite: JSON has no others, although Python's reader takes them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ RUN_SHAPE = {
     "status": TEXT, "metric": TEXT, "unit": TEXT, "seed": COUNT, "recipe_digest": TEXT, "code": {"*": TEXT},
     "settings": {"*": {"*": ANY}}, "layout": {"*": ANY}, "fit_digest": TEXT, "report_digests": {"*": TEXT},
     "environment": {"*": ANY},
+    "report_metrics?": {"*": {"metric": TEXT, "unit": TEXT}},  # of sets that are judged by a metric of their own
 }  # fmt: skip
 POOL_SHAPE = {
     "ingredients": [
@@ -89,6 +90,7 @@ def check(value: Any, shape: Any, place: str = "") -> None:
         for number, item in enumerate(value):
             check(item, shape[number % len(shape)], f"{place}[{number}]")
     elif isinstance(shape, dict):
+        shape = {name.rstrip("?"): one for name, one in shape.items() if name[-1] != "?" or name[:-1] in value}
         names = value if "*" in shape else shape
         odd = [f"no {name!r}" for name in names if name not in value]
         odd += [f"an unknown {name[:60]!r}" for name in value if name not in names]

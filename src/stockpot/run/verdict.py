@@ -104,21 +104,21 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
     known = _scored(base)
     why = [f"{what}; the best single model, {best}, scores {worded(known[first])}."]
     found = {part: scores.difference(known[part]) for part, scores in sets.items() if part in known}
-    metric = scores.metric
-    why[0] += f" {_difference(metric, *found[first])}"
+    metrics = {part: one.metric for part, one in sets.items()}
+    why[0] += f" {_difference(metrics[first], *found[first])}"
     forgot = [part for part, (_, _, high) in found.items() if part != first and high < 0]
     for part in others:
         if part in known:
             verb = "It forgot: on" if part in forgot else "On"
             why.append(f"{verb} {part} it scores {worded(sets[part])}, {best} {worded(known[part])}.")
-            why.append(_difference(metric, *found[part]))
+            why.append(_difference(metrics[part], *found[part]))
     _, low, high = found[first]
     if first == "fit":
         decision = f"Not known whether to use it: give report data, or keep {best}."
     elif low > 0:
-        lost = ", ".join(f"{_signed(metric, found[part][0])} on {part}" for part in forgot)
+        lost = ", ".join(f"{_signed(metrics[part], found[part][0])} on {part}" for part in forgot)
         but = f", but it forgot: {lost}" if forgot else ""
-        decision = f"{_USE}: {name} gains {_signed(metric, found[first][0])} beyond chance{but}."
+        decision = f"{_USE}: {name} gains {_signed(metrics[first], found[first][0])} beyond chance{but}."
     else:
         decision = f"A loss beyond chance: keep {best}." if high < 0 else f"No gain beyond chance: keep {best}."
     return f"{decision}\n{' '.join(why)}"

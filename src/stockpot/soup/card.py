@@ -135,7 +135,7 @@ def loading(folder: Path, place: str) -> list[str]:
     if library == "transformers":
         return ["import transformers", "", *_transformers(folder, where)]
     if (folder / "model.safetensors").is_file():
-        lines = ["from safetensors.torch import load_file", ""]
+        lines = ["from safetensors.torch import load_file", "", "# into a model that is built as for training:"]
         return [*lines, f"model.load_state_dict(load_file({json.dumps(f'{place}/model.safetensors')}))"]
     lines = ["import stockpot", "", f"soup = stockpot.pool.open_checkpoint({where})"]
     return [*lines, "model.load_state_dict({name: soup.tensor(name) for name in soup.specs})"]

@@ -33,6 +33,7 @@ from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
+from stockpot.task.benchmark import Benchmark
 from stockpot.task.checks import REPORT
 from stockpot.task.data import open_report
 from stockpot.task.scores import worded
@@ -77,11 +78,14 @@ class Result:
         """The method's row in a table: its scores on one kind of data, and what `changes` from the best model."""
         kind = kind or next(one for one in table.DATA if getattr(self, one) is not None)
         sets = self.reports if kind == "report" else {kind: getattr(self, kind)}
-        cells = {name: table.Cell(_score(scores), _known(changes, name)) for name, scores in sets.items()}
-        metric, known = self.score.metric, {"chosen": False, "recommended": False, "baseline": False, **what}
+        cells = {
+            name: table.Cell(scores.metric.shown, _score(scores), _known(changes, name))
+            for name, scores in sets.items()
+        }
+        known = {"chosen": False, "recommended": False, "baseline": False, **what}
         return table.Row(
-            self.method, words.Metric(metric.name, metric.unit), kind, cells, self.seconds, self.peak_host,
-            self.peak_device, self.models_used, **known, servable=self.soup is not None,
+            self.method, kind, cells, self.seconds, self.peak_host, self.peak_device, self.models_used,
+            **known, servable=self.soup is not None,
         )  # fmt: skip
 
     def table(self) -> list[dict[str, Any]]:
@@ -206,7 +210,7 @@ def report_on(problem: Problem, results: Mapping[Key, Result]) -> Iterator[tuple
 def report_weights(task: Task, listen: Listener = ignore) -> dict[str, Scores]:
     """The weights that are in the model now, decided elsewhere: those of a file. On every set of report data."""
     sets = open_report(task, [weights_digest(task)])
-    return {name: task.score(data, listen=listen) for name, data in sets.items()}
+    return {name: task.score_report(one, listen) for name, one in sets.items()}
 
 
 def weights_digest(task: Task) -> str:
@@ -219,12 +223,13 @@ def weights_digest(task: Task) -> str:
     return " ".join(ranks.gathered(total.hexdigest())) if task.sharded else total.hexdigest()
 
 
-def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data]) -> dict[str, Scores]:
+def _report_scores(problem: Problem, result: Result, sets: Mapping[str, Data | Benchmark]) -> dict[str, Scores]:
     task, listen = problem.task, problem.listen
     if result.soup is None:
-        return {name: task.ensemble_scores(problem.members(), data, listen=listen) for name, data in sets.items()}
+        every = {name: data for name, data in sets.items() if isinstance(data, Data)}  # with a benchmark it is absent
+        return {name: task.ensemble_scores(problem.members(), data, listen=listen) for name, data in every.items()}
     problem.put(result.soup)
-    return {name: task.score(data, listen=listen) for name, data in sets.items()}
+    return {name: task.score_report(one, listen) for name, one in sets.items()}
 
 
 def _decision_of(problem: Problem, result: Result) -> str:

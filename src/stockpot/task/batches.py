@@ -86,7 +86,7 @@ _PATHS = sysconfig.get_paths()
 _LIBRARIES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), _PATHS["stdlib"], _PATHS["purelib"])
 
 
-_FIX = "mend it there; in Python the error's __cause__ has the whole traceback"
+_FIX = "mend it there; in Python the error's __cause__ is the original one"
 _CALL = (
     "make batches that the model takes, (inputs, labels) or dicts of keyword arguments; or call it yourself:"
     ' loss=lambda model, batch: ... with one loss per sample and metric="loss"'

@@ -78,6 +78,13 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
     return {name: (source, (groups or {}).get(name)) for name, source in report.items()}
 
 
+def no_groups(name: str, groups: Any) -> None:
+    """A benchmark's questions stand for themselves."""
+    if groups is not None:
+        fix = "leave its groups out"
+        raise TaskError.of("report_groups", expected="sets of samples", found=f"a benchmark in {name!r}", fix=fix)
+
+
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:
     """Move the model where it is wanted, divided among ranks where it is too large; or find out where it is."""
     if device is None:

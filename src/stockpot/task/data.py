@@ -15,6 +15,8 @@ from torch import Tensor
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
 from stockpot.task.batches import leaves
+from stockpot.task.benchmark import Benchmark
+from stockpot.task.metric import Metric
 from stockpot.task.read_data import Columns, Reader, Samples
 
 if TYPE_CHECKING:
@@ -252,7 +254,7 @@ class Sealed:
 
     __slots__ = ("__decisions", "__sets")
 
-    def __init__(self, sets: Mapping[str, Data]) -> None:
+    def __init__(self, sets: Mapping[str, Data | Benchmark]) -> None:
         self.__sets = dict(sets)
         self.__decisions: frozenset[str] | None = None  # None: nobody has looked
 
@@ -263,7 +265,7 @@ class Sealed:
     @property
     def largest(self) -> int:
         """How many samples the largest set has."""
-        return max(len(data) for data in self.__sets.values())
+        return max((len(one) for one in self.__sets.values() if isinstance(one, Data)), default=0)
 
     def check_may_decide(self, decision: str) -> None:
         """Refuse a decision that could have been influenced; one that was named before may be made again."""
@@ -275,7 +277,7 @@ class Sealed:
                 fix=_FIX,
             )
 
-    def open(self, decisions: Iterable[str]) -> dict[str, Data]:
+    def open(self, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
         """The sets by name, to score these decisions and no others ever after."""
         named = frozenset(decisions)
         for decision in named:
@@ -286,15 +288,21 @@ class Sealed:
 
     def equal(self, data: Data) -> tuple[str, ...]:
         """The sets that have the same samples; only those of the same size are looked at."""
-        sets = {name: one for name, one in self.__sets.items() if len(one) == len(data)}
+        sets = {name: one for name, one in self.__sets.items() if isinstance(one, Data) and len(one) == len(data)}
         return tuple(name for name, one in sets.items() if fingerprint(one) == fingerprint(data))
 
     def fingerprints(self) -> dict[str, str]:
         """Tells each set of samples from others, and nothing else about it."""
-        return {name: fingerprint(data) for name, data in self.__sets.items()}
+        return {
+            name: fingerprint(one) if isinstance(one, Data) else one.fingerprint() for name, one in self.__sets.items()
+        }
+
+    def metrics(self) -> dict[str, Metric]:
+        """Of the sets that have their own."""
+        return {name: one.metric for name, one in self.__sets.items() if isinstance(one, Benchmark)}
 
 
-def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data]:
+def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
     """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
     if task._sealed is None:
         fix = "give Task(..., report=...) data that nothing was fitted on"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stockpot import words
 from stockpot.errors import TaskError
 from stockpot.task.batches import users_code
 
@@ -73,6 +74,11 @@ class Metric:
     def unit(self) -> str:
         """What stands behind scores: "%", "nats", "bits" or nothing."""
         return "%" if self.percent else {"nats_per_token": "nats", "bits_per_byte": "bits"}.get(self.name, "")
+
+    @property
+    def shown(self) -> words.Metric:
+        """How its scores are written."""
+        return words.Metric(self.name, self.unit)
 
     def of_batch(self, outputs: Any, batch: Any, n: int) -> Tensor:
         """The statistics (n, m) of a batch, checked; (n,) is one statistic."""

@@ -17,6 +17,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
+from stockpot.task.benchmark import Benchmark
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
@@ -77,12 +78,18 @@ class Task:
         self.evaluator = Evaluator(self._judge)
         self._check_data(self.fit)
         self._sealed: Sealed | None = None
-        sets: dict[str, Data] = {}
+        sets: dict[str, Data | Benchmark] = {}
         for key, (source, own_groups) in checks.report_sets(report, report_groups, fit).items():
-            used = sum(one.nbytes for one in (self.fit, *sets.values()))
+            if isinstance(source, Benchmark):
+                checks.no_groups(key, own_groups)
+                with self._asking():
+                    source.check(model, autocast)
+                sets[key] = source
+                continue
+            used = sum(one.nbytes for one in (self.fit, *sets.values()) if isinstance(one, Data))
             name = "report data" if key == checks.REPORT else f"report data {key!r}"
-            sets[key] = read(source, name=name, groups=own_groups, memory_used=used)
-            self._check_data(sets[key])
+            data = sets[key] = read(source, name=name, groups=own_groups, memory_used=used)
+            self._check_data(data)
         if sets:
             self._sealed = Sealed(sets)
 
@@ -100,6 +107,12 @@ class Task:
     def report_names(self) -> list[str]:
         """The sets of report data; the first one counts."""
         return [] if self._sealed is None else self._sealed.names
+
+    @property
+    def report_metrics(self) -> dict[str, Metric]:
+        """Of each set of report data."""
+        own = {} if self._sealed is None else self._sealed.metrics()
+        return {name: own.get(name, self.metric) for name in self.report_names}
 
     def check_may_decide(self, decision: str) -> None:
         """Refuse to learn or choose anything new once the report data has been looked at."""
@@ -161,6 +174,13 @@ class Task:
             yield
         finally:
             self._judge.model = before
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """For a benchmark, which calls the model itself: as here, and other random numbers are left alone."""
+        with self.evaluating(), forked_random(self.device) as reseed:
+            reseed(0)
+            yield
 
     # Judging one batch --------------------------------------------------------------------------------
 
@@ -239,6 +259,13 @@ class Task:
         units = None if data.groups is None else data.groups[rows[:done]]
         return Scores(table, self.metric, float(loss.mean), done == rows.numel(), units)
 
+    def score_report(self, one: Data | Benchmark, listen: Listener = ignore) -> Scores:
+        """The live model on a set of report data; of a benchmark each rank computes all."""
+        if isinstance(one, Data):
+            return self.score(one, listen=listen)
+        with self._asking():
+            return Scores(one.table(self.model, autocast=self.autocast, listen=listen), one.metric)
+
     def _table_of_all_ranks(
         self, data: Data, rows: Tensor, stop: Stop | None, told: Callable[[int], None], how: Mapping[str, Any]
     ) -> tuple[Tensor, Loss]:
@@ -265,6 +292,8 @@ class Task:
 
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
+        if own := [] if self._sealed is None else list(self._sealed.metrics()):
+            raise EnsembleError(f"report data {own[0]!r}, which calls the model itself")
         data = self.fit if data is None else data
         largest = max(len(data), 0 if self._sealed is None else self._sealed.largest)
         sums: list[Tensor] = []  # per batch, (n, C), on the host

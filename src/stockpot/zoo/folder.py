@@ -1,10 +1,8 @@
 """The folder of a search: whose trials it holds, which process works on which, and what is known of each.
 
 `out/` holds the checkpoints with their records. What it takes to continue is in `out/search/`, so that opening `out`
-as a pool finds ingredients only. Several processes may work here at once: each claims a trial by a lock of the
-kernel, which dies with its process, and writes nothing outside of its claim. Between machines this holds where the
-shared file system passes locks on (NFS, GPFS, Lustre mounted with `flock`); where it has none, two processes may
-train one trial, which costs time and gives the same result.
+as a pool finds ingredients only. Several processes may work here at once: each claims a trial (claims.py), and writes
+nothing outside of its claim.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from stockpot import files
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
 from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check, flat
+from stockpot.zoo.claims import Claims
 from stockpot.zoo.plan import Trial
 from stockpot.zoo.weights import copied, read_file, write_file
 
@@ -121,35 +121,35 @@ class Folder:
         self.names = [f"trial_{number:03d}" for number in range(count)]
         self.inner = out / "search"
         self.start = self.inner / "start.safetensors"  # the weights every trial starts from
+        self._claims = Claims(out)
 
     @contextlib.contextmanager
     def prepared_alone(self, listen: Listener) -> Iterator[None]:
         """For plan and start, which one process at a time looks at and writes; the others wait for it."""
         files.make_directory(self.out)
-        lock = files.Lock(self.out)
-        if not lock.try_acquire():
-            listen(Event("waiting", {"trials": ["probe"]}))
-            while not lock.try_acquire():
-                time.sleep(POLL)
-        try:
-            with contextlib.ExitStack() as claims:
-                begun = [folder for folder in (self.out, self.inner) if folder.is_dir()]
-                # What killed processes left half-written goes, unless another process is at work on a trial.
-                if len(begun) == 1 or all(claims.enter_context(self.claimed(name)) for name in self.names):
-                    for folder in begun:
-                        files.sweep(folder, self.out)
-            yield
-        finally:
-            lock.release()
+        told = False
+        while True:
+            with self._claims.held(self.out) as ours:
+                if ours:
+                    self._sweep()
+                    yield
+                    return
+            if not told:
+                listen(Event("waiting", {"trials": ["probe"]}))
+                told = True
+            time.sleep(POLL)
 
-    @contextlib.contextmanager
-    def claimed(self, name: str) -> Iterator[bool]:
+    def _sweep(self) -> None:
+        """What killed processes left half-written goes, unless another process is at work on a trial."""
+        begun = [folder for folder in (self.out, self.inner) if folder.is_dir()]
+        with contextlib.ExitStack() as claims:
+            if len(begun) == 1 or all(claims.enter_context(self.claimed(name)) for name in self.names):
+                for folder in begun:
+                    files.sweep(folder, self.out)
+
+    def claimed(self, name: str) -> AbstractContextManager[bool]:
         """Whether the trial is ours for the block; not if another process has it."""
-        lock = files.Lock(self.inner, f".{name}.lock", self.out)
-        try:
-            yield lock.try_acquire()
-        finally:
-            lock.release()
+        return self._claims.held(self.inner, name)
 
     def saved(self, name: str, interval: float = INTERVAL) -> Saved:
         return Saved(self.inner / f"{name}.safetensors", interval, self.out)

@@ -19,10 +19,10 @@ def comparison(rows: list[Row]) -> Picture | None:
     if not names:
         return None
     shown = [row for row in rows if any(row.sets[name].difference for name in names)]
-    metric, several = rows[0].metric, len(names) > 1
+    metrics, several = {name: rows[0].sets[name].metric for name in names}, len(names) > 1
     alt = "; ".join(
-        f"{row.method} {metric.change(change[0])} ({metric.change(change[1])} to {metric.change(change[2])}) on {name}"
-        for name in names
+        "{} {} ({} to {}) on {}".format(row.method, *map(metric.change, change), name)
+        for name, metric in metrics.items()
         for row in shown
         if (change := row.sets[name].difference) is not None
     )
@@ -35,12 +35,14 @@ def comparison(rows: list[Row]) -> Picture | None:
     if any(not row.servable for row in shown):
         caption += " The hollow dot is the ensemble, which runs every model at once: it is no soup."
 
+    titles = " and ".join(dict.fromkeys(metric.title for metric in metrics.values()))
+
     def paint(width: int) -> Figure:
         across = len(names) if width > 500 else 1
         down = -(-len(names) // across)
         fig = drawing.figure(width, down * (54 + 25 * len(shown) + 20 * several) + 10)
         grid = fig.subplots(down, across, squeeze=False, sharey=True)
-        for axes, name in zip(grid.flat, names, strict=True):
+        for axes, (name, metric) in zip(grid.flat, metrics.items(), strict=True):
             _panel(axes, shown, name)
             if several:
                 axes.set_title("\n".join(textwrap.wrap(f"on {name}", 34)))
@@ -50,19 +52,19 @@ def comparison(rows: list[Row]) -> Picture | None:
                 axes.set_xlabel(metric.points or f"difference in {metric.title}")
         return fig
 
-    return picture("comparison", f"Paired differences in {metric.title}: {alt}.", caption, paint)
+    return picture("comparison", f"Paired differences in {titles}: {alt}.", caption, paint)
 
 
 def _panel(axes: Axes, rows: list[Row], name: str) -> None:
     axes.axvline(0, color=COLOURS["muted"], linewidth=1)
     for y, row in enumerate(rows):
-        change = row.sets[name].difference
+        metric, change = row.sets[name].metric, row.sets[name].difference
         if change is None:
             continue
-        mean, low, high = (row.metric.scale * end for end in change)
+        mean, low, high = (metric.scale * end for end in change)
         colour = COLOURS["good" if low > 0 else "bad" if high < 0 else "muted"]
         axes.plot([low, high], [y, y], color=colour, linewidth=3 if row.chosen else 1.8, alpha=0.6)
-        texts = map(row.metric.change, change)
+        texts = map(metric.change, change)
         axes.plot(
             [mean],
             [y],
