@@ -142,7 +142,8 @@ def typed(folder: Path, env: Path) -> None:
     call([python, "-m", "pip", "install", "--quiet", "mypy"], folder)
     call([python, "-m", "mypy", "--strict", "readme.py"], folder)
     for file in sorted((folder / "tasks").glob("*.py")):
-        call([python, "-m", "mypy", "--check-untyped-defs", file.name], file.parent)
+        # regression.py reads data of scikit-learn, which is not installed here.
+        call([python, "-m", "mypy", "--check-untyped-defs", "--ignore-missing-imports", file.name], file.parent)
 
 
 def call(command: list[str], folder: Path) -> str:
