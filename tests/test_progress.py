@@ -20,9 +20,10 @@ def test_a_method_is_followed_from_its_first_step_to_its_time() -> None:
     activity = Activity()
     activity.hear(Event("start", {"methods": {"hl": 40}, "folds": {"hl": 4}, "blocks": {"hl": 2}}))
     assert activity.hear(Event("method", {"method": "hl"})) is None
+    activity.hear(Event("left", {"least": 6, "most": 40, "budget": None}))
     for step in range(5):
         activity.hear(Event("step", {"block": 0, "fold": 1, "step": step, "of": 5, "loss": 0.5}))
-    assert (activity.text, activity.done, activity.total) == ("hl: block 1, fold 2, loss 0.5000", 10, 40)
+    assert (activity.text, activity.done, activity.total) == ("hl: block 1, fold 2, loss 0.5000", 5, 40)
     activity.hear(Event("progress", {"what": "averaging the ingredients", "done": 3, "total": 9}))
     assert (activity.text, activity.done, activity.total) == ("hl: averaging the ingredients", 3, 9)
     assert activity.hear(Event("cooked", {"method": "hl", "seconds": 2.0})) == "hl: cooked in 2.0 s"
@@ -58,11 +59,35 @@ def test_the_time_that_learning_takes_becomes_a_line() -> None:
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
     activity = Activity()
-    activity.hear(Event("start", {"methods": {"hl+": 120}, "folds": {"hl+": 3}, "blocks": {"hl+": 2}}))
+    activity.hear(Event("start", {"methods": {"hl+": 40}, "folds": {"hl+": 1}, "blocks": {"hl+": 2}}))
     activity.hear(Event("method", {"method": "hl+"}))
-    activity.hear(Event("step", {"block": 1, "fold": 1, "step": 9, "of": 20, "loss": 0.5}))
-    assert (activity.done, activity.total) == (90, 120)
+    activity.hear(Event("step", {"block": 1, "fold": 0, "step": 9, "of": 20, "loss": 0.5}))
+    assert (activity.done, activity.total) == (30, 40)
     assert activity.state() == " (75 %)"  # how fast it is, nobody knows yet
+
+
+def test_what_is_left_where_held_out_data_says_when_to_stop_is_said_from_least_to_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    activity = Activity()
+
+    def learn(least: int, most: int, steps: int, budget: float | None = None) -> str:
+        activity.hear(Event("left", {"least": least, "most": most, "budget": budget}))
+        for step in range(steps):
+            now[0] += 2.0
+            activity.hear(Event("step", {"block": 0, "fold": step % 4, "step": step, "of": 100, "loss": 0.5}))
+        return activity.state()
+
+    activity.hear(Event("method", {"method": "crossfit"}))
+    assert learn(80, 400, 0) == ""
+    assert learn(80, 400, 40) == " (1 min 20 s to 12 min 0 s left)"
+    assert learn(20, 360, 20) == " (0.00 s to 11 min 20 s left)"  # all the time, not since the last judgement
+    assert learn(20, 340, 10, budget=60.0) == " (20 s to 40 s left)"
+    assert (activity.done, activity.total) == (70, 400)
+    activity.hear(Event("progress", {"what": "writing the soup", "done": 1, "total": 2}))
+    assert activity.state() == " (50 %)"
 
 
 def test_a_column_of_texts_that_was_taken_for_classes_is_told_in_short() -> None:
@@ -155,7 +180,7 @@ def test_in_python_a_terminal_gets_a_bar_unless_the_work_is_short_or_it_is_not_w
     assert {name for name, text in shown.items() if bar in text} == {"cook", "compare", "average"}
     assert {name for name, text in shown.items() if text} == {"cook", "compare", "average"}
     assert "crossfit: cooked in" in shown["cook"]
-    assert "100 %" in shown["cook"]
+    assert " left)" in shown["cook"]
     assert "\x1b[?25h" in shown["average"]  # the cursor is back
 
 

@@ -22,25 +22,22 @@ def _one(folds: Sequence[Any], simplex: bool) -> Any:
     return average(folds[:1], simplex)
 
 
-def _every_ten(j: int, most: int) -> int:
-    return min(most, j + 10)
-
-
 def _no_winner(known: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
     return {"winner": "learned"}
 
 
-_AS_IT_COMES = {"stopping.FASTER": 1.0, "stopping.SLOWER": 1.0}  # the best of all steps is taken, and none goes back
+_NEVER = {"stopping.FASTER": 1.0, "stopping.SLOWER": 1.0, "stopping.LONGER": 1, "stopping.TRIES": 10**9}
 
 CANDIDATES: dict[str, Candidate] = {
     DEFAULT: Candidate(),
     **{name: Candidate(name) for name in OPPONENTS},
     "from all": Candidate(replaced={"crossfit.best_start": _all}),
     "pace never raised": Candidate(replaced={"stopping.FASTER": 1.0}),
-    "one failure stops": Candidate(replaced={"stopping.SLOWEST": 0.5}),
-    "four failures stop": Candidate(replaced={"stopping.SLOWEST": 0.5**4}),
-    "300 steps, no stopping": Candidate(settings={"steps": 300}, replaced=_AS_IT_COMES),
-    "judged every ten steps": Candidate(replaced={"learn.next_judgement": _every_ten}),
+    "two tries": Candidate(replaced={"stopping.TRIES": 2}),
+    "four tries": Candidate(replaced={"stopping.TRIES": 4}),
+    "300 steps, neither paced nor stopped": Candidate(settings={"steps": 300}, replaced=_NEVER),
+    "judged every ten steps": Candidate(replaced={"stopping.SHARE": 10**9}),
+    "tries not longer": Candidate(replaced={"stopping.LONGER": 1}),
     "last step judged": Candidate(replaced={"learn.judged": _last}),
     "one fold": Candidate(replaced={"crossfit.average": _one}),
     "two folds": Candidate(settings={"folds": 2}),

@@ -35,6 +35,7 @@ from stockpot.run.environment import environment
 from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, advised, compared_on, differences, held_out, recommended, verdict
+from stockpot.soup import record as soup_record
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.arrangement import described, shard_if_asked
@@ -365,7 +366,11 @@ class _Job:
             self.results[name] = earlier
             store.clear()  # a kill may have come between the record and this
             return True
-        result = decided(problem, name, settings, preset, store)
+        try:
+            result = decided(problem, name, settings, preset, store)
+        except KeyboardInterrupt as error:
+            self._keep(folder, error)
+            raise
         seconds, host, device = store.earlier
         host, device = max(host, result.peak_host), max(device, result.peak_device)
         result = replace(result, seconds=result.seconds + seconds, peak_host=host, peak_device=device)
@@ -377,6 +382,14 @@ class _Job:
             store.clear()
         self.results[name] = result
         return False
+
+    def _keep(self, folder: Path, error: KeyboardInterrupt) -> None:
+        """The record of the best soup so far, from which it can be built without going on."""
+        best = getattr(error, "best", None)
+        if best is not None and self.directory is not None:
+            files.make_directory(folder, self.directory.path)
+            soup_record.write(folder, best, self.max_shard, root=self.directory.path)
+            error.kept = folder  # type: ignore[attr-defined]
 
     def _all_see(self, what: str, there: bool) -> None:
         """All ranks go on from the same record, or none does."""

@@ -30,6 +30,7 @@ class Activity:
     def __init__(self) -> None:
         self.text, self.done, self.total = "", 0, 0
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
+        self._open: tuple[int, int, float | None] | None = None  # steps at least and at most in all, and its deadline
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
         self._method = ""
         self._trials = 0
@@ -61,12 +62,14 @@ class Activity:
             case "method":
                 self._method = data["method"]
                 self._set(self._method)
+            case "left":
+                self._goes_on(data)
             case "pace":
                 greedy = data["greedy"]
                 beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
-                least, most = words.seconds(data["least"]), words.seconds(data["seconds"])
-                time_ = most if least == most else f"{least} to {most}, as long as held-out data gets better"
-                return f"{self._method}: learning takes {time_}{beside}"
+                least, most = data["least"], data["seconds"]
+                why = "" if least == most else ", as long as held-out data gets better"
+                return f"{self._method}: learning takes {words.between(least, most)}{why}{beside}"
             case "step":
                 self._step(data)
             case "memory" | "setback":
@@ -94,9 +97,19 @@ class Activity:
         return None
 
     def _set(self, text: str, done: int = 0, total: int = 0) -> None:
+        self._open = None
         if total != self.total or done < self.done:
             self._since = time.monotonic(), done
         self.text, self.done, self.total = text, done, total
+
+    def _goes_on(self, data: Mapping[str, Any]) -> None:
+        """Held-out data says when learning stops: after so many more steps at least, and at most."""
+        now, done = time.monotonic(), self.done if self._open else 0
+        if self._open is None:
+            self._since = now, 0
+        budget = data["budget"]
+        self._open = done + data["least"], done + data["most"], None if budget is None else now + budget
+        self.done, self.total = done, done + data["most"]
 
     def _step(self, data: Mapping[str, Any]) -> None:
         where = "".join(
@@ -104,11 +117,14 @@ class Activity:
             for word in ("block", "fold")
             if self._plan[f"{word}s"].get(self._method, 1) > 1 or data[word] > 0
         )
+        text = f"{self._method}: {where}loss {data['loss']:.4f}"
+        if self._open is not None:
+            self.text, self.done = text, self.done + 1
+            return
         total = self._plan["methods"].get(self._method, 0)
-        # The place of the step among all: what an earlier process did counts, and what a fold that gave up left out.
-        folds = self._plan["folds"].get(self._method, 1)
-        taken = (data["block"] * folds + data["fold"]) * data["of"] + data["step"] + 1
-        self._set(f"{self._method}: {where}loss {data['loss']:.4f}", min(taken, total), total)
+        # The place of the step among all: what an earlier process did counts.
+        taken = data["block"] * data["of"] + data["step"] + 1
+        self._set(text, min(taken, total), total)
 
     def state(self) -> str:
         """How far the present work is, and how long it will take at the pace so far."""
@@ -116,10 +132,17 @@ class Activity:
             return ""
         began, first = self._since
         share = f"{100 * self.done // self.total} %"
+        now = time.monotonic()
         if self.done <= first:
-            return f" ({share})"
-        left = (time.monotonic() - began) * (self.total - self.done) / (self.done - first)
-        return f" ({share}, {words.seconds(left)} left)"
+            return "" if self._open else f" ({share})"
+        each = (now - began) / (self.done - first)
+        if self._open is None:
+            return f" ({share}, {words.seconds(each * (self.total - self.done))} left)"
+        *ends, deadline = self._open
+        least, most = (max(0.0, each * (end - self.done)) for end in ends)
+        if deadline is not None:
+            least, most = (min(one, max(0.0, deadline - now)) for one in (least, most))
+        return f" ({words.between(least, most)} left)"
 
 
 def _classes(names: Sequence[str]) -> str:
@@ -205,7 +228,7 @@ def _bar() -> Iterator[Listener]:
     """Without rich, which comes with the extra `cli`, plain lines."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     except ImportError:
         yield _plain()
         return
@@ -213,20 +236,19 @@ def _bar() -> Iterator[Listener]:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[state]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=8) as bars:
-        task, activity = bars.add_task("", total=None), Activity()
+        task, activity = bars.add_task("", total=None, state=""), Activity()
 
         def listen(event: Event) -> None:
             line = activity.hear(event)
             if line is not None:
                 bars.console.print(words.harmless(line), markup=False, highlight=False)
             total = activity.total or None
-            bars.update(task, description=words.harmless(activity.text[:60]), completed=activity.done, total=total)
+            text = words.harmless(activity.text[:60])
+            bars.update(task, description=text, completed=activity.done, total=total, state=activity.state().strip())
 
         yield listen
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pty
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,6 +65,12 @@ def test_a_stopped_run_says_how_to_continue_and_does(folder: Path, stockpot: Sto
         state = folder / "run" / "methods" / "hl" / "state.safetensors"
         with safe_open(state, framework="pt") as file:
             assert len(file.get_tensor("history")) > 0
+        offered = re.search(r"the best soup so far, without going on: stockpot (rebuild \S+) --out best-so-far", err)
+        assert offered is not None
+        out_there = folder / f"best-{word}"
+        built = stockpot(*shlex.split(offered[1]), "--out", out_there)
+        assert built.code == 0, built.err
+        assert json.loads((out_there / "soup.json").read_text())["about"]["stopped"]
     again = stockpot("compare", folder / "recipe.yaml", *SLOW)
     assert again.code == 0
     assert "best: finished earlier, not repeated" in again.err

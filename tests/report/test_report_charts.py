@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stockpot.report.charts.curves import _block_ends, _lines, _smooth
+from stockpot.report.charts.curves import Line, _block_ends, _lines, _smooth, lowest, mean_of
 from stockpot.report.charts.drawing import LEVELS, inline
 from stockpot.report.charts.heatmap import _runs, levels, nice
 from stockpot.report.charts.weights import _binned, block_name, outside
@@ -60,6 +60,18 @@ def test_steps_go_on_from_block_to_block() -> None:
     assert line.x.tolist() == [1, 2, 3, 4, 5]
     assert line.loss[:4].tolist() == [3.0, 2.0, 1.0, 0.5]
     assert np.isnan(line.loss[4])
+
+
+def test_the_ring_is_where_all_folds_together_are_lowest_in_each_block() -> None:
+    x = np.array([0.0, 10.0, 20.0, 30.0])
+    folds = [Line(x, np.array([3.0, 1.0, 2.0, 0.5])), Line(x, np.array([3.0, 4.0, 1.0, 2.9]))]
+    mean = mean_of(folds)
+    assert mean is not None
+    assert mean.loss.tolist() == [3.0, 2.5, 1.5, 1.7]
+    assert lowest(mean, [0.0, 30.0]) == [2]  # and at 30 the first fold alone would have said
+    assert lowest(mean, [0.0, 10.0, 30.0]) == [1, 2]
+    assert lowest(Line(x, np.full(4, np.nan)), [0.0, 30.0]) == []
+    assert mean_of([folds[0], Line(x[:2], folds[1].loss[:2])]) is None
 
 
 def test_the_moving_average_keeps_gaps_and_level() -> None:

@@ -259,6 +259,20 @@ def test_the_guards_fallback_and_failed_methods_are_said(tmp_path: Path) -> None
     assert "hl+ could not be cooked: loss at block 1" in text
 
 
+def test_where_a_single_model_is_better_the_report_says_where_it_is(tmp_path: Path) -> None:
+    folder = write_record(tmp_path / "run", methods=["best", "crossfit"])
+    (best,) = (method for method in Run(folder).methods if method.name == "best")
+    assert best.W is not None
+    one = json.loads((folder / "pool.json").read_text())["ingredients"][int(best.W[:, 0].argmax())]
+    said = f"{one['name']}, the best single model, is {one['path']}"
+    for verdict, there in ((f"No gain beyond chance: keep {one['name']}.\nWhy.", True), ("Use it: more.\nWhy.", False)):
+        edit(folder / "results.json", verdict=verdict)
+        write_report(folder)
+        text = page(folder).text
+        assert (said in text.replace(" .", "")) == there
+        assert ("the best single model, is" in (folder / "report.md").read_text()) == there
+
+
 def test_the_share_of_extrapolated_weights_is_stated(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file, save_file

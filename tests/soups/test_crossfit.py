@@ -22,7 +22,7 @@ from stockpot.soups.fold import Fold
 from stockpot.soups.learn import Learner
 from stockpot.soups.mehl import weights as mixed
 from stockpot.soups.problem import Problem
-from stockpot.soups.stopping import SLOWEST, next_judgement, verdict
+from stockpot.soups.stopping import TRIES, earliest, verdict
 from stockpot.task import METRICS, Data, Scores
 from zoo import decide, fine_tunes, mlp, samples, uneven, weights_of, write, zoo
 
@@ -182,7 +182,7 @@ def test_folds_keep_what_was_best_for_all_and_are_scored_at_what_was_best_for_th
     tmp_path: Path, learned: list[Fold]
 ) -> None:
     pool, task = zoo(tmp_path, 5)
-    result = cook(pool, task, "hl+", **{**BRIEF, "lr": 0.5})
+    result = cook(pool, task, "hl+", **{**BRIEF, "lr": 0.5, "steps": 300})
     assert result.soup is not None
     losses = torch.tensor(held_out_losses(result, 3))  # (folds, judgements); all leave out equally many
     best = int(losses.mean(dim=0).argmin())
@@ -213,15 +213,34 @@ def test_a_step_that_only_hurts_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_the_losses_say_which_is_best_how_fast_to_go_and_when_to_stop() -> None:
-    assert verdict([3.0]).best == 0
-    assert verdict([3.0, 2.0]) == verdict([9.0, 1.0])
-    found = verdict([3.0, 2.0, 1.0, 1.0])  # no lower is no better
+    J = 1000
+    assert verdict([3.0], J).best == 0
+    assert verdict([3.0, 2.0], J) == verdict([9.0, 1.0], J)
+    found = verdict([3.0, 2.0, 1.0, 1.0], J)  # no lower is no better
     assert (found.best, found.pace, found.over) == (2, 1.5 * 1.5 * 0.5, False)
-    assert verdict([3.0, 4.0, 4.0]).over
-    assert not verdict([3.0, 4.0]).over
-    assert verdict([math.inf, math.inf, 2.0]).best == 2
-    assert verdict([1.0 / i for i in range(1, 99)]).pace == 2.0**10
-    assert [next_judgement(j, 1000) for j in (0, 90, 200, 995)] == [10, 100, 220, 1000]
+    assert not verdict([3.0, 4.0, 4.0], J).over
+    assert verdict([3.0, 4.0, 4.0, 4.0], J).over
+    assert not verdict([3.0, 4.0, 4.0, 2.0, 4.0, 4.0], J).over
+    assert verdict([math.inf, math.inf, 2.0], J).best == 2
+    assert verdict([1.0 / i for i in range(1, 99)], J).pace == 2.0**10
+
+
+def test_folds_are_judged_after_a_tenth_more_steps_and_later_after_twice_as_many_where_nothing_was_gained() -> None:
+    falling = [1.0 / i for i in range(1, 40)]
+    assert [verdict(falling[:n], 1000).next for n in (0, 1, 10, 11, 19, 20)] == [0, 10, 100, 110, 233, 256]
+    assert [verdict([*falling[:3], *[9.0] * n], 1000).next for n in range(3)] == [30, 50, 90]
+    assert verdict([3.0, 2.0, 9.0, 1.0], 1000).next == 50  # better again: ten
+    assert verdict(falling, 300).next == 300
+
+
+def test_the_earliest_end_is_that_of_losses_that_do_not_fall_any_more() -> None:
+    for losses in ((), (3.0,), (3.0, 2.0, 1.0), (3.0, 2.0, 4.0)):
+        found = [*(losses or (3.0,))]
+        while not verdict(found, 1000).over:
+            found.append(9.0)
+        assert earliest(losses, 1000) == verdict(found[:-1], 1000).next
+    assert earliest((3.0,), 7) == 7
+    assert earliest((3.0, 2.0, 1.0), 40) == 40
 
 
 def test_all_folds_get_slower_where_held_out_loss_does_not_fall_and_faster_where_it_does(tmp_path: Path) -> None:
@@ -239,9 +258,10 @@ def test_all_folds_get_slower_where_held_out_loss_does_not_fall_and_faster_where
                 if h["kind"] == "step":
                     paces[judgement] = h["lr"] / 0.5
         for judgement, pace in paces.items():
-            assert pace == pytest.approx(verdict(means[: judgement + 1]).pace)
+            assert pace == pytest.approx(verdict(means[: judgement + 1], 300).pace)
         assert max(paces.values()) > 1 > min(paces.values())
-    assert verdict(means).pace <= SLOWEST, "left where nothing was gained"
+    assert verdict(means, 300).over, "left where nothing was gained"
+    assert means.index(min(means)) == len(means) - 1 - TRIES
 
 
 def test_judged_is_the_mean_of_the_steps_since_the_last_judgement(
@@ -268,7 +288,7 @@ def test_judged_is_the_mean_of_the_steps_since_the_last_judgement(
     windows = [(alpha, steps) for alpha, steps in told if steps]
     assert len(windows) >= 6
     for alpha, steps in windows:
-        assert len(steps) == 10
+        assert len(steps) in (10, 20, 40)
         assert torch.allclose(alpha, torch.stack(steps).mean(dim=0), atol=1e-6)
 
 

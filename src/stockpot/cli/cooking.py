@@ -128,6 +128,8 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
+    from stockpot.report.page import to_keep
+    from stockpot.report.reading import Run
     from stockpot.run.record import read_run
     from stockpot.run.verdict import advised
     from stockpot.soup.adapter import WRITTEN_AS
@@ -141,6 +143,8 @@ def show(run: Path, report: Path) -> Path | None:
     for name, why in results["failed"].items():
         say(f"{name} failed: {why}", err=True)
     say()
+    if (keep := to_keep(Run(run))) is not None:
+        say(f"Keep:   {shown(Path(keep[1]))}  ({keep[0]}, the best single model)")
     if soup is not None:
         from stockpot.soup.card import loading
 

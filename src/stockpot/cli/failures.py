@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from stockpot import signals
-from stockpot.cli.terminal import say
+from stockpot.cli.terminal import say, shown
 from stockpot.errors import RankError, StockpotError, WriteError
 
 SHELL = 128  # plus the number of the signal, as shells have it
@@ -45,6 +45,9 @@ def guarded(function: Callable[..., None], *, resumable: bool) -> Callable[..., 
             number = error.args[0] if error.args else signal.SIGINT
             word = "interrupted" if number == signal.SIGINT else "terminated"
             _tell(f"\n{word}{again}")
+            if (kept := getattr(error, "kept", None)) is not None:
+                said = shlex.join(["stockpot", "rebuild", shown(kept), "--out", "best-so-far"])
+                _tell(f"  the best soup so far, without going on: {said}")
             raise typer.Exit(SHELL + number) from None
         except BrokenPipeError:
             # The reader of our output has gone; nothing may be written to it again, not even on exit.

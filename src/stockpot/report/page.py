@@ -22,6 +22,7 @@ from stockpot.report.tables import (
     rows_of,
     stands_apart,
 )
+from stockpot.run.verdict import advised
 from stockpot.soups.registry import METHODS
 from stockpot.table import DATA, Row, headings, set_headings
 
@@ -38,6 +39,7 @@ def page_of(run: Run) -> dict[str, Any]:
         "subtitle": _subtitle(run),
         "notices": _notices(run, rows),
         "tiles": _tiles(run, next((row for row in rows if row.chosen), None)),
+        "keep": to_keep(run),
         **_soup(run),
         "rows": rows,
         "headings": headings(rows) if rows else (),
@@ -45,6 +47,7 @@ def page_of(run: Run) -> dict[str, Any]:
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.chosen)],
         "pictures": _pictures(run, rows),
+        "inside": f"{run.showpiece.name} " if run.showpiece and run.showpiece is not run.chosen else "",
         "guard": guard,
         "guard_summary": guard_summary,
         "ingredients": ingredient_table(run),
@@ -57,6 +60,14 @@ def page_of(run: Run) -> dict[str, Any]:
         "notes": _notes(run),
         "version": run.about["stockpot"],
     }
+
+
+def to_keep(run: Run) -> tuple[str, str] | None:
+    """Name and place of the best single model, where the verdict does not say to use the soup."""
+    place = run.best_alone
+    if place is None or not run.ingredients or not run.results["verdict"] or advised(run.results["verdict"]):
+        return None
+    return run.names[place], str(run.ingredients[place]["path"])
 
 
 def _soup(run: Run) -> dict[str, str]:

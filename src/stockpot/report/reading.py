@@ -82,6 +82,12 @@ class Run:
         return chosen or (self.methods[0] if len(self.methods) == 1 else None)
 
     @property
+    def best_alone(self) -> int | None:
+        """The ingredient that is the best single model, where that is known."""
+        best = next((m.W for m in self.methods if m.name == self.results["baseline"]), None)
+        return None if best is None else int(best[:, 0].argmax())
+
+    @property
     def soup(self) -> Path | None:
         """The saved soup of the recommended method."""
         chosen = self.chosen

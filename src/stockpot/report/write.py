@@ -60,6 +60,8 @@ def markdown(page: Mapping[str, Any]) -> str:
     lines = [f"# {escaped(page['decision'])}", "", f"{escaped(page['title'])} · {escaped(page['subtitle'])}", ""]
     lines += [f"> {escaped(notice)}\n" for notice in page["notices"]]
     lines += [escaped(page["why"]), ""] if page["why"] else []
+    if page["keep"]:
+        lines += ["{}, the best single model, is {}.".format(*map(escaped, page["keep"])), ""]
     if page["soup"]:
         lines += [f"The soup is in {escaped(page['soup'])}, in this directory. To load it:", ""]
         lines += [_fenced(page["loading"], "python"), ""]

@@ -38,7 +38,7 @@ from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
-from stockpot.soups.stopping import next_judgement, together, verdict
+from stockpot.soups.stopping import Verdict, earliest, together, verdict
 from stockpot.task.data import forked_random
 
 Put = Callable[[Sequence[int]], None]
@@ -171,15 +171,18 @@ class Learner:
     # A block with folds: all of them from judgement to judgement ---------------------------------------
 
     def _from_judgement_to_judgement(self, engine: Engine) -> Iterator[tuple[Fold, int]]:
-        began = time.monotonic()
+        began, J = time.monotonic(), self._steps_of_a_block
         while True:
             judgement = min(len(fold.losses) for fold in self.folds)
-            last = judgement > 0 and self._point(judgement - 1) == self._steps_of_a_block
+            before, here, after = (self._verdict(max(0, n)) for n in range(judgement - 2, judgement + 1))
+            longer = (after.next - here.next) / max(1, here.next - before.next)  # than the last round
             now = time.monotonic()
-            # The next round is longer by a tenth, and the last one may have been short.
-            if last or verdict(together(self.folds)).over or (judgement and self._late(1.25 * (now - began))):
+            if after.over or (judgement and here.next == J) or (judgement and self._late(longer * (now - began))):
                 break
             began = now
+            least, most = self._left()
+            budget = finite(self.problem.deadline - now)
+            self.listen(Event("left", {"least": least, "most": most, "budget": budget}))
             for fold in self._mine:
                 if len(fold.losses) > judgement:
                     continue  # it is ahead, in a run that was continued
@@ -187,7 +190,7 @@ class Learner:
                     self._first_look(engine, fold)
                 else:
                     self._decide(fold)
-                    yield fold, self._point(judgement)
+                    yield fold, after.next
                     assert fold.state.saved is not None
                     fold.judged = judged(fold.state.saved)
                 fold.losses.append(self._loss_held_out(engine, fold))
@@ -213,8 +216,8 @@ class Learner:
             return
         assert fold.judged is not None
         last, block = len(fold.losses) - 1, self.blocks[fold.state.t]
-        found = verdict(together(self.folds)[: last + 1])
-        if verdict(together(self.folds, without=fold)[: last + 1]).best == last:
+        found = self._verdict(last + 1)
+        if self._verdict(last + 1, without=fold).best == last:
             fold.unseen = coefficients(fold.judged["x"], block, fold.state)
         if found.best == last:
             fold.best = fold.judged
@@ -223,12 +226,19 @@ class Learner:
             fold.begin(fold.best, block)
         fold.state.pace, fold.decided, fold.judged = found.pace, last + 1, None
 
-    def _point(self, judgement: int) -> int:
-        """Steps taken when folds are judged."""
-        j = 0
-        for _ in range(judgement):
-            j = next_judgement(j, self._steps_of_a_block)
-        return j
+    def _verdict(self, judgements: int, without: Fold | None = None) -> Verdict:
+        """What followed, or follows, from the first so many."""
+        return verdict(together(self.folds, without)[:judgements], self._steps_of_a_block)
+
+    def _left(self) -> tuple[int, int]:
+        """Steps of this process that are left, at least and at most."""
+        J, rest = self._steps_of_a_block, [len(self.blocks) - fold.state.t for fold in self._mine]
+        done = sum(fold.state.j for fold in self._mine)
+        most = J * sum(rest) - done
+        if self._mine[0].held_out is None:
+            return most, most
+        now, later = earliest(together(self.folds), J), earliest((), J)
+        return sum(now + later * (blocks - 1) for blocks in rest) - done, most
 
     # Several ranks --------------------------------------------------------------------------------------
 
@@ -343,12 +353,10 @@ class Learner:
             self._paced = now if before is None else before
             return
         self._paced = math.inf
-        rest = sum((len(self.blocks) - each.state.t) * self._steps_of_a_block - each.state.j for each in self._mine)
         K, each = len(self.problem.pool), self.problem.seconds_each
-        each_step = (now - before) / len(fold.state.steps)
-        least = rest if fold.held_out is None else min(rest, len(self._mine) * self._point(2) - fold.state.j)
-        left = self.problem.deadline - time.monotonic()
-        told = {"seconds": min(left, rest * each_step), "least": min(left, least * each_step), "steps": rest}
+        each_step, budget = (now - before) / len(fold.state.steps), self.problem.deadline - time.monotonic()
+        least, most = (min(budget, steps * each_step) for steps in self._left())
+        told = {"seconds": most, "least": least, "steps": self._left()[1]}
         self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
 
     def _end_block(self) -> None:
@@ -405,10 +413,10 @@ class Learner:
 
     def _so_far(self) -> Tensor:
         """The mixing weights of the best that is known now."""
-        for fold in self.folds:
+        for fold in self._mine:
             if fold.best is not None and fold.state.t < len(self.blocks):
                 fold.begin(fold.best, self.blocks[fold.state.t])
-        return average(self.folds, self.method.simplex)[0]
+        return average(self._mine, self.method.simplex)[0]
 
     # What happened ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,13 +73,15 @@ def _panel(axes: Axes, fit: list[Line], held_out: list[Line], ends: list[float])
         if len(fit) == 1:
             axes.plot(line.x, line.loss, color=COLOURS["quiet"], linewidth=0.6, alpha=0.6)
         axes.plot(line.x, _smooth(line.loss), color=COLOURS["muted"], linewidth=thin)
+    mean = mean_of(held_out)
     for line in held_out:
-        axes.plot(line.x, line.loss, color=COLOURS["accent"], linewidth=1.3, marker=".", markersize=3)
-        if _finite(line):
-            best = int(np.nanargmin(line.loss))
+        axes.plot(line.x, line.loss, color=COLOURS["accent"], linewidth=0.9, alpha=0.5 if mean else 1.0)
+    if mean is not None:
+        axes.plot(mean.x, mean.loss, color=COLOURS["accent"], linewidth=1.8, marker=".", markersize=3)
+        for best in lowest(mean, ends):
             axes.plot(
-                line.x[best : best + 1],
-                line.loss[best : best + 1],
+                mean.x[best : best + 1],
+                mean.loss[best : best + 1],
                 marker="o",
                 markersize=6,
                 markerfacecolor=COLOURS["card"],
@@ -90,6 +93,22 @@ def _panel(axes: Axes, fit: list[Line], held_out: list[Line], ends: list[float])
     axes.grid(axis="y")
     drawing.whole_numbers(axes.xaxis, 4)
     drawing.few_ticks(axes.yaxis, 5)
+
+
+def mean_of(folds: Sequence[Line]) -> Line | None:
+    """All folds are judged together; None where they were not."""
+    if not folds or any(line.x.tolist() != folds[0].x.tolist() for line in folds):
+        return None
+    return Line(folds[0].x, np.mean([line.loss for line in folds], axis=0))
+
+
+def lowest(mean: Line, ends: Sequence[float]) -> list[int]:
+    """Where each block's losses are lowest; a block that has none is left out."""
+    found = []
+    for low, high in itertools.pairwise(ends):
+        inside = [i for i, x in enumerate(mean.x) if low <= x <= high and np.isfinite(mean.loss[i])]
+        found += [min(inside, key=lambda i: float(mean.loss[i]))] if inside else []
+    return found
 
 
 def _block_ends(parts: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -149,8 +168,9 @@ def _caption(held: bool, found: Mapping[str, tuple[list[Line], list[Line], list[
     text = "Grey is the loss on the data the weights are fitted on, smoothed."
     if held:
         text += (
-            " Blue is the loss on the fold that was left out, one line per fold; the ring is the point that was kept,"
-            " where the held-out loss is lowest. When blue rises while grey falls, the weights begin to overfit."
+            " Thin blue is the loss on what a fold leaves out, one line per fold. Folds are stopped together, where the"
+            " loss on all of it is lowest; thick blue is their mean, and the ring its lowest point. When blue rises"
+            " while grey falls, the weights begin to overfit."
         )
     else:
         text += " There is no held-out data in these methods, so the last point was kept."

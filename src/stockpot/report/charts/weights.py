@@ -142,6 +142,6 @@ def _group_caption(method: Method, extrapolated: NDArray[np.bool_]) -> str:
         parts.append("No weight is extrapolated (below 0 or above 1).")
     if G > 50:
         parts.append(
-            f"Where {G} parts are more than fit, neighbours share a column, which shows the largest of their weights."
+            f"Where there is no room for {G} columns, neighbours share one, which shows the largest of their weights."
         )
     return " ".join(parts)
