@@ -33,6 +33,7 @@ import stockpot
 from stockpot.events import Event
 
 MODELS = 4
+CHECKED = 4  # steps
 SHAPE = {"words": 500, "width": 128}
 LARGE = {"words": 2000, "width": 768, "layers": 12}  # of the GPU's job: 87M parameters
 WAYS: dict[str, dict[str, Any]] = {"data": {"parallel": "data"}, "folds": {"parallel": "folds", "folds": 2}}
@@ -65,12 +66,15 @@ def job(folder: Path, shape: dict[str, int], samples: int, device: str, **settin
 
 
 def rank(folder: Path, steps: int) -> None:
-    """What one of several processes does: every way once, after a short one that pays for what is paid once."""
+    """What one of several processes does: every way once, after a short one that pays for what is paid once.
+
+    Soups are compared after the short one: later, rounding has grown where gradients are next to nothing.
+    """
     torch.set_num_threads(1)
     found = {}
     for name, how in WAYS.items():
-        job(folder, SHAPE, 256, "cpu", steps=1, batch_size=64, **how)
-        found[name] = job(folder, SHAPE, 256, "cpu", steps=steps, batch_size=64, **how)
+        short = job(folder, SHAPE, 256, "cpu", steps=CHECKED, batch_size=64, **how)
+        found[name] = {**job(folder, SHAPE, 256, "cpu", steps=steps, batch_size=64, **how), "W": short["W"]}
     (folder / f"found-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
@@ -106,7 +110,7 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in WAYS:
         off = apart(*(side[name]["W"] for side in turns[0]))
-        assert off < 1e-4, (name, off)
+        assert off < 1e-5, (name, off)
         one, two = ([turn[side][name]["seconds"] for turn in turns] for side in (0, 1))
         cpu_one, cpu_two = ([turn[side][name]["cpu_seconds"] for turn in turns] for side in (0, 1))
         out[name] = {
@@ -116,7 +120,7 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
             "one_rank_cpu_s": [round(s, 2) for s in cpu_one],
             "two_ranks_cpu_s": [round(s, 2) for s in cpu_two],  # of the busier rank
             "times_less_cpu": round(statistics.median(cpu_one) / statistics.median(cpu_two), 3),
-            "W_apart": off,
+            f"W_apart_after_{CHECKED}_steps": off,
         }
     return out
 
@@ -124,7 +128,7 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
 def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
     """Seconds of `steps` steps: those of a job less those of one with a tenth of them."""
     times: dict[str, list[float]] = {"no world": [], "world of one": []}
-    soups: dict[str, Any] = {}
+    soups: dict[str, list[Any]] = {name: [] for name in times}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         pool_in(folder, LARGE)
@@ -139,17 +143,20 @@ def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
                 if name == "world of one":
                     dist.destroy_process_group()
                 assert whole["path"] == ["CUDA graph"], whole["path"]
-                soups[name] = whole["W"]
+                soups[name].append(whole["W"])
                 if turn >= 0:
                     times[name].append((whole["seconds"] - short["seconds"]) / (steps - max(1, steps // 10)))
-    off = apart(*soups.values())
-    assert off < 1e-6, off
+    first, *others = soups["no world"]
+    by_chance = max(apart(first, other) for other in others)  # attention's backward pass adds up in any order
+    off = min(apart(first, other) for other in soups["world of one"])
+    assert off <= 1e-6 + 3 * by_chance, (off, by_chance)
     medians = {name: statistics.median(each) for name, each in times.items()}
     return {
         "ms_per_step": {name: [round(1000 * s, 3) for s in each] for name, each in times.items()},
         "ratio": round(medians["world of one"] / medians["no world"], 4),
         "path": "CUDA graph",
         "W_apart": off,
+        "W_apart_by_chance": by_chance,
     }
 
 
@@ -167,7 +174,7 @@ def main() -> None:
     if args.world_of_one:
         name, found = "ranks_world_of_one", world_of_one(args.steps or 500, args.repeat)
     else:
-        name, found = "ranks", two_ranks(args.steps or 30, args.repeat)
+        name, found = "ranks", two_ranks(args.steps or 60, args.repeat)
     result = {"what": __doc__.splitlines()[0], "machine": machine.describe(), **found}
     out = args.out or Path(__file__).parent / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,7 @@ def navigation() -> set[str]:
 def test_every_link_of_every_page_leads_to_a_file() -> None:
     found = links.linked_files([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
     assert ROOT / "examples" / "tasks" / "segmentation.py" in found
+    assert links.page_of(ROOT / "examples" / "notebooks" / "vision.ipynb") in navigation()
     assert all(links.shown(file) for file in found if file.suffix not in (".svg", ".png"))
 
 

@@ -26,6 +26,8 @@ def page_of(file: Path) -> str:
     """The site's source name of a repository's file."""
     if file.is_relative_to(DOCS):
         return file.relative_to(DOCS).as_posix()
+    if file.suffix == ".ipynb":
+        return f"notebooks/{file.stem}.md"  # made by notebooks.py
     name = f"repository/{file.relative_to(ROOT).as_posix()}"
     return name if file.suffix in (".md", ".svg", ".png") else f"{name}.md"
 
@@ -68,6 +70,8 @@ def linked_files(pages: list[Path]) -> list[Path]:
         for link in _links(page.read_text(encoding="utf-8")):
             target = target_of(link, page)
             if target is None or target[0] in found or target[0].is_relative_to(DOCS):
+                continue
+            if target[0].suffix == ".ipynb":
                 continue
             found[target[0]] = None
             if target[0].suffix == ".md":

@@ -99,7 +99,7 @@ def directory(path: Path, *, overwrite: bool = False, root: Path | None = None) 
     make_directory(path.parent, root)
     with _prepared(path, root) as place:
         if os.path.lexists(path) and not overwrite:
-            fix = "choose another path, or pass overwrite=True"
+            fix = "choose another path, or replace it: --overwrite (in Python overwrite=True)"
             raise SoupError.of(str(path), expected="a new directory", found="something that already exists", fix=fix)
         yield place
         for entry in (*place.rglob("*"), place):

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 from stockpot import Pool, Task, compare, cook
 from stockpot.adapters.lm_eval import lm_eval_tasks
+from stockpot.cli.app import app
 from stockpot.errors import RecipeError, StockpotError, TaskError
 from stockpot.events import Event
 from stockpot.recipe import make_recipe
@@ -63,6 +65,10 @@ metric_list:
   - {{metric: word_perplexity}}
   - {{metric: bits_per_byte}}
 """
+WRONG_ANSWERS = """
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: false}
+"""
 GROUP = """
 group: both
 task: [sky, sea]
@@ -108,6 +114,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         data = folder / "sea.jsonl"
         for name, text in (("written", WRITTEN), ("text", TEXT)):
             (folder / "tasks" / f"{name}.yaml").write_text(text.format(data=data))
+        wrong = CHOICE.format(name="wrong", data=folder / "sky.jsonl") + WRONG_ANSWERS
+        (folder / "tasks" / "wrong.yaml").write_text(wrong)
         (folder / "tasks" / "both.yaml").write_text(GROUP.format(weighted="true"))
         yield folder
 
@@ -172,6 +180,21 @@ def test_soups_are_scored_live_as_the_harness_scores_them_from_disk(home: Path, 
     assert {name: scores.n for name, scores in uniform.reports.items()} == {
         "sky": 24, "both": 31, "sea": 7, "written": 7, "text": 7
     }  # fmt: skip
+
+
+def test_less_may_be_better(home: Path, words: Any) -> None:
+    model = llama(home / "models" / "run_0")
+    right, wrong = (sets(home, words, name)[name] for name in ("sky", "wrong"))
+    assert (right.metric.name, wrong.metric.name) == ("acc", "negative_acc")
+    assert torch.equal(wrong.table(model, None, lambda _: None), -right.table(model, None, lambda _: None))
+
+
+def test_the_task_s_autocast_reaches_the_harness(home: Path, words: Any) -> None:
+    model = llama(home / "models" / "run_0")
+    text = sets(home, words, "text:bits_per_byte")["text"]
+    single, half = (text.table(model, dtype, lambda _: None) for dtype in (None, torch.bfloat16))
+    assert not torch.equal(single, half)
+    assert torch.allclose(single, half, rtol=0.02)
 
 
 def test_questions_are_paired_and_a_run_goes_on_with_them(home: Path, words: Any, tmp_path: Path) -> None:
@@ -241,10 +264,11 @@ def test_what_is_cut_off_is_said_and_random_numbers_go_on_as_before(home: Path, 
     assert [event.data["done"] for event in events if event.kind == "progress"][-1] == 48
 
 
-RECIPE = {
+DATA = {"table": "texts.jsonl", "text": "text", "fit": 4}
+RECIPE: dict[str, Any] = {
     "pool": {"path": "models"},
     "model": {"transformers": "models/run_0"},
-    "data": {"table": "texts.jsonl", "text": "text", "fit": 4},
+    "data": DATA,
     "method": {"name": "uniform"},
     "output": {"dir": "run"},
 }
@@ -252,7 +276,7 @@ RECIPE = {
 
 def recipe(home: Path, **data: Any) -> Any:
     (home / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return make_recipe({**RECIPE, "data": {**RECIPE["data"], **data}}, home)  # type: ignore[dict-item]
+    return make_recipe({**RECIPE, "data": {**DATA, **data}}, home)
 
 
 def test_a_recipe_names_tasks_among_its_sets_and_alone(home: Path, words: Any, tmp_path: Path) -> None:
@@ -264,6 +288,14 @@ def test_a_recipe_names_tasks_among_its_sets_and_alone(home: Path, words: Any, t
     assert [scores.n for scores in found.reports.values()] == [5, 5, 3]
     alone = sets(home, words, "sky:acc_norm", limit=5)["sky"].table(task.model, None, lambda _: None)
     assert torch.equal(found.reports["sky"].table, alone)
+    file = home / "recipe.yaml"
+    file.write_text(json.dumps({**RECIPE, "data": {**DATA, "report": {"lm_eval": tasks, "rest": 3}}}))
+    done = CliRunner().invoke(app, ["evaluate", str(home / "models" / "run_1"), str(file), "--json"])
+    assert json.loads(done.stdout)["metrics"] == {"sky": "acc_norm", "sea": "acc", "rest": "nats_per_token"}
+    said = CliRunner().invoke(app, ["evaluate", str(home / "models" / "run_1"), str(file)]).stdout.splitlines()
+    assert said[0].startswith("acc norm ")
+    assert said[0].endswith("n = 5)")
+    assert ", loss " in said[2]
     assert build_task(recipe(home, report={"lm_eval": {"tasks": "sea", "python": "tasks"}})).report_names == ["sea"]
 
 

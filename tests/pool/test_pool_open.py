@@ -149,6 +149,8 @@ def test_no_sources_no_matches_one_ingredient(tmp_path: Path) -> None:
     only = write(tmp_path / "only.pt", state())
     assert f"expected at least two ingredients, found only one, {only}" in refusal(tmp_path)
     folder = write_shards(tmp_path / "run", state())
+    assert "folders inside" not in refusal(folder)
+    (folder / "checkpoint-3").mkdir()
     assert f"folders inside this one are read where a pattern names them: {folder}/checkpoint-*" in refusal(folder)
     assert "expected paths, patterns and folders, found int '5'" in refusal(5, only)
     assert "expected each checkpoint once" in refusal(only, tmp_path / "*.pt")
@@ -366,6 +368,22 @@ def test_renaming_is_checked_before_anything_is_opened(tmp_path: Path, rename: A
 def test_a_path_that_is_not_there_is_told_before_its_ending(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found nothing at this path"):
         open_checkpoint(tmp_path / "none.xyz")
+
+
+def test_a_path_that_is_nearly_right_or_a_name_on_the_hub(tmp_path: Path) -> None:
+    write(tmp_path / "llama-math.safetensors", state())
+    with pytest.raises(PoolError, match=r"did you mean .*llama-math\.safetensors"):
+        Pool.open(tmp_path / "lama-math.safetensors", tmp_path / "llama-math.safetensors")
+    with pytest.raises(PoolError, match=r"a model of the Hub is hf://somebody/llama-1B\."):
+        Pool.open("somebody/llama-1B", tmp_path / "llama-math.safetensors")
+
+
+def test_tokens_that_one_model_has_more(tmp_path: Path) -> None:
+    for rows in (4, 4, 6):
+        tensors = {"embed.weight": torch.zeros(rows, 2), "up.weight": torch.zeros(2, 2)}
+        write(tmp_path / f"{len(list(tmp_path.iterdir()))}.safetensors", tensors)
+    with pytest.raises(PoolError, match="tokens were added to its vocabulary, bring all to the same one first"):
+        Pool.open(tmp_path)
 
 
 def test_one_path_twice_and_patterns_into_folders(tmp_path: Path) -> None:

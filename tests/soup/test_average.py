@@ -112,7 +112,7 @@ def test_an_average_is_a_soup_like_any_other(folder: Path) -> None:
         "method": "weighted",
         "weights": [1, 1, 2],
     }
-    with pytest.raises(SoupError, match="pass overwrite=True"):
+    with pytest.raises(SoupError, match="in Python overwrite=True"):
         average(folder / "pool", folder / "soup")
 
 
@@ -137,7 +137,10 @@ def test_a_model_from_another_start_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"method": "mean"}, "method 'mean' of average: expected one of uniform, weighted, ema, model_stock"),
+        ({"method": "mean"}, "method of average: expected one of uniform, weighted, ema, model_stock, found 'mean'"),
+        ({"method": "linear"}, "leave the method out; with weights, they are divided by their sum"),
+        ({"method": "task_arithmetic"}, "give weights and a base, and no method"),
+        ({"method": "dare_ties"}, "use mergekit itself: what it does is no weighted mean of the models"),
         ({"method": "slerp"}, "so close that mergekit's slerp of them is the same average"),
         ({"method": "weighted"}, "expected weights, one for each model, found none"),
         ({"method": "uniform", "weights": [1, 2, 3]}, "expected no weights, found some"),

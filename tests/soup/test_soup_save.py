@@ -185,6 +185,22 @@ def test_config_and_tokenizer_come_along_code_and_weights_do_not(tmp_path: Path)
     assert (saved / "config.json").read_text() == "1"
 
 
+@pytest.mark.parametrize("text", ['{"dtype": "float32", "text_config": {"torch_dtype": "float32"}, "x": 1}', "[]", "{"])
+def test_a_config_names_the_dtype_that_the_soup_has(tmp_path: Path, text: str) -> None:
+    """transformers loads a model in the type that its config names."""
+    for k, state in enumerate(fine_tunes(mlp, 2)):
+        (tmp_path / f"run_{k}").mkdir()
+        save_file(state, tmp_path / f"run_{k}" / "model.safetensors")
+        (tmp_path / f"run_{k}" / "config.json").write_text(text)
+    soup = Soup.uniform(Pool.open(str(tmp_path / "run_*")))
+    assert (soup.save(tmp_path / "same") / "config.json").read_text() == text
+    half = (soup.save(tmp_path / "half", dtype=torch.float16) / "config.json").read_text()
+    if "dtype" in text:
+        assert json.loads(half) == {"dtype": "float16", "text_config": {"torch_dtype": "float16"}, "x": 1}
+    else:
+        assert half == text
+
+
 def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
     """Every type, names that JSON escapes, and no values at all: soups of earlier versions rebuild byte for byte."""
     tensors: dict[str, torch.Tensor] = {"empty": torch.zeros(0, 4), "scalar": torch.tensor(1.0)}
@@ -266,7 +282,7 @@ def test_what_a_kill_between_the_two_renames_left_is_put_back(tmp_path: Path) ->
 def test_overwriting_is_asked_for(tmp_path: Path) -> None:
     soup = Soup.uniform(write(tmp_path / "pool", fine_tunes(mlp, 2)))
     soup.save(tmp_path / "soup")
-    with pytest.raises(SoupError, match="pass overwrite=True"):
+    with pytest.raises(SoupError, match=r"replace it: --overwrite \(in Python overwrite=True\)"):
         soup.save(tmp_path / "soup")
     (tmp_path / "soup" / "extra").write_text("old")
     soup.save(tmp_path / "soup", overwrite=True)

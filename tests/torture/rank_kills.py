@@ -60,7 +60,7 @@ class Case:
     ranks: int
 
 
-CASES = (Case("data", 2), Case("folds", 2), Case("data", 3), Case("auto", 4))
+CASES = (Case("data", 2), Case("folds", 2), Case("data", 3), Case("auto", 4), Case("shards", 2))
 
 
 class Ranks:

@@ -119,6 +119,9 @@ def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[li
     ]
     if (rename := _suggested_rename(missing, extra)) is not None:
         return found, f"the names differ by a prefix only: open the pool with rename={rename}"
+    if any("embed" in text for text in shapes) and not (missing or extra):
+        more = "if tokens were added to its vocabulary, bring all to the same one first (resize_token_embeddings)"
+        return found, f"leave this file out; or, {more}"
     if missing or extra or shapes:
         return found, "leave this file out, or check that it is a fine-tuned version of the same model"
     if floating:

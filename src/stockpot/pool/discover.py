@@ -11,9 +11,9 @@ from pathlib import Path
 
 from stockpot.errors import CheckpointError
 from stockpot.files import at_home
-from stockpot.pool.hub import HUB_NAME, SCHEME, cached, hub_id, model_folder
+from stockpot.pool.hub import SCHEME, cached, hub_id, model_folder
 from stockpot.pool.runs import Run, run_of, runs_in
-from stockpot.pool.source import SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
+from stockpot.pool.source import HUB_NAME, SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory
 
 # Files with the weights in a directory of the Hugging Face libraries, in the order in which the libraries themselves

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from stockpot.files import read_json
-from stockpot.pool.source import reason, refusal
+from stockpot.pool.source import HUB_NAME, reason, refusal
 
 SCHEME = "hf://"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _REVISION = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*")
 _BESIDE = ["*.json", "*.txt", "*.model", "*.jinja"]
 

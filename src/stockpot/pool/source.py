@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import os
 import re
@@ -38,6 +39,7 @@ _SIGNATURES = (
     (b"\x1f\x8b", "a gzip file"),
     (b"\x80", PICKLE),
 )
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -180,7 +182,7 @@ def require_file(path: Path) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        found, fix = "nothing at this path", "check the path"
+        found, fix = "nothing at this path", _where_instead(path)
     except (OSError, ValueError) as error:
         found, fix = reason(error), "check the path and its permissions"
     else:
@@ -192,6 +194,19 @@ def require_file(path: Path) -> int:
         else:
             return status.st_size
     raise refusal(path, "a readable checkpoint file", found, fix)
+
+
+def _where_instead(path: Path) -> str:
+    """What somebody meant who gave a path where nothing is."""
+    try:
+        beside = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        beside = []
+    if close := difflib.get_close_matches(path.name, beside, n=1):
+        return f"did you mean {shown(path.with_name(close[0]))}"
+    if not beside and HUB_NAME.fullmatch(str(path)):
+        return f"check the path; a model of the Hub is hf://{path}"
+    return "check the path"
 
 
 def looks_like(path: Path) -> str:

@@ -27,6 +27,13 @@ from stockpot.soup.mix import CHUNK
 from stockpot.soup.soup import Soup
 
 AVERAGES = ("uniform", "weighted", "ema", "model_stock")
+_NO_MEAN = "use mergekit itself: what it does is no weighted mean of the models"
+_ELSEWHERE = {  # mergekit's names, and what to do about them
+    "linear": "leave the method out; with weights, they are divided by their sum",
+    "task_arithmetic": "give weights and a base, and no method",
+    "slerp": "use weighted: fine-tunes of one model are so close that mergekit's slerp of them is the same average",
+    **dict.fromkeys(("ties", "dare_ties", "dare_linear", "della", "breadcrumbs", "sce"), _NO_MEAN),
+}
 
 
 def average(
@@ -97,10 +104,8 @@ def _numbers(what: str, given: Iterable[Any]) -> list[float]:
 def _check(method: str, weights: Sequence[float] | None, decay: float | None, base: object) -> None:
     subject = f"method {method!r} of average"
     if method not in AVERAGES:
-        fix = "mix by one of these"
-        if method == "slerp":
-            fix = "use weighted: fine-tunes of one model are so close that mergekit's slerp of them is the same average"
-        raise SoupError.of(subject, expected=f"one of {', '.join(AVERAGES)}", found="none of them", fix=fix)
+        expected, fix = f"one of {', '.join(AVERAGES)}", _ELSEWHERE.get(method, "mix by one of these")
+        raise SoupError.of("method of average", expected=expected, found=repr(method)[:80], fix=fix)
     if (method == "weighted") != (weights is not None):
         found = "none" if weights is None else "some"
         expected = "weights, one for each model" if weights is None else "no weights"

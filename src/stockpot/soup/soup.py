@@ -153,12 +153,13 @@ class Soup:
             self._check_may_replace(path)
         files.require_space(path, needed, "the soup")
         with files.directory(path, overwrite=overwrite, root=root) as folder:
-            donor, adapters = self.pool.checkpoints[self.layout.donor].path, self.pool.adapters
-            for source in (donor,) if adapters is None else (adapters.base.path, donor):
+            donor, adapters = self.pool.checkpoints[self.layout.donor], self.pool.adapters
+            for source in (donor.path,) if adapters is None else (adapters.base.path, donor.path):
                 if source.is_dir():  # an adapter's own tokenizer and chat template go before those of its base
                     # With a config.json transformers takes an adapter's folder for a full model, and fails.
                     without = () if self.written_as == "merged" else ("config.json",)
                     build.copy_companions(source, folder, without)
+            build.restate_dtype(folder, donor.specs, build.stored_specs(self.pool, dtype))
             yield folder
             self.pool.verify_unchanged()
 
