@@ -104,7 +104,11 @@ def test_names_alone_must_be_as_many_as_the_head_has() -> None:
     assert classes_of(["cat", "dog"], head=2) == [0, 1]
     text = refusal(["cat", "dog", "dgo", "cat", "dog"], head=2)
     assert "labels: expected the names of all 2 classes of the model, found 3, the rarest of them 'dgo'" in text
-    assert "found 1, the rarest of them 'dog'" in refusal(["dog"], head=2)
+    assert "found 1, the rarest of them 'dog'" in refusal(["dog", "dog"], head=2)
+    text = refusal([f"a review of many words, number {k}, that nobody would call a label" for k in range(20)], head=2)
+    assert "set data.label to the column of labels: in this one hardly two rows are alike" in text
+    assert len(text) < 600
+    assert "'a review of man" in text
     assert classes_of(["dog"], head=2, classes=("cat", "dog")) == [1]
     assert classes_of(["1"], head=5) == [1]
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from stockpot import Pool, Soup, Task
+from stockpot import Pool, Soup, Task, average
 from stockpot.callbacks.lightning import SoupCallback
+from stockpot.cli.sharing import export
 from stockpot.errors import RunError, StockpotError, TaskError, WriteError
 from stockpot.events import Event
 
@@ -334,3 +335,26 @@ def test_what_lightning_leaves_is_a_pool_of_runs(tmp_path: Path) -> None:
     train(tmp_path, SoupCallback(tmp_path / "csv2", method=None), logger=CSVLogger(tmp_path / "logs" / "seed0"))
     names = ("version_0/epoch=3-step=20", "version_1/epoch=3-step=20")
     assert Pool.open(tmp_path / "logs" / "seed0").names == names
+
+
+class Sized(Classifier):
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.more = nn.Linear(2, width)
+
+
+def test_an_exported_soup_is_a_file_of_lightning(tmp_path: Path) -> None:
+    for seed in range(2):
+        keep = ModelCheckpoint(tmp_path / "kept" / f"seed{seed}")
+        train(tmp_path, SoupCallback(tmp_path / f"out{seed}", method=None), Sized(width=3), callbacks=[keep])
+    from_files = average(tmp_path / "kept", tmp_path / "soup")
+    export(tmp_path / "soup", tmp_path / "soup.ckpt")
+    loaded = Sized.load_from_checkpoint(tmp_path / "soup.ckpt", weights_only=True)
+    assert loaded.hparams["width"] == 3
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in from_files.state_dict().items())
+    average(
+        [tmp_path / f"out{seed}" / "ingredients" for seed in range(2)], tmp_path / "again"
+    )  # without hyperparameters
+    export(tmp_path / "again", tmp_path / "again.ckpt")
+    assert Sized.load_from_checkpoint(tmp_path / "again.ckpt", weights_only=True, width=3).hparams["width"] == 3

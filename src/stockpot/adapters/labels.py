@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stockpot import words
 from stockpot.adapters.tables import Array, Column, Table, as_numbers, as_text, bad_data, is_missing
 from stockpot.errors import DataError
 from stockpot.events import Event, Listener, ignore
@@ -69,8 +70,11 @@ def encode(
         count = Counter(text for texts in cells.values() for text in texts)
         _refuse_mixture(first, count)
         if head is not None and len(first) != head:  # sorted, one name too many or too few moves the others
-            rarest = ", ".join(repr(label) for label in sorted(first, key=count.__getitem__)[:_SHOWN])[:300]
+            rare = sorted(first, key=count.__getitem__)[:_SHOWN]
+            rarest = ", ".join(repr(words.middle(label, 30)) for label in rare)
             fix = "list all classes in data.classes in the order of the head, and correct labels that are none of them"
+            if 2 * len(first) > count.total():
+                fix = "set data.label to the column of labels: in this one hardly two rows are alike"
             expected = f"the names of all {head} classes of the model"
             raise bad_data("labels", expected, f"{len(first)}, the rarest of them {rarest}", fix)
         listen(Event("classes", {"names": sorted(first)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glob import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,11 +14,17 @@ from stockpot.cli.terminal import say, shown, table
 from stockpot.errors import RunError
 from stockpot.progress import drawing
 
+if TYPE_CHECKING:
+    from stockpot.soup import Soup
+
 Target = Annotated[Path, typer.Argument(metavar="FILE", help="What to write.", show_default=False)]
 Repository = Annotated[str, typer.Argument(metavar="NAME/MODEL", help="The repository.", show_default=False)]
 Private = Annotated[bool, typer.Option("--private", help="Make the repository private, if it is new.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")]
 _CONFIGURATIONS, _NESTED, _STATE_DICTS = (".yaml", ".yml"), (".pth.tar", ".ckpt"), (".pt", ".pth", ".bin")
+# What Lightning wants in a file beside the weights; an ingredient of its own says more, and better.
+_LIGHTNING = {"pytorch-lightning_version": "2.2.0", "epoch": 0, "global_step": 0}
+_HYPERPARAMETERS = ("hparams_name", "hyper_parameters", "hparams_type")
 # For rebuilding on this machine; the record holds the paths of its files.
 _OURS = ("soup.json", "statistics.safetensors")
 
@@ -26,8 +32,9 @@ _OURS = ("soup.json", "statistics.safetensors")
 def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite: Replace = False) -> None:  # noqa: B006
     """Write a soup in the form of another tool; the ending of the file says which.
 
-    `.yaml`: a mergekit configuration that gives the same weights. `.pt`, `.pth`, `.bin`: a state dict. `.ckpt`,
-    `.pth.tar`: a state dict under the key `state_dict`, as Lightning and timm have it.
+    `.yaml`: a mergekit configuration that gives the same weights. `.pt`, `.pth`, `.bin`: a state dict. `.pth.tar`: a
+    state dict under the key `state_dict`, as timm has it. `.ckpt`: the same with the hyperparameters of an ingredient
+    that Lightning wrote, for `load_from_checkpoint`.
 
     Examples:
 
@@ -57,8 +64,18 @@ def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite:
         else:
             state = soup.state_dict(dtype, listen)
             with files.file(target) as beside:
-                torch.save({"state_dict": state} if name.endswith(_NESTED) else state, beside)
+                more = _of_lightning(soup) if name.endswith(".ckpt") else {}
+                torch.save({**more, "state_dict": state} if name.endswith(_NESTED) else state, beside)
     say(f"{shown(target)}: written")
+
+
+def _of_lightning(soup: Soup) -> dict[str, Any]:
+    from stockpot.pool.torch_files import values_of
+
+    donor = soup.pool.checkpoints[soup.layout.donor]
+    known = values_of(donor.path) if donor.format == "torch" else {}
+    wanted = (*_LIGHTNING, *_HYPERPARAMETERS) if "pytorch-lightning_version" in known else ()
+    return {**_LIGHTNING, **{name: known[name] for name in wanted if name in known}}
 
 
 def push(source: RunOrSoup, repository: Repository, private: Private = False, dry_run: DryRun = False) -> None:

@@ -35,9 +35,9 @@ AHEAD = 1 << 25  # values mixed and not yet asked for: 128 MiB as fp32
 MAX_SHARD = 5 * 10**9  # bytes; what Hugging Face tools write
 # Files beside the weights that make a directory loadable by its library; never weights, never code.
 _COMPANIONS = re.compile(
-    r"(config|generation_config|(video_)?preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
-    r"|added_tokens|vocab|open_clip_config)\.json|merges\.txt|vocab\.txt|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model"
-    r"|chat_template\.(json|jinja)"
+    r"(config|generation_config|(video_)?preprocessor_config|processor_config|tokenizer|tokenizer_config"
+    r"|special_tokens_map|added_tokens|vocab|normalizer|tekken|open_clip_config)\.json|merges\.txt|vocab\.txt"
+    r"|(source|target)\.spm|spiece\.model|tokenizer\.model|sentencepiece\.bpe\.model|chat_template\.(json|jinja)"
 )
 
 
