@@ -408,8 +408,9 @@ def test_a_quantised_layer_that_gives_no_gradient_is_refused(tmp_path: Path) -> 
     """Such as those of bitsandbytes on some processors: adapters before it would learn nothing, silently."""
     pool = zoo(tmp_path)
     model, _ = quantised(pool)
-    plain = model.last.forward
-    model.last.forward = lambda x: plain(x.detach())  # type: ignore[method-assign, operator, union-attr]
+    last: Any = model.last
+    plain = last.forward
+    last.forward = lambda x: plain(x.detach())
     with pytest.raises(
         TaskError, match=r"module last \(Codes\), quantised: expected the gradient of W0 x .* found none"
     ):
@@ -424,7 +425,7 @@ class OfBytes(Tensor):
 
     @staticmethod
     def __new__(cls, codes: Tensor, scale: Tensor) -> OfBytes:
-        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype, device=codes.device)  # type: ignore[attr-defined, no-any-return]
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype, device=codes.device)
 
     def __init__(self, codes: Tensor, scale: Tensor) -> None:
         self.codes, self.scale = codes, scale
@@ -438,7 +439,7 @@ class OfBytes(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
             return OfBytes(args[0].codes, args[0].scale)
         raise NotImplementedError(f"{func}")
