@@ -256,6 +256,8 @@ POOLS = {
         Small("few-digits", "the same with 100 samples to fit", 16, 100, digits, network(64, 48, 2), (20, 10),
               shares="digits"),
         Small("images", "convolutions, digits", 12, 400, digits, convolutions, (20, 10)),
+        Small("uneven", "the digits' network, rates up to those that ruin it", 16, 400, digits, network(64, 48, 2),
+              (20, 10), rates=(1e-3, 1e-1)),
         Small("mixture", "a network, 8 classes of clumps", 24, 1000, mixture, network(20, 48, 2), (24, 8)),
         Small("few-mixture", "the same with 100 samples", 24, 100, mixture, network(20, 48, 2), (24, 8),
               shares="mixture"),
