@@ -402,3 +402,62 @@ def test_what_a_quantised_model_cannot_hold_is_refused(tmp_path: Path) -> None:
         cook(pool, task_of(quantised(pool)[0]), "hl+", preset="authors", steps=2)
     with pytest.raises(TaskError, match=r"the model has 2 more"):  # full checkpoints
         cook(merged(pool, tmp_path / "full"), task_of(quantised(pool)[0]), "uniform")
+
+
+def test_a_quantised_layer_that_gives_no_gradient_is_refused(tmp_path: Path) -> None:
+    """Such as those of bitsandbytes on some processors: adapters before it would learn nothing, silently."""
+    pool = zoo(tmp_path)
+    model, _ = quantised(pool)
+    last: Any = model.last
+    plain = last.forward
+    last.forward = lambda x: plain(x.detach())
+    with pytest.raises(
+        TaskError, match=r"module last \(Codes\), quantised: expected the gradient of W0 x .* found none"
+    ):
+        cook(pool, task_of(model), "hl+", steps=2)
+
+
+class OfBytes(Tensor):
+    """Weights as torchao keeps them: a tensor without memory of its own, whose operations know what it stands for."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor) -> OfBytes:
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype, device=codes.device)
+
+    def __init__(self, codes: Tensor, scale: Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, weight.codes.to(x.dtype) * weight.scale, *bias, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default):
+            return OfBytes(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"{func}")
+
+
+def test_weights_without_memory_of_their_own(tmp_path: Path) -> None:
+    pool, tables = zoo(tmp_path), []
+    for kept in (False, True):
+        model, _ = quantised(pool)
+        if kept:
+            codes: Any = model.last
+            layer = nn.Linear(codes.in_features, codes.out_features).double()
+            layer.weight = nn.Parameter(OfBytes(codes.weight.data, codes.absmax), requires_grad=False)
+            layer.bias = codes.bias
+            model.last = layer
+        found = cook(pool, task_of(model), "hl+", steps=6, batch_size=8)
+        assert found.soup is not None
+        assert found.fit is not None
+        tables.append((found.soup.W, found.fit.table))
+    for one, other in zip(*tables, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

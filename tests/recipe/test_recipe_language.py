@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from stockpot.cooking import cook
 from stockpot.errors import RecipeError, StockpotError
@@ -16,6 +18,7 @@ from stockpot.recipe.build import build_pool, build_task, cook_arguments
 from words import CHATS, MARKED, PLAIN, TEXTS, tokenizer, write
 
 pytest.importorskip("transformers")
+PAGE = Path(__file__).parents[2] / "docs" / "language-models.md"
 
 
 def checkpoints(home: Path, count: int = 3, **config: Any) -> None:
@@ -222,3 +225,69 @@ def test_chats_are_for_causal_models(home: Path) -> None:
     for columns in ({"messages": "messages"}, {"prompt": "q", "completion": "a"}):
         with pytest.raises(StockpotError, match="language model"):
             task(home, model="bert", table="chats.jsonl", **columns)
+
+
+def test_a_model_may_run_in_bfloat16(home: Path) -> None:
+    content = {
+        "pool": {"path": "run"}, "model": {"transformers": "run/checkpoint-100", "device": "cpu", "dtype": "bfloat16"},
+        "data": {"table": "texts.jsonl", "text": "text"}, "method": {"name": "hl+", "steps": 3}, "output": {"dir": "b"},
+    }  # fmt: skip
+    found = []
+    for dtype in ("bfloat16", "float32"):
+        content["model"]["dtype"] = dtype  # type: ignore[index]
+        recipe = make_recipe(content, home)
+        made = build_task(recipe)
+        assert {parameter.dtype for parameter in made.model.parameters()} == {getattr(torch, dtype)}
+        found.append(cook(build_pool(recipe), made, "hl+", steps=3))
+    narrow, full = found
+    assert narrow.soup is not None
+    assert full.soup is not None
+    assert {tensor.dtype for tensor in narrow.soup.state_dict().values()} == {torch.float32}
+    torch.testing.assert_close(narrow.soup.W, full.soup.W, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"options": {"dtype": "bfloat16"}}, "write model.dtype: bfloat16"),
+        ({"options": {"quantization_config": {"quant_method": "bitsandbytes"}}}, "load the quantised base in Python"),
+        ({"python": "mine:model", "transformers": None, "dtype": "bfloat16"}, "the python function returns the model"),
+    ],
+)
+def test_types_that_would_be_passed_over_are_refused(home: Path, model: dict[str, Any], said: str) -> None:
+    with pytest.raises(StockpotError, match=said):
+        build_task(
+            make_recipe(
+                {
+                    "pool": {"path": "run"}, "model": {"transformers": "run/checkpoint-100", **model},
+                    "data": {"table": "texts.jsonl", "text": "text"},
+                },
+                home,
+            )
+        )  # fmt: skip
+
+
+def test_the_recipes_of_the_page_are_recipes(home: Path) -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    assert len(blocks) == 7
+    whole, choice, generated, *others = blocks
+    assert build_task(make_recipe(whole, home)).metric.name == "nats_per_token"
+    question = {"question": "the sky is", "options": [" blue", " green"], "answer": 0}
+    write(home / "questions.jsonl", [question] * 8)
+    assert task(home, **choice["data"]).metric.name == "multiple_choice"
+    write(home / "pairs.jsonl", [{"question": text[:9], "answer": text[9:]} for text in TEXTS])
+    assert task(home, **generated["data"]).metric.name == "exact_match"
+    for each in others:
+        make_recipe({**whole, **each}, home)
+
+
+def test_the_python_of_the_page_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    (home / "soup.yaml").write_text(RECIPE)
+    section = PAGE.read_text().partition("## In Python")[2].partition("\n## ")[0]
+    names: dict[str, Any] = {"texts": TEXTS[:9], "other_texts": TEXTS[9:]}
+    results = []
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block.replace(", task)", ", task, 'uniform')").replace('.yaml")))', '.yaml")), "uniform")'), names)
+        results.append(names["result"].report)
+    assert [(one.metric.name, one.n) for one in results] == [("nats_per_token", 9), ("nats_per_token", 9)]

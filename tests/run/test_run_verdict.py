@@ -189,3 +189,13 @@ def test_nats_are_called_nats() -> None:
     first, why = verdict(found, "hl+", NAMES).split("\n")
     assert first == "Use it: hl+ gains +24.75 nats beyond chance."
     assert "scores -24.75 nats (95 % interval" in why
+
+
+def test_a_sample_without_a_number_is_named_and_nothing_is_decided() -> None:
+    found = records(record("best", fit=80, report=math.nan), record("hl+", fit=85, report=math.nan))
+    said = verdict(found, "hl+", NAMES)
+    assert said.startswith("Not known whether to use it: there is no score to compare.")
+    assert (
+        "hl+ mixes 3 of 4 models; scores no number (accuracy is NaN for 100 of 100 samples, first for number 0" in said
+    )
+    assert "+nan" not in said

@@ -85,3 +85,19 @@ def test_negative_weights_come_last_however_small_the_others_are() -> None:
     parts = [torch.tensor([float(k + 1)]) for k in range(4)]
     found = mix_tensor(parts, [0.75, -0.75, 0.5, 0.5])  # in this order, the first two would cancel
     assert found.item() == pytest.approx(0.75 - 1.5 + 1.5 + 2.0)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [6.0, -2.5, -2.5]])
+@pytest.mark.parametrize(
+    ("given", "stored"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float16")]
+)
+def test_rounding_piece_by_piece_is_rounding_at_the_end(
+    weights: list[float], given: str, stored: str, wide: bool
+) -> None:
+    draw, dtype = torch.Generator().manual_seed(0), getattr(torch, stored)
+    for n in (0, 1, mix.CHUNK * mix.GROUP + 3, 3 * mix.CHUNK * mix.GROUP):
+        parts = [torch.randn(n, generator=draw).to(getattr(torch, given)) for _ in range(3)]
+        found = mix_tensor(parts, weights, dtype=dtype, wide=wide)
+        assert found.dtype == dtype
+        assert torch.equal(found, mix_tensor(parts, weights).to(dtype))

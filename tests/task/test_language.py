@@ -12,7 +12,7 @@ from sklearn import metrics as reference
 from torch import Tensor
 
 from stockpot import Pool, cook
-from stockpot.errors import DataError, TaskError
+from stockpot.errors import DataError, LearningError, TaskError
 from stockpot.task import METRICS, Metric, Scores, Task
 from stockpot.task.language import entity_f1, exact_match
 
@@ -295,6 +295,22 @@ def test_statistics_of_the_wrong_shape_or_without_a_number() -> None:
         task(lambda outputs, batch: outputs * math.nan, lambda table: float(table.mean()))
     passed_over = task(lambda outputs, batch: outputs * math.nan, lambda table: float(table.nansum()))
     assert passed_over.score().value == 0
+    varying = Task(model, data, batch_size=4, metric=Metric("mine", lambda o, b: o[:, : int(b[1][0]) + 1], lambda t: 0))
+    with pytest.raises(TaskError, match="as many statistics of every sample, found 1 in one batch and 2 in another"):
+        varying.score()
+
+
+def test_a_sample_without_a_number_is_named(tmp_path: Path) -> None:
+    """The first few samples are tried before; this one is seen when the ingredients are scored."""
+    for number in range(2):
+        torch.save(torch.nn.Linear(4, 3).state_dict(), tmp_path / f"{number}.pt")
+    bad = torch.arange(40) == 23
+    data = (torch.randn(40, 4), bad.long())
+    task = Task(torch.nn.Linear(4, 3), data, metric=lambda o, b: o[:, 0] + torch.where(b[1] == 1, math.nan, 0.0))
+    with pytest.raises(
+        LearningError, match=r"is NaN for 1 of 40 samples, first for number 23 \(from 0\) in the fitting"
+    ):
+        cook(Pool.open(tmp_path), task, "best")
 
 
 def test_metrics_that_do_not_fit_the_task() -> None:

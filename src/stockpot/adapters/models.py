@@ -36,15 +36,17 @@ def load_model(
     pretrained: bool = False,
     auto_class: str | None = None,
     tokenizer: Path | None = None,
+    dtype: str = "float32",
     seed: int = 0,
 ) -> LoadedModel:
-    """The model on the CPU in single precision. Weights it starts with are random, by `seed`, unless `pretrained`."""
+    """The model on the CPU. Weights it starts with are random, by `seed`, unless `pretrained`."""
     options = dict(options or {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "transformers":
             place = source if isinstance(source, dict) else folder / at_home(source)
             given = {"auto_class": auto_class, "tokenizer": tokenizer, "classes": classes, "pretrained": pretrained}
+            given["dtype"] = getattr(torch, dtype)
             loaded = transformers.load(place, options=options, **given)  # type: ignore[arg-type]
         elif kind == "python":
             if classes is not None:
@@ -57,6 +59,7 @@ def load_model(
         else:
             by_name = {"timm": load_timm, "torchvision": load_torchvision, "open_clip": load_open_clip}
             loaded = by_name[kind](source, classes, options)
+            loaded.model.to(getattr(torch, dtype))
     if pretrained and weights is not None:
         load_weights(loaded.model, weights)
     return loaded

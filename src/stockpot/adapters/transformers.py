@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stockpot.adapters.extras import bad_model, need, said, silent
 from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.errors import TaskError
@@ -19,6 +21,10 @@ _WEIGHTS = [f"{name}{end}" for name in ("model.safetensors", "pytorch_model.bin"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # What a configuration may say to make the library fetch or import code of others.
 _CODE = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
+_ELSEWHERE = {  # options that would change nothing here, and what does
+    **dict.fromkeys(("dtype", "torch_dtype"), "write model.dtype: bfloat16"),
+    "quantization_config": "load the quantised base in Python and give it to Task; docs/adapters.md says how",
+}
 # PIL's numbers for resampling filters, which is how processors write them.
 _FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -31,8 +37,12 @@ def load(
     classes: int | None,
     options: dict[str, Any],
     pretrained: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> LoadedModel:
     transformers = need("transformers")
+    for key, fix in _ELSEWHERE.items():
+        if key in options:
+            raise bad_model(f"model.options.{key}", "an argument of the configuration", "another one", fix)
     content, folder = _configuration(source)
     content.update(options)
     for key in _CODE:  # a name with a slash is a place to fetch code from
@@ -50,10 +60,10 @@ def load(
         model = _pretrained(transformers, builder, folder, config, classes is not None)
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
-        model = _try(f"model type {kind!r}", lambda: make(config))
+        model = _try(f"model type {kind!r}", lambda: make(config, dtype=dtype))
     place = tokenizer or folder
     return LoadedModel(
-        model.float(),
+        model.to(dtype),
         image=_try(f"images of {kind!r}", lambda: _image(folder, config)),
         tokenizer=partial(_try, f"tokenizer in {place}", partial(_tokenizer, transformers, place)),
         max_length=_context(model, config),

@@ -147,7 +147,7 @@ class Live:
     ) -> None:
         for tensor in self._tensors.values():
             tensor.grad = None
-            if tensor.untyped_storage().data_ptr() == self.flat.untyped_storage().data_ptr():
+            if _same_memory(tensor, self.flat):
                 tensor.data = tensor.data.clone()
         for parameter, before in self._frozen_before:
             parameter.requires_grad_(before)
@@ -264,6 +264,13 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    except RuntimeError:  # a library's class of quantised weights, which has no memory of its own
+        return False
 
 
 def _torn(name: str, other: str, found: str) -> TaskError:

@@ -7,6 +7,7 @@ PyTorch, for every kind of module; for a plain nn.Linear `_Linear` computes the 
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from stockpot import ranks
+from stockpot.errors import TaskError
 from stockpot.pool.lora import Adapters
 from stockpot.task import Task
 from stockpot.task.checks import gradients
@@ -206,7 +208,8 @@ def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide 
 
 
 def _is_linear(task: Task, adapters: Adapters, wide: Wide, turned: bool) -> bool:
-    """Whether the module does what a linear layer with the base's weight does; a quantised one does so nearly."""
+    """Whether the module does what a linear layer with the base's weight does, forward and backward; a quantised one
+    does so nearly, and is refused where it gives its input no such gradient: adapters before it would learn nothing."""
     module: Any = wide.module
     weight = module.weight
     base = adapters.base.tensor(wide.name).to(task.device)
@@ -214,21 +217,48 @@ def _is_linear(task: Task, adapters: Adapters, wide: Wide, turned: bool) -> bool
     as_stored = not is_quantised(weight)
     before = weight.detach().clone() if as_stored else None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(TRIED, base.shape[1], generator=generator).to(task.device, wide.A.dtype)
+    x, g = (torch.randn(TRIED, width, generator=generator).to(task.device, wide.A.dtype) for width in base.shape[::-1])
     try:
         with task.evaluating():
             if before is not None:
                 weight.data.copy_(base.T if turned else base)
             y = module(x) - module(torch.zeros_like(x))
+            with torch.enable_grad():
+                x.requires_grad_(True)
+                back = _input_gradient(module(x), x, g)
     except Exception:  # a module of somebody's own may do anything
         return False
     finally:
         if before is not None:
             weight.data.copy_(before)
-    wanted = F.linear(x, base.to(x.dtype)).double()
-    if not isinstance(y, Tensor) or y.shape != wanted.shape:
+    limit = NEAR if as_stored else QUANTISED
+    if not _near(y, F.linear(x.detach(), base.to(x.dtype)), limit):
         return False
-    return bool((y.double() - wanted).norm() <= (NEAR if as_stored else QUANTISED) * wanted.norm())
+    if _near(back, g @ base.to(g.dtype), limit):
+        return True
+    if as_stored:
+        return False
+    raise TaskError.of(
+        f"module {wide.name.removesuffix('.weight')} ({type(module).__name__}), quantised",
+        expected="the gradient of W0 x for its input",
+        found="none" if back is None else "another",
+        fix="learn on a device on which the library's layers can be trained through, or load the model as it is stored",
+    )
+
+
+def _input_gradient(y: Tensor, x: Tensor, g: Tensor) -> Tensor | None:
+    if not y.requires_grad:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of kernels without a backward
+        return torch.autograd.grad(y, x, g.to(y.dtype), allow_unused=True)[0]
+
+
+def _near(found: Tensor | None, wanted: Tensor, limit: float) -> bool:
+    if not isinstance(found, Tensor) or found.shape != wanted.shape:
+        return False
+    wanted = wanted.double()
+    return bool((found.double() - wanted).norm() <= limit * wanted.norm())
 
 
 def _used_otherwise(task: Task, wides: list[Wide]) -> list[str]:

@@ -98,6 +98,7 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         weights=recipe.path(section.weights) if section.weights is not None else None,
         tokenizer=recipe.path(section.tokenizer) if section.tokenizer is not None else None,
         pretrained=pretrained,
+        dtype="float32" if pretrained else section.dtype,
         seed=recipe.output.seed,
         **section.model_dump(include={"classes", "options", "auto_class"}),
     )

@@ -66,6 +66,9 @@ class Model(OfOneKind):
     """Further arguments for the model's constructor or python function."""
     device: str = "auto"
     """`auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the model while methods work. `bfloat16` is for language models whose checkpoints are: half the memory,
+    and on a GPU also of what is kept beside the model. `finetune` trains in float32, soups are computed in it."""
     autocast: Literal["none", "bfloat16", "float16"] = "none"
     """Compute type of mixed precision. Weights stay as they are."""
     statistics: Literal["recalibrate", "average", "copy"] = "recalibrate"
@@ -77,6 +80,8 @@ class Model(OfOneKind):
         for name in ("auto_class", "tokenizer"):
             if getattr(self, name) is not None and self.kind != "transformers":
                 raise ValueError(f"{name}: only for transformers models")
+        if self.dtype != "float32" and self.kind == "python":
+            raise ValueError("dtype: the python function returns the model in the type that it runs in")
         return self
 
 

@@ -8,6 +8,7 @@ the plain average.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,8 +113,10 @@ def verdict(results: Mapping[str, Result], name: str | None, ingredients: Sequen
             verb = "It forgot: on" if part in forgot else "On"
             why.append(f"{verb} {part} it scores {worded(sets[part])}, {best} {worded(known[part])}.")
             why.append(_difference(metrics[part], *found[part]))
-    _, low, high = found[first]
-    if first == "fit":
+    gap, low, high = found[first]
+    if math.isnan(gap):
+        decision = "Not known whether to use it: there is no score to compare."
+    elif first == "fit":
         decision = f"Not known whether to use it: give report data, or keep {best}."
     elif low > 0:
         lost = ", ".join(f"{_signed(metrics[part], found[part][0])} on {part}" for part in forgot)
@@ -141,6 +144,8 @@ def _signed(metric: Metric, number: float, unit: bool = True) -> str:
 
 
 def _difference(metric: Metric, value: float, low: float, high: float) -> str:
+    if math.isnan(value):
+        return "So nothing is known of their difference."
     interval = f"95 % interval {_signed(metric, low, False)} to {_signed(metric, high, False)}"
     amount = _signed(metric, value)
     if low > 0:

@@ -1,4 +1,4 @@
-"""One tensor of a soup from the same tensor of every ingredient: sum_k w_k x_k, to the last bit the same anywhere.
+"""One tensor of a soup from the same tensor of every ingredient: runningk w_k x_k, to the last bit the same anywhere.
 
 Or, for tensors that are not mixed, the one rule for each of them.
 """
@@ -29,8 +29,12 @@ WIDE = 1 << 21
 GAIN = 4.0  # positive weights may add up to this; what negative ones take back multiplies the rounding before them
 
 
-def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, wide: bool = False) -> Tensor:
-    """sum_k weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part. The weights sum to one.
+def mix_tensor(
+    parts: Sequence[Tensor], weights: Sequence[float], *, wide: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
+    """runningk weights[k] * parts[k] in fp32 (fp64 for fp64 parts), the shape of a part. The weights sum to one.
+
+    With `dtype` the sum is rounded to it once, at the end of every piece: no more than a piece is ever in fp32.
 
     Computed from the heaviest part by differences: since the weights sum to one this is the same number, but the
     soup of identical models is that model to the last bit, and so is a soup of one. `wide`, for many cores, changes
@@ -39,7 +43,7 @@ def mix_tensor(parts: Sequence[Tensor], weights: Sequence[float], *, wide: bool 
     anchor = max(range(len(parts)), key=lambda k: abs(weights[k]))
     others = [(parts[k].reshape(-1), weights[k]) for k in range(len(parts)) if k != anchor and weights[k] != 0.0]
     base = parts[anchor].reshape(-1)
-    out = torch.empty(base.shape, dtype=mixing_dtype(base.dtype))
+    out = torch.empty(base.shape, dtype=dtype or mixing_dtype(base.dtype))
     gain = sum(weight for weight in weights if weight > 0)
     if weights[anchor] > 0 and gain <= GAIN:
         # The negative ones last: so no partial sum of the weights comes near zero.
@@ -59,26 +63,33 @@ def _running_mean(
     for _, weight in others:
         total += weight
         shares.append(weight / total)
+    exact = mixing_dtype(base.dtype)
+    sums = [torch.empty(min(size, base.numel()), dtype=exact) for _ in range(group)] if out.dtype != exact else None
     pieces = [torch.split(x, size) for x in (out, base, *(part for part, _ in others))]
     for at in range(0, len(pieces[0]), group):
         target, first, *rest = (chunks[at : at + group] for chunks in pieces)
-        torch._foreach_copy_(target, first)
+        running = target if sums is None else [row[: len(one)] for row, one in zip(sums, target, strict=False)]
+        torch._foreach_copy_(running, first)
         for chunks, share in zip(rest, shares, strict=True):
-            torch._foreach_lerp_(target, [_as(chunk, out.dtype) for chunk in chunks], share)
+            torch._foreach_lerp_(running, [_as(chunk, exact) for chunk in chunks], share)
+        if sums is not None:
+            torch._foreach_copy_(target, running)
 
 
 def _extrapolate(out: Tensor, base: Tensor, others: list[tuple[Tensor, float]], size: int) -> None:
-    """x + sum_k w_k (x_k - x), for weights of any sign."""
-    scratch = torch.empty(min(size, base.numel()), dtype=out.dtype)
+    """x + runningk w_k (x_k - x), for weights of any sign."""
+    exact = mixing_dtype(base.dtype)
+    scratch, sums = torch.empty(2, min(size, base.numel()), dtype=exact)
     weights = [weight for _, weight in others]
     pieces = zip(*(torch.split(x, size) for x in (out, base, *(part for part, _ in others))), strict=True)
     for target, first, *rest in pieces:
-        centre = _as(first, out.dtype)
-        target.copy_(centre)
-        difference = scratch[: target.numel()]
+        centre = _as(first, exact)
+        difference, total = scratch[: target.numel()], sums[: target.numel()]
+        total.copy_(centre)
         for piece, weight in zip(rest, weights, strict=True):
-            torch.sub(_as(piece, out.dtype), centre, out=difference)
-            target.add_(difference, alpha=weight)
+            torch.sub(_as(piece, exact), centre, out=difference)
+            total.add_(difference, alpha=weight)
+        target.copy_(total)
 
 
 def _as(piece: Tensor, dtype: torch.dtype) -> Tensor:

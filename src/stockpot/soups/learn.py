@@ -235,7 +235,7 @@ class Learner:
         J, rest = self._steps_of_a_block, [len(self.blocks) - fold.state.t for fold in self._mine]
         done = sum(fold.state.j for fold in self._mine)
         most = J * sum(rest) - done
-        if self._mine[0].held_out is None:
+        if not self._mine or self._mine[0].held_out is None:  # there may be more ranks than folds
             return most, most
         now, later = earliest(together(self.folds), J), earliest((), J)
         return sum(now + later * (blocks - 1) for blocks in rest) - done, most

@@ -28,6 +28,7 @@ from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
 from stockpot.task.names import quantised_weights
+from stockpot.task.scores import odd
 
 AFTERWARDS = 3  # times that scoring one model on all fitting data takes, kept of a budget for the end
 
@@ -220,8 +221,8 @@ class Problem:
             raise LearningError.of(
                 "scores of the ingredients",
                 expected="a number for at least one",
-                found="NaN for all of them",
-                fix=f"look at what the metric {self.task.metric.name} gives for the fitting data",
+                found=f"NaN for all of them: {odd(scores[0])} in the fitting data",
+                fix="give what has no score the score 0, or leave such samples out of the data",
             )
         samples = len(scores) * scores[0].n
         self.seconds_each = (time.perf_counter() - began) * len(self.task.fit) / samples

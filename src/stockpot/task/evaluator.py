@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stockpot.errors import TaskError
 from stockpot.task.batches import leaves, on_device, refill
 from stockpot.task.captured import Captured, DeviceBatches
 from stockpot.task.data import Data, forked_random
@@ -230,6 +231,13 @@ class Evaluator:
             told(done)
             if stop is not None and any(stop(total, count) for total, count in sums.add(table, done)):
                 break
+        if len(widths := sorted({table.shape[1] for table in tables})) > 1:
+            raise TaskError.of(
+                f"metric {judge.metric.name}",
+                expected="as many statistics of every sample",
+                found=f"{widths[0]} in one batch and {widths[-1]} in another",
+                fix="let their number depend on nothing in a batch, such as num_classes in torch's one_hot",
+            )
         unknown = torch.tensor([math.nan, 1.0], dtype=torch.float64)
         return on_host(torch.cat(tables)), Loss(*(on_host(torch.stack(losses)).sum(0) if losses else unknown))
 

@@ -125,9 +125,21 @@ def worded(scores: Scores) -> str:
     """A score with its uncertainty, as notes and sentences show it."""
     value, (low, high) = scores.value, scores.interval()
     n = f"n = {scores.n}" if scores.units is None else f"n = {scores.n} in {scores.independent} groups"
+    if math.isnan(value):
+        return f"no number ({odd(scores)})"
     if scores.metric.percent:
         return f"{100 * value:.2f} % (95 % interval {100 * low:.2f} to {100 * high:.2f}, {n})"
     return f"{value:.4g}{scores.metric.unit and ' '}{scores.metric.unit} (95 % interval {low:.4g} to {high:.4g}, {n})"
+
+
+def odd(scores: Scores) -> str:
+    """Why there is no number."""
+    rows = scores.table.isnan().any(dim=1).nonzero().flatten()
+    if not len(rows):
+        return f"{scores.metric.name} has no value on this data"
+    return (
+        f"{scores.metric.name} is NaN for {len(rows)} of {scores.n} samples, first for number {int(rows[0])} (from 0)"
+    )
 
 
 # Closed forms -----------------------------------------------------------------------------------------
