@@ -28,6 +28,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
     monkeypatch.setattr(zoo, "make_demo_pool", small)
     monkeypatch.setattr(demo, "STEPS", 3)
+    monkeypatch.setattr(demo, "OWN_STEPS", 3)
     for split in demo.SIZES:
         monkeypatch.setitem(demo.SIZES, split, 80)
 

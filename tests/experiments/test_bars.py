@@ -67,10 +67,11 @@ def test_demo_neither_behind_nor_slower_than_three_times() -> None:
 
 
 def test_the_demo_is_compared_with_the_settings_of_its_recipe() -> None:
-    from stockpot.zoo.demo import STEPS
+    from stockpot.zoo.demo import OWN_STEPS, STEPS
 
     found = bars.as_in_the_demo()
     assert found["hl+"].settings["steps"] == STEPS
+    assert found["default"].settings["steps"] == OWN_STEPS
     assert found["default"].settings["batch_size"] == found["hl+"].settings["batch_size"]
 
 

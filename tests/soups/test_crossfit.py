@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from test_resuming import KilledError, Killer, Memory
-from torch import Tensor
+from torch import Tensor, nn
 
 from stockpot import Event, Result, Soup, Task, cook
 from stockpot.engine import Engine
@@ -386,6 +386,20 @@ def test_the_guard_prefers_what_scores_higher_on_held_out_data(tmp_path: Path, m
     assert "the guard returned best" in result.notes[0]
     assert "instead of the learned soup" in str(result)
     assert [e.data["winner"] for e in events if e.kind == "guard"] == ["best"]
+
+
+def test_a_loss_with_the_wrong_sign_does_not_cost_the_accuracy_that_the_ingredients_have(tmp_path: Path) -> None:
+    def wrong(model: nn.Module, batch: Any) -> Tensor:
+        return -nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none").clamp(max=5)
+
+    pool = write(tmp_path, fine_tunes(mlp, 4, steps=200))
+    task = Task(mlp(), samples(200), loss=wrong, metric="accuracy")
+    result = cook(pool, task, "crossfit", **BRIEF)
+    held_out = guard(result)["held_out"]
+    assert held_out["learned"] < held_out["best"] - 0.1
+    assert guard(result)["winner"] in ("best", "uniform")
+    result.soup.load_into(task.model)  # type: ignore[union-attr]
+    assert task.score().value > 0.8
 
 
 def test_whoever_wins_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
