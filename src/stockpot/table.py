@@ -9,7 +9,7 @@ from typing import Any
 
 from stockpot import words
 
-SAME = "the same model"
+SAME = ("the same model", "no difference")
 DATA = {"report": "report data", "held_out": "held-out data", "fit": "fitting data"}
 
 
@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def same(self) -> bool:
-        """Whether it is the best individual itself."""
+        """Whether it is what the best individual reached, on every draw."""
         return self.difference == (0.0, 0.0, 0.0)
 
 
@@ -88,13 +88,18 @@ class Row:
         """The scarce memory: of the device where one was used, else of the host."""
         return self.peak_device or self.peak_host
 
+    @property
+    def unchanged(self) -> str:
+        """What stands in place of a difference of nothing."""
+        return SAME[self.models_used != 1]
+
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of `headings`."""
         cells = [self.method]
         for one in self.sets.values():
             m, score, change = one.metric, one.score, "–"
             if one.difference is not None:
-                change = SAME if one.same else "{} ({} to {})".format(*map(m.change, one.difference))
+                change = self.unchanged if one.same else "{} ({} to {})".format(*map(m.change, one.difference))
             cells.append("–" if score is None else m.value(score.value))
             cells.append("–" if score is None else f"{m.bare(score.low)} to {m.bare(score.high)}")
             cells.append(change)
@@ -116,7 +121,7 @@ class Row:
             between = "-" if score is None else f"{short(score.low, percent)}{dash}{short(score.high, percent)}"
             cells += [value, between] if one else [value if score is None else f"{value} ({between})"]
             apart = "-" if change is None else "{} ({} to {})".format(*(short(end, percent, "+") for end in change))
-            cells.append(SAME if cell.same else apart)
+            cells.append(self.unchanged if cell.same else apart)
         costs = (words.seconds(self.seconds), words.size(self.peak), str(self.models_used))
         return (*cells, *costs) if one else tuple(cells)
 

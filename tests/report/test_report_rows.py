@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from stockpot.report import summary_rows
@@ -38,6 +39,13 @@ def test_the_difference_is_the_records(complete: Path) -> None:
     assert row.first.difference == tuple(found)
     mean, low, high = found
     assert row.cells()[3] == f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+
+
+def test_equal_scores_of_another_soup_are_not_called_the_same_model(complete: Path) -> None:
+    row = summary_rows(complete)[-1]
+    sets = {name: replace(cell, difference=(0.0, 0.0, 0.0)) for name, cell in row.sets.items()}
+    assert "no difference" in replace(row, sets=sets, models_used=3).cells()
+    assert "the same model" in replace(row, sets=sets, models_used=1).cells()
 
 
 def test_a_difference_on_other_data_than_the_scores_is_not_shown(tmp_path: Path) -> None:

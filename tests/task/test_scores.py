@@ -104,6 +104,23 @@ def test_a_few_samples_that_changed_prove_nothing(n: int) -> None:
     assert paired(10, 2, n)[1] > 0  # p = 0.039
 
 
+@pytest.mark.parametrize("better", range(7))
+def test_nor_do_a_few_answers_or_groups(better: int) -> None:
+    """Answers that were generated are right or wrong, and those beyond the budget are neither."""
+    judged = torch.tensor([1.0] * 12 + [0.0] * 5, dtype=torch.float64)
+    right = (torch.arange(17) < better).double()
+    tables = [torch.stack([found, judged], dim=1) for found in (right, right * 0)]
+    first, second = (Scores(table, METRICS["exact_match"]) for table in tables)
+    assert first.difference(second) == pytest.approx(paired(better, 0, 12))
+    values = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    groups = torch.arange(40) // 2
+    changed = values + (groups < better) * 0.2
+    one, other = (Scores(each[:, None], MEAN, units=groups) for each in (changed, values))
+    gap, low, _ = one.difference(other)
+    assert gap == pytest.approx(better * 0.2 / 20)
+    assert (low > 0) == (better > 5)
+
+
 def test_two_samples_are_not_enough_for_any_claim() -> None:
     mean, lo, hi = paired(2, 0, 2)
     assert mean == 1.0

@@ -75,21 +75,23 @@ class Scores:
                 fix="compare complete evaluations on the same data in the same order",
             )
         gap = self.value - other.value
-        if not self._closed:
-            low, high = resampled([self, other], confidence)
-            # However they fall, so few units that differ may all be on one side by chance.
-            same = self.table.shape == other.table.shape
-            differ = (self.table != other.table).any(dim=1) if same else torch.ones(self.n, dtype=torch.bool)
-            count = int(differ.sum()) if self.units is None else len(torch.unique(self.units[differ]))
-            if 2.0 ** (1 - count) > 1 - confidence:
-                low, high = min(low, 0.0), max(high, 0.0)
-            return gap, low, high
-        if self.metric.is_mean and self._right_or_wrong and other._right_or_wrong:
-            delta = self.table[:, 0] - other.table[:, 0]  # (n,)
+        mine, others = self._counts(), other._counts()  # (U,)
+        if self._closed and self._right_or_wrong and other._right_or_wrong and torch.equal(mine, others):
+            delta = (self.table - other.table)[mine, 0]  # (n,)
             better, worse = int((delta > 0).sum()), int((delta < 0).sum())
-            return float(delta.mean()), *bonett_price(better, worse, self.n, confidence)
-        counts = self._counts() | other._counts()
-        return gap, *around(gap, (self._without_each() - other._without_each())[counts], confidence)
+            return gap, *bonett_price(better, worse, len(delta), confidence)
+        if self._closed:
+            low, high = around(gap, (self._without_each() - other._without_each())[mine | others], confidence)
+        else:
+            low, high = resampled([self, other], confidence)
+        # However they fall, so few units that differ may all be on one side by chance.
+        same = self.table.shape == other.table.shape
+        differ = (self.table != other.table).any(dim=1) if same else torch.ones(self.n, dtype=torch.bool)
+        count = int(differ.sum()) if self.units is None else len(torch.unique(self.units[differ]))
+        every = self._closed and count == int((mine | others).sum())
+        if 2.0 ** (1 - count) > 1 - confidence and not every:
+            low, high = min(low, 0.0), max(high, 0.0)
+        return gap, low, high
 
     @property
     def _closed(self) -> bool:
