@@ -294,6 +294,7 @@ class Demo:
         return Pool.open(folder / "pool"), task, Data.of(digits("report", seed))
 
 
+COINS = Small("coins", "a network, labels by chance", 8, 100, coins, network(16, 32, 1), (12, 2))
 # For experiments/bars.py alone.
 OTHERS: dict[str, Small | Demo] = {
     "demo": Demo(),
@@ -302,7 +303,8 @@ OTHERS: dict[str, Small | Demo] = {
         for small in (
             *(with_samples(name, fitted) for name in ("digits", "mixture") for fitted in (100, 300, 1000)),
             *(with_samples(name, 100) for name in ("images", "surface", "language")),
-            Small("coins", "a network, labels by chance", 8, 100, coins, network(16, 32, 1), (12, 2)),
+            COINS,
+            replace(COINS, name="coins-400", fitted=400, shares="coins"),
         )
     },
 }

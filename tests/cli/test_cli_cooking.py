@@ -184,6 +184,7 @@ def test_report_is_written_again(shared: Path, compared: Answer, stockpot: Stock
     answer = stockpot("report", shared / "run")
     assert answer.code == 0
     assert "report.html" in answer.out
+    assert compared.out.split("Next:")[0].strip() == answer.out.strip(), "as the comparison ended"
     assert (shared / "run" / "report.html").read_bytes() == before
 
 

@@ -79,14 +79,15 @@ def test_runs_are_written_once_and_the_table_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["chance", "--seeds", "2", "--results", str(tmp_path / "results"), "--made", str(tmp_path / "made")]
-    brief = pools.OTHERS["coins"]
-    assert isinstance(brief, pools.Small)
-    monkeypatch.setitem(pools.OTHERS, "coins", replace(brief, models=2, epochs=0.5))
+    for name in ("coins", "coins-400"):
+        brief = pools.OTHERS[name]
+        assert isinstance(brief, pools.Small)
+        monkeypatch.setitem(pools.OTHERS, name, replace(brief, models=2, epochs=0.5))
     assert bars.main(given) == 0
     first = capsys.readouterr().out
-    assert "| greedy | " in first
+    assert "| coins, greedy | " in first
     kept = (tmp_path / "results" / "chance.jsonl").read_text()
-    assert len(kept.splitlines()) == 4
+    assert len(kept.splitlines()) == 8
     assert bars.main([*given, "--table"]) == 0
     assert capsys.readouterr().out.splitlines()[-5:] == first.splitlines()[-5:]
     assert (tmp_path / "results" / "chance.jsonl").read_text() == kept

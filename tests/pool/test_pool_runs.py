@@ -80,6 +80,13 @@ def test_lightning_folders(tmp_path: Path) -> None:
     ]
 
 
+def test_lightnings_names_are_ordered_by_step_or_epoch(tmp_path: Path) -> None:
+    """Whatever ModelCheckpoint was told to write in front of them: a moving average goes by the order."""
+    for seed, name in enumerate(("acc=0.9-epoch=2", "acc=0.5-epoch=10", "acc=0.7-epoch=1")):
+        torch.save({"state_dict": state(seed)}, tmp_path / f"{name}.ckpt")
+    assert opened(tmp_path)[0] == ("acc=0.7-epoch=1", "acc=0.9-epoch=2", "acc=0.5-epoch=10")
+
+
 def test_timm_folders(tmp_path: Path) -> None:
     for run, names in {
         "a": ["checkpoint-8", "checkpoint-9", "last", "model_best"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stockpot.cli.cooking import print_table
+from stockpot.cli.cooking import print_table, show
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, say_loading, shown
 from stockpot.cli.together import together
 from stockpot.progress import drawing
@@ -171,7 +171,7 @@ def rebuild(
 
 
 def report(run: Run, as_json: Json = False) -> None:
-    """Write the report of a run again, and print its table.
+    """Write the report of a run again, and print its table, its decision and where its soup is.
 
     Examples:
 
@@ -181,13 +181,18 @@ def report(run: Run, as_json: Json = False) -> None:
     ```
     """
     from stockpot.report import summary_rows, write_report
+    from stockpot.run.record import read_run
 
     path = write_report(run)
     if as_json:
         document({"report": str(path), "markdown": str(path.with_suffix(".md"))})
         return
-    print_table(run)
+    finished = bool(read_run(run).results)
+    if finished:
+        show(run, path)
+    else:
+        print_table(run)
     if (kinds := {row.kind for row in summary_rows(run)}) and "report" not in kinds:
         say("Scores on fitting data, which methods decide with: report data was not looked at.")
-        say()
-    say(f"Report: {shown(path)}  (and {path.with_suffix('.md').name})")
+    if not finished:
+        say(f"Report: {shown(path)}")

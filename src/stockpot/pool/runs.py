@@ -74,6 +74,16 @@ def _ordered(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: natural_key(path.name))
 
 
+def _in_training(files: list[Path]) -> list[Path]:
+    """Lightning's files by their steps or epochs: other numbers may come first in their names."""
+    for what in ("step", "epoch"):
+        found = {file: re.search(rf"{what}=(\d+)", file.name) for file in files}
+        known = {file: int(match[1]) for file, match in found.items() if match is not None}
+        if len(known) == len(files):
+            return sorted(_ordered(files), key=known.__getitem__)
+    return _ordered(files)
+
+
 def _trainer(folder: Path, steps: list[Path]) -> Run:
     """The last checkpoint's trainer_state.json names the best one, where the Trainer was asked to look for it."""
     try:
@@ -93,7 +103,7 @@ def _timm(folder: Path, steps: list[Path], named: dict[str, Path]) -> Run:
 def _lightning(folder: Path, files: list[Path]) -> Run:
     """`last.ckpt` is a copy of a step. The newest file holds what its ModelCheckpoint knew of the best."""
     copies = [file for file in files if _LAST.fullmatch(file.name)]
-    steps = [file for file in files if file not in copies] or files
+    steps = _in_training([file for file in files if file not in copies]) or files
     named = _best_of_lightning((copies or steps)[-1])
     if best := [step for step in steps if step.name == named]:
         return Run(folder, tuple(steps), best[0], "its best, by ModelCheckpoint")
