@@ -309,6 +309,7 @@ def test_several_labels_are_marks_or_names(home: Path) -> None:
     assert all(one.fit.columns["labels"].tolist() == marks for one in made)
     assert len({one.score().value for one in made}) == 1
     assert made[0].metric.name == "micro_f1"
+    assert made[0].ensemble_scores(range(2)).value == made[0].score().value  # of logits, like any classifier's
     assert "expected classes whose order is known, found label 'a'" in refusal(
         home, table="names.jsonl", label="y", **data
     )

@@ -258,6 +258,8 @@ def test_exact_match_of_a_sequence_to_sequence_model() -> None:
 def test_an_ensemble_averages_logits_of_tokens_and_says_where_it_cannot() -> None:
     task = Task(causal(), texts(), metric="token_accuracy")
     assert task.ensemble_scores(range(2)).value == pytest.approx(task.score().value)
+    task = Task(causal(), texts(), metric="loss")  # weighted by tokens
+    assert task.ensemble_scores(range(2)).value == pytest.approx(task.score().value)
     task = Task(causal(), choices(), metric="multiple_choice")
     with pytest.raises(TaskError, match="found multiple_choice calls the model itself"):
         task.ensemble_scores(range(2))

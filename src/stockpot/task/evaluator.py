@@ -23,7 +23,7 @@ from stockpot.task.captured import Captured, DeviceBatches
 from stockpot.task.data import Data, forked_random
 from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss
-from stockpot.task.metrics import METRICS
+from stockpot.task.metrics import OURS
 
 Found = tuple[Tensor, ...]
 Stop = Callable[[float, int], bool]  # (sum of the statistic, samples done)
@@ -218,7 +218,7 @@ class Evaluator:
             table, loss = judge.statistics(batch, n, with_loss)
             return (table,) if loss is None else (table, torch.stack(list(loss)).detach())
 
-        built_in = judge.users_loss is None and not judge.metric.calls_model and judge.metric in METRICS.values()
+        built_in = judge.users_loss is None and not judge.metric.calls_model and judge.metric in OURS
         key = ("statistics", id(judge.metric), with_loss) if built_in else None
         tables: list[Tensor] = []
         losses: list[Tensor] = []

@@ -20,7 +20,7 @@ from stockpot.task.data import Data
 from stockpot.task.language import ENTITIES, column, entity_f1
 from stockpot.task.loss import Loss, next_tokens, same_tokens, sample_losses, shifted
 from stockpot.task.metric import Metric
-from stockpot.task.metrics import BITS, LOSSES, METRICS, MULTI_LABEL, WEIGHTED_LOSS, loss_table
+from stockpot.task.metrics import BITS, LOSSES, METRICS, MULTI_LABEL, OURS, WEIGHTED_LOSS, loss_table
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Judge:
         if found is None or not found.is_floating_point():
             what = f"outputs of type {type(outputs).__name__}" if found is None else f"outputs of {found.dtype}"
             raise EnsembleError(f"{what}, whose mean is no output")
-        if found is not outputs and self.metric not in METRICS.values() and not self.metric.tokens:
+        if found is not outputs and self.metric not in OURS and not self.metric.tokens:
             raise EnsembleError(f"{self.metric.name}, a metric of your own that is given more than a tensor of logits")
         return batches.at_least_single(found)
 

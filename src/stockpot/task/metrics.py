@@ -282,5 +282,6 @@ MULTI_LABEL = {
     "macro_f1": _metric("macro_f1", _hits, _of_sums(_f1, 3)),
     "micro_f1": _metric("micro_f1", _hits, _of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
 }
+OURS = (*METRICS.values(), WEIGHTED_LOSS, *MULTI_LABEL.values())
 # What a task computes by its own loss.
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"], NATS, BITS)
