@@ -161,7 +161,7 @@ BARS = {
     ),
     "rates": Bar(
         [name for name, one in POOLS.items() if not one.kept_apart], 4,
-        {name: one for name, one in CANDIDATES.items() if name == DEFAULT or name.endswith(" steps") or "rate" in name},
+        {name: one for name, one in CANDIDATES.items() if name.startswith((DEFAULT, "rate ", "500", "4,000"))},
         rates,
     ),
     "few": Bar(
