@@ -203,6 +203,11 @@ class Pool:
         return found if self.adapters is None else {**found, "base of the adapters": _sample(self.adapters.base.files)}
 
     @property
+    def spare(self) -> frozenset[str]:
+        """Tensors of adapters' base that none of them changes: the model may lack them."""
+        return self.checkpoints[0].spare
+
+    @property
     def hashed(self) -> bool:
         """Whether the digests are known, so that asking for them reads nothing."""
         return self._scan is not None
