@@ -46,7 +46,7 @@ stockpot.average(["pool"], "plain")
 result = cook(Pool.open("pool"), Task(model, (x[100:200], y[100:200]), (x[200:], y[200:])), steps=20)
 result.soup.save("learned")
 assert stockpot.__version__ == sys.argv[1], stockpot.__version__
-heavy = {"transformers", "matplotlib", "typer", "pydantic", "triton"} & sys.modules.keys()
+heavy = {"transformers", "matplotlib", "typer", "pydantic", "stockpot.engine.kernels"} & sys.modules.keys()
 assert not heavy, heavy
 torch.save((x[100:200], y[100:200]), "fit.pt")
 """
@@ -118,9 +118,10 @@ def tried(folder: Path, python: str, package: Path, version: str) -> None:
     folder.mkdir()
     call([python, "-m", "venv", "env"], folder)
     own = str(folder / "env/bin/python")
-    call([own, "-m", "pip", "install", "--quiet", str(package)], folder)
+    pip = [own, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    call([*pip, str(package)], folder)
     call([own, "-c", LIBRARY, version], folder)
-    call([own, "-m", "pip", "install", "--quiet", f"{package}[cli]"], folder)
+    call([*pip, f"{package}[cli]"], folder)
     (folder / "mine.py").write_text(MODEL)
     (folder / "recipe.yaml").write_text(RECIPE)
     command = str(folder / "env/bin/stockpot")
