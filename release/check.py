@@ -75,6 +75,9 @@ def main() -> None:
     assert VERSION is not None
     with tempfile.TemporaryDirectory(prefix="stockpot-release-") as place:
         wheel, sdist = build(Path(place))
+        # The newest of all else, as users get it; torch's newest alone may be gigabytes for GPUs.
+        torch = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        (Path(place) / "torch.txt").write_text(torch[0] if torch else "")
         found = {version: path for version in wanted if (path := interpreter(version)) is not None}
         for number, (version, path) in enumerate(found.items()):
             began = time.monotonic()
@@ -118,7 +121,7 @@ def tried(folder: Path, python: str, package: Path, version: str) -> None:
     folder.mkdir()
     call([python, "-m", "venv", "env"], folder)
     own = str(folder / "env/bin/python")
-    pip = [own, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    pip = [own, "-m", "pip", "install", "--quiet", "-c", str(folder.parent / "torch.txt")]
     call([*pip, str(package)], folder)
     call([own, "-c", LIBRARY, version], folder)
     call([*pip, f"{package}[cli]"], folder)
