@@ -418,7 +418,7 @@ class _Job:
         """Which soup to take; written and saved where there is a directory."""
         comparison.update(self.results)
         evidence, kind = held_out(comparison), compared_on(comparison)
-        choice = self.wanted if self.wanted is not None else recommended(evidence)
+        choice = self.wanted if self.wanted is not None else recommended(evidence, comparison)
         comparison.recommended, comparison.verdict = choice, verdict(comparison, choice, self.pool.names)
         if self.path is not None:
             comparison.path = self.path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from stockpot.pool import Pool, PoolFacts
 FROZEN = "frozen"  # identical in all ingredients: copied through
 EXCLUDED = "excluded"  # the user's patterns: taken from the donor
 INTEGER = "integer"  # integers and booleans: taken from the heaviest ingredient, never averaged
+ABSENT = "absent"  # of adapters' base, changed by none and lacked by the model, such as another head: left out
 STATISTIC = "statistic"  # running statistics of normalisation layers: recalibrated, averaged or copied
 
 WHOLE_MODEL = "model"
@@ -45,22 +46,27 @@ class Layout:
         exclude: Iterable[str] | None = None,
         donor: int | str = 0,
         facts: PoolFacts | None = None,
+        absent: Collection[str] = (),
     ) -> Layout:
         """Assign every tensor of `pool` to a group, or keep it out of the mixture.
 
         `granularity` is `model`, `block`, `module`, `tensor`, or a function from tensor name to group name.
         `include` and `exclude` are shell patterns on tensor names (`"head.*"`); what they leave out is taken
-        from the ingredient `donor` (an index or a name). `facts` tells which tensors are frozen or tied.
+        from the ingredient `donor` (an index or a name). `facts` tells which tensors are frozen or tied, `absent`
+        which of the base's (`pool.spare`) are no part of the soup.
         """
         group_name = _grouping(granularity)
-        tied = facts.tied if facts else ()
+        present = (tuple(name for name in names if name not in absent) for names in (facts.tied if facts else ()))
+        tied = tuple(names for names in present if len(names) > 1)
         first_of = {name: names[0] for names in tied for name in names}
         left_out = _left_out(pool, include, exclude, tied)
         frozen = _frozen(pool, facts)
         kept: dict[str, str] = {}
         wanted: dict[str, str] = {}  # mixed tensor -> group name
         for name, spec in pool.specs.items():
-            if not (spec.dtype.is_floating_point or spec.dtype.is_complex):
+            if name in absent:
+                kept[name] = ABSENT
+            elif not (spec.dtype.is_floating_point or spec.dtype.is_complex):
                 differs = facts is not None and name not in facts.frozen and name not in left_out
                 if differs and spec.dtype in (torch.int8, torch.uint8) and len(spec.shape) > 1:
                     raise LayoutError.of(

@@ -308,6 +308,14 @@ def test_folds_set_out_from_the_best_half_or_quarter_where_more_are_worse_beyond
     assert sorted(start_of(pool, task)) == [0, 1, 2, 3]
 
 
+def test_a_lead_of_the_best_half_that_may_be_chance_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, task = write(tmp_path, fine_tunes(mlp, 4, seed=4, spread=0.4)), Task(mlp(), samples(30))
+    assert sorted(start_of(pool, task)) == [0, 1, 2, 3]
+    difference = Scores.difference
+    monkeypatch.setattr(Scores, "difference", lambda *args: (difference(*args)[0],) * 3)
+    assert len(start_of(pool, task)) == 2, "it has a lead"
+
+
 def test_it_lowers_the_loss_from_there(tmp_path: Path) -> None:
     pool, task = uneven(tmp_path)
     result = cook(pool, task, "crossfit", **BRIEF)

@@ -74,8 +74,8 @@ def evaluate(
         checkpoint = _open(weights, wanted)
         task = build_task(wanted, listen)
         ranks.on_first(lambda: verify_finite(checkpoint, listen))
-        task.check_names(checkpoint.specs)
-        task.load({name: checkpoint.tensor(name) for name in checkpoint.specs})
+        task.check_names(checkpoint.specs, spare=checkpoint.spare)
+        task.load({name: checkpoint.tensor(name) for name in checkpoint.specs}, spare=checkpoint.spare)
         if ranks.active():
             own = {"fitting data": fingerprint(task.fit), "report data": task.report_fingerprints()}
             ranks.check_same({"weights": weights_digest(task), **own})

@@ -199,7 +199,7 @@ def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
     from stockpot.task.names import differences
 
     model = _architecture(recipe)
-    differing = differences(model, pool.specs)
+    differing = differences(model, pool.specs, spare=pool.spare)
     found["model"] = {
         "name": type(model).__name__,
         "fits": not differing,

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -243,7 +244,14 @@ class Adapters:
         """Adapter k as the whole model it makes."""
         one = self.each[k]
         files = (one.path / CONFIG, *one.file.files, *self.base.files)
-        return Checkpoint(one.path, "lora", files, MappingProxyType(self.specs), lambda name: self.tensor(k, name))
+        specs = MappingProxyType(self.specs)
+        return Checkpoint(one.path, "lora", files, specs, lambda name: self.tensor(k, name), spare=self.spare)
+
+    @cached_property
+    def spare(self) -> frozenset[str]:
+        """Tensors of the base that no adapter changes."""
+        changed = {name for one in self.each for name in (*one.factors, *one.dense, *one.added)}
+        return frozenset(self.base.specs.keys() - changed)
 
     def tensor(self, k: int, name: str) -> Tensor:
         """theta_0 + s B A, or what the adapter has instead, in the dtype of the pool."""

@@ -88,7 +88,10 @@ class Pool:
         for run in runs:
             taken = {"run": shown(run.folder), "checkpoint": run.chosen.name, "why": run.why, "steps": len(run.steps)}
             listen(Event("run", taken))
-        if any(adapter_folder(path) for path in paths) and not problems:
+        adapters = any(adapter_folder(path) for path in paths)
+        if problems and (adapters or base is not None):
+            raise _error(problems, [], [], len(paths))
+        if adapters:
             return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
         if base is not None:
             found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"
@@ -201,6 +204,11 @@ class Pool:
         """A digest of some pages of each ingredient's files: enough to see that another host has other models."""
         found = {name: _sample(one.files) for name, one in zip(self.names, self.checkpoints, strict=True)}
         return found if self.adapters is None else {**found, "base of the adapters": _sample(self.adapters.base.files)}
+
+    @property
+    def spare(self) -> frozenset[str]:
+        """Tensors of adapters' base that none of them changes: the model may lack them."""
+        return self.checkpoints[0].spare
 
     @property
     def hashed(self) -> bool:

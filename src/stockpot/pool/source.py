@@ -74,7 +74,8 @@ class Checkpoint:
 
     `specs` is in natural order of the names, so that a file and its conversion to another format are laid out alike.
     `key` says where in a nested file the weights were, `other_keys` where else there were some; `ignored` names entries
-    that are no tensors; `aliases` are groups of names that are one tensor in the file.
+    that are no tensors; `aliases` are groups of names that are one tensor in the file. `spare` are tensors of adapters'
+    base that none of them changes: a model for another task may lack them, such as the head of the base.
     """
 
     path: Path
@@ -86,6 +87,7 @@ class Checkpoint:
     key: str | None = None
     other_keys: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    spare: frozenset[str] = frozenset()
 
     def tensor(self, name: str) -> Tensor:
         """A view of the memory-mapped file. Writing to it is an error of the caller."""

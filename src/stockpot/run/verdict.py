@@ -3,7 +3,7 @@
 The choice is made on held-out data: samples that each method was scored on by coefficients that were not fitted on
 them. Scores on the fitting data flatter whatever learned most, and the report data must not be chosen on. Methods have
 a held-out score where they learn by folds; crossfit's guard also gives one to the best single model and
-the plain average.
+the plain average, and has chosen between those and what was learned.
 """
 
 from __future__ import annotations
@@ -39,9 +39,16 @@ def held_out(results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
     return {name: {key: found[name][key] for key in ("value", "low", "high")} for name in soups}
 
 
-def recommended(evidence: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The best on held-out data, and of equals the last, which mixes more; None where there is no such score."""
-    return max(reversed(list(evidence)), key=lambda name: float(evidence[name]["value"]), default=None)
+def recommended(evidence: Mapping[str, Mapping[str, Any]], results: Mapping[str, Result]) -> str | None:
+    """The best on held-out data, and of equals the last, which mixes more; None where there is no such score.
+
+    What a guard has compared its method with is not taken for a higher score: the method's soup is that one already
+    where it is better beyond chance, and otherwise the average of folds, of which each alone was scored.
+    """
+    guards = [entry for one in results.values() for entry in one.history if entry["kind"] == "guard"]
+    beaten = {name for guard in guards for name in guard["held_out"] if name != "learned"}
+    left = [name for name in evidence if name not in beaten]
+    return max(reversed(left), key=lambda name: float(evidence[name]["value"]), default=None)
 
 
 def compared_on(results: Mapping[str, Result]) -> str | None:

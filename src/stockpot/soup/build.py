@@ -21,7 +21,7 @@ from torch import Tensor
 from stockpot import files
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, progress
-from stockpot.layout import STATISTIC, Layout
+from stockpot.layout import ABSENT, STATISTIC, Layout
 from stockpot.pool import Pool, TensorSpec
 from stockpot.pool.safetensors_files import header_of
 from stockpot.pool.scan import raw_bytes
@@ -62,7 +62,7 @@ def tensors(
     wide = alone and torch.get_num_threads() >= MANY
     columns = W.T.tolist()  # (G, K)
 
-    specs = stored_specs(pool, dtype)
+    specs = stored_specs(pool, layout, dtype)
 
     def value(name: str) -> Tensor:
         return made(name).to(specs[name].dtype)
@@ -108,7 +108,7 @@ def tensors(
             yield name, found
 
 
-def stored_specs(pool: Pool, dtype: torch.dtype | None) -> dict[str, TensorSpec]:
+def stored_specs(pool: Pool, layout: Layout, dtype: torch.dtype | None) -> dict[str, TensorSpec]:
     """What a soup has on disk: the ingredients' tensors, those of real numbers in `dtype` if that is given."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         expected, fix = "a floating-point type", "give one such as torch.bfloat16, or nothing for the ingredients' own"
@@ -116,6 +116,7 @@ def stored_specs(pool: Pool, dtype: torch.dtype | None) -> dict[str, TensorSpec]
     return {
         name: spec_of(dtype, spec.shape) if dtype is not None and spec.dtype.is_floating_point else spec
         for name, spec in pool.specs.items()
+        if layout.kept.get(name) != ABSENT
     }
 
 

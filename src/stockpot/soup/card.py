@@ -6,6 +6,7 @@ The text depends on nothing but its arguments, so that a soup that is made again
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +18,12 @@ from torch import Tensor
 
 from stockpot import files, words
 from stockpot._version import __version__
-from stockpot.pool import Pool
+from stockpot.errors import CheckpointError
+from stockpot.pool import Pool, TensorSpec
 from stockpot.pool.hub import hub_id
+from stockpot.pool.safetensors_files import open_safetensors
 from stockpot.pool.source import is_directory
+from stockpot.soup.heads import TASKS, labels
 
 CARD = "README.md"
 RESULTS = "## Results"
@@ -129,7 +133,7 @@ def loading(folder: Path, place: str) -> list[str]:
     """The lines of Python that load what is in a folder, which the reader has at `place`."""
     library, where = library_of(folder), json.dumps(place)
     if library == "peft":
-        return ["from peft import AutoPeftModel", "", f"model = AutoPeftModel.from_pretrained({where})"]
+        return _peft(folder, where)
     if library == "timm":
         return ["import timm", "", f"model = timm.create_model({json.dumps(f'local-dir:{place}')}, pretrained=True)"]
     if library == "transformers":
@@ -139,6 +143,21 @@ def loading(folder: Path, place: str) -> list[str]:
         return [*lines, f"model.load_state_dict(load_file({json.dumps(f'{place}/model.safetensors')}))"]
     lines = ["import stockpot", "", f"soup = stockpot.pool.open_checkpoint({where})"]
     return [*lines, "model.load_state_dict({name: soup.tensor(name) for name in soup.specs})"]
+
+
+def _peft(folder: Path, where: str) -> list[str]:
+    config = _config(folder, "adapter_config.json")
+    task = config.get("task_type")
+    if task not in TASKS and not config.get("auto_mapping"):
+        note = "# into the model that the adapters were trained on, built as for training:"
+        return ["from peft import PeftModel", "", note, f"model = PeftModel.from_pretrained(base, {where})"]
+    specs: Mapping[str, TensorSpec] = {}
+    with contextlib.suppress(CheckpointError):
+        specs = open_safetensors(folder / "adapter_model.safetensors").specs
+    count = labels(task, (spec for name, spec in specs.items() if "lora_" not in name))
+    more = "" if count is None else f", num_labels={count}"
+    kind = f"AutoPeftModelFor{TASKS[task]}" if task in TASKS else "AutoPeftModel"
+    return [f"from peft import {kind}", "", f"model = {kind}.from_pretrained({where}{more})"]
 
 
 def _transformers(folder: Path, where: str) -> list[str]:
@@ -153,9 +172,9 @@ def _transformers(folder: Path, where: str) -> list[str]:
     return lines
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def _config(folder: Path, name: str = "config.json") -> Mapping[str, Any]:
     try:
-        config = files.read_json(folder / "config.json", follow=True)
+        config = files.read_json(folder / name, follow=True)
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -15,7 +15,7 @@ from stockpot import files
 from stockpot._version import __version__
 from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError
 from stockpot.events import Listener
-from stockpot.layout import Layout
+from stockpot.layout import ABSENT, Layout
 from stockpot.pool import Pool
 from stockpot.pool.safetensors_files import open_safetensors
 from stockpot.pool.source import dtype_name, listed
@@ -128,6 +128,8 @@ def _check_layout(layout: Layout, pool: Pool) -> None:
     wrong = None
     if places != set(pool.specs) or layout.group_of.keys() & layout.kept.keys() or not set(tied) <= places:
         wrong = "other tensors than the ingredients have"
+    elif any(reason == ABSENT and name not in pool.spare for name, reason in layout.kept.items()):
+        wrong = "tensors that are left out, although ingredients change them"
     elif not all(0 <= group < len(layout.groups) for group in groups):
         wrong = f"groups outside of its {len(layout.groups)}"
     elif not 0 <= layout.donor < len(pool):

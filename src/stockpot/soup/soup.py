@@ -18,7 +18,7 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup import build, card, record, weights
+from stockpot.soup import build, card, heads, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.mix import StatisticsRule
@@ -72,13 +72,16 @@ class Soup:
         """Put the soup's weights into a model that has the ingredients' tensors."""
         own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
-        _check_takes(model, own, unsaved | own, self.pool.specs)  # first: a model must not be left half soup
+        # First: a model must not be left half soup.
+        holds = unsaved | own
+        specs = {name: spec for name, spec in self.pool.specs.items() if name in holds or name not in self.pool.spare}
+        _check_takes(model, own, holds, specs)
         if ranks.hold_parts(model):
             ranks.fill_model(model, self._tensors(None, ignore))
             return
         state = self.state_dict()
         model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
-        for name in state.keys() - own.keys():
+        for name in specs.keys() - own.keys():
             unsaved[name].copy_(state[name])
 
     def save(
@@ -138,7 +141,7 @@ class Soup:
     ) -> None:
         if self.written_as == "merged" or self.factored is None:
             coming = self._tensors(dtype, listen, alone=alone)
-            build.write_weights(folder, build.stored_specs(self.pool, dtype), coming, shard)
+            build.write_weights(folder, build.stored_specs(self.pool, self.layout, dtype), coming, shard)
         else:
             whole = dict(self._tensors(dtype, listen, only=self.factored.dense, alone=alone))
             self.factored.write(folder, whole, dtype)
@@ -146,7 +149,7 @@ class Soup:
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, dtype).values())
+        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, self.layout, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
         if overwrite:
@@ -159,7 +162,9 @@ class Soup:
                     # With a config.json transformers takes an adapter's folder for a full model, and fails.
                     without = () if self.written_as == "merged" else ("config.json",)
                     build.copy_companions(source, folder, without)
-            build.restate_dtype(folder, donor.specs, build.stored_specs(self.pool, dtype))
+            build.restate_dtype(folder, donor.specs, build.stored_specs(self.pool, self.layout, dtype))
+            if adapters is not None and self.written_as == "merged":
+                heads.restate(folder, adapters)
             yield folder
             self.pool.verify_unchanged()
 

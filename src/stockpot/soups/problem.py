@@ -27,7 +27,7 @@ from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
-from stockpot.task.names import quantised_weights
+from stockpot.task.names import left_out, quantised_weights
 from stockpot.task.scores import odd
 
 AFTERWARDS = 3  # times that scoring one model on all fitting data takes, kept of a budget for the end
@@ -85,13 +85,17 @@ class Problem:
         release(task.model)
         # A quantised model has adapters beside its weights, and keeps those.
         self._quantised = frozenset() if pool.adapters is None else quantised_weights(task.model, pool.specs)
-        task.check_names(pool.specs, without=self._quantised)  # before everything is read for its facts
+        # Before everything is read for its facts.
+        task.check_names(pool.specs, without=self._quantised, spare=pool.spare)
         self.pool = pool
         self.task = task
         self.listen = listen
         self.form: Form = form  # of the soup, where the ingredients are adapters
         self.facts: PoolFacts = pool.facts(listen, measured=False)
-        self._layout_choices: dict[str, Any] = {"include": include, "exclude": exclude, "donor": donor}
+        absent = left_out(task.model, pool.spare)
+        self._layout_choices: dict[str, Any] = {
+            "include": include, "exclude": exclude, "donor": donor, "absent": absent,
+        }  # fmt: skip
         self._layouts: dict[Any, Layout] = {}
         self._open: Live | None = None
         self._theta_bar: tuple[object, Tensor] | None = None
@@ -106,6 +110,9 @@ class Problem:
         self._wide: Mapping[str, Wide] | None = None  # where the ingredients are adapters: learned with as factors
         if pool.adapters is not None:
             self._wide, self.notes = wide_modules(task, pool.adapters)
+            if absent:
+                some = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+                self.notes += (f"left out is what the base has, the model lacks and no adapter changes: {some}",)
         with self._live(self.layout("model")) as live:
             live.load_ingredient(0)
             task.check_loss()

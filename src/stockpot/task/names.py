@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,19 @@ def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[s
     )
 
 
-def differences(model: nn.Module, specs: Mapping[str, Any], without: Iterable[str] = ()) -> Differences:
+def left_out(model: nn.Module, spare: Collection[str]) -> list[str]:
+    """Of the tensors that a model may lack, those that it does lack."""
+    holds = {*model.state_dict(), *dict(model.named_buffers(remove_duplicate=False))} if spare else set()
+    return sorted(name for name in spare if name not in holds)
+
+
+def differences(
+    model: nn.Module, specs: Mapping[str, Any], without: Iterable[str] = (), spare: Collection[str] = ()
+) -> Differences:
     """Between a model and a pool's tensors, given as anything with a shape; what `without` names is not compared, nor
-    what its module has beside it."""
+    what its module has beside it. The model may lack what is `spare`."""
+    absent = {*left_out(model, spare)}
+    specs = {name: spec for name, spec in specs.items() if name not in absent}
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     if without := tuple(without):
         modules = {name.rpartition(".")[0] for name in without}

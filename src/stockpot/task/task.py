@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Literal, cast
@@ -374,9 +374,10 @@ class Task:
 
     # The pool's tensors -------------------------------------------------------------------------------
 
-    def check_names(self, specs: Mapping[str, Any], without: Iterable[str] = ()) -> None:
-        """The model must take exactly the pool's tensors (anything with a shape); tied names and counters may lack."""
-        if found := differences(self.model, specs, without):
+    def check_names(self, specs: Mapping[str, Any], without: Iterable[str] = (), spare: Collection[str] = ()) -> None:
+        """The model must take exactly the pool's tensors (anything with a shape); tied names, counters and what is
+        `spare` may lack."""
+        if found := differences(self.model, specs, without, spare):
             raise TaskError.of(
                 f"model {type(self.model).__name__}",
                 expected=f"the pool's {len(specs)} tensors",
@@ -384,9 +385,9 @@ class Task:
                 fix=found.fix(),
             )
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], spare: Collection[str] = ()) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
-        self.check_names(tensors)
+        self.check_names(tensors, spare=spare)
         if self.sharded:
             ranks.fill_model(self.model, ((name, tensors[name]) for name in tensors))
             return
