@@ -253,6 +253,10 @@ def test_adapters_and_full_checkpoints_are_no_pool(tmp_path: Path, base: Path, f
         Pool.open(base, base=base)
     with pytest.raises(PoolError, match="only one"):
         Pool.open(folders[0])
+    with pytest.raises(PoolError, match="expected each checkpoint once, found it more than once"):
+        Pool.open(folders[0], folders[0], base=base)
+    with pytest.raises(PoolError, match=r"adaptors/\*: expected"):  # and not that there is no adapter for the base
+        Pool.open(tmp_path / "adaptors" / "*", base=base)
 
 
 def test_the_same_adapter_under_two_names_is_a_duplicate(tmp_path: Path, base: Path, folders: list[Path]) -> None:

@@ -170,6 +170,32 @@ def test_texts_are_learned_whole_and_split_where_the_recipe_says_so(home: Path) 
     assert "".join(learned(home, made, row)[0] for row in range(len(made.fit) // 4)) == " ".join(TEXTS)
 
 
+def test_short_texts_are_joined_and_the_same_tokens_learned(home: Path) -> None:
+    long = " ".join(TEXTS[:6])
+    write(home / "mixed.jsonl", [{"text": text} for text in [*TEXTS[:7], "", long, *TEXTS[7:]]])
+    data: dict[str, Any] = {
+        "table": "mixed.jsonl",
+        "text": "text",
+        "max_length": 16,
+        "fit": 1.0,
+        "metric": "bits_per_byte",
+    }
+    heard: list[Event] = []
+    split, pack = (task(home, heard.append, long_texts=how, **data) for how in ("split", "pack"))
+    one, other = split.fit.columns, pack.fit.columns
+    assert other["input_ids"].shape[1] == 16
+    assert len(pack.fit) < len(split.fit)
+    assert int(one["bytes"].sum()) == int(other["bytes"].sum())
+    # A label at the first place is never predicted.
+    assert int((one["labels"][:, 1:] != -100).sum()) == int((other["labels"][:, 1:] != -100).sum())
+    row = next(row for row in range(len(pack.fit)) if learned(home, pack, row)[0].startswith(TEXTS[0]))
+    assert learned(home, pack, row)[0] == f"{TEXTS[0]}<e>{TEXTS[1]}"
+    assert "<e>" not in learned(home, pack, row)[1]
+    assert pack.score().independent == len(torch.unique(pack.fit.groups))  # pieces of the long text are one unit
+    assert f"fit data: {len(TEXTS) + 1} texts joined to" in str([event.data.get("text") for event in heard])
+    assert "fit data: 1 without a token to learn, left out" in [event.data.get("text") for event in heard]
+
+
 def test_long_sequences_are_refused_or_truncated_and_counted(home: Path) -> None:
     write(home / "long.jsonl", [{"text": text} for text in [*TEXTS, " ".join(TEXTS)]])
     data: dict[str, Any] = {"table": "long.jsonl", "text": "text", "fit": len(TEXTS) + 1}
@@ -207,6 +233,7 @@ def test_sequence_to_sequence_models_learn_the_completion(home: Path) -> None:
     [
         ({"prompt": "q"}, "data.prompt: expected prompt and completion together, or prompt, choices and answer"),
         ({"messages": "m", "long_texts": "split"}, "data.long_texts: expected refuse or truncate"),
+        ({"text": "t", "group": "g", "long_texts": "pack"}, "data.long_texts: expected split, not pack, with group"),
         ({"messages": "m", "text": "t"}, "expected at most one of text, messages, prompt"),
     ],
 )

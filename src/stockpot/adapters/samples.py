@@ -80,7 +80,7 @@ class DataSource:
     seed: int = 0
     classes: tuple[str, ...] | None = None
     max_length: int | None = None
-    long_texts: str = "refuse"  # refuse, truncate or split
+    long_texts: str = "refuse"  # refuse, truncate, split or pack
     separator: str | None = None  # between documents of a .txt file
     memory_limit: int = 8 * 2**30
     cache: Path | None = None  # folder for decoded images

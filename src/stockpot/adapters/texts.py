@@ -80,7 +80,7 @@ class Form:
     words: str | None = None
     tags: str | None = None
     max_length: int | None = None
-    long_texts: str = "refuse"  # refuse, truncate or split
+    long_texts: str = "refuse"  # refuse, truncate, split or pack
     metric: str = ""  # which may read further columns
     generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
     seed: int = 0
@@ -110,7 +110,8 @@ class TextReader:
         if given is not None and model.max_length is not None and given > model.max_length:
             expected = f"at most {model.max_length:,}, the model's context"
             raise bad_data("data.max_length", expected, f"{given:,}", "ask for fewer tokens")
-        pieces = min(context, _PIECE) if form.long_texts == "split" else context
+        self.splits = form.long_texts in ("split", "pack")
+        pieces = min(context, _PIECE) if self.splits else context
         self.longest: int = given or pieces
         named = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
         fits = (n for n in named if n is not None and n < (model.vocabulary or 2**31))
@@ -216,11 +217,11 @@ class TextReader:
         """Ids and labels of one length; sequences without a label to predict are left out and counted."""
         ids, labels, rows, judged = Ids(), Ids(), array("q"), array("q")
         long, longest, empty = [], {}, 0
-        for row, (tokens, target, sizes) in enumerate(parts):
+        for row, (tokens, target, sizes) in self._packed(parts) if self.form.long_texts == "pack" else enumerate(parts):
             if len(tokens) > self.longest:
                 long.append(row)
                 longest[row] = len(tokens)
-            stop = len(tokens) if self.form.long_texts == "split" else self.longest
+            stop = len(tokens) if self.splits else self.longest
             learns = False
             for start in range(0, min(stop, len(tokens)), self.longest):
                 piece = slice(start, start + self.longest)
@@ -247,8 +248,35 @@ class TextReader:
             columns["bytes"] = torch.from_numpy(np.array(judged, np.int64))
         return columns, np.frombuffer(rows, np.int64)
 
+    def _packed(self, parts: Iterable[Part]) -> Iterator[tuple[int, Part]]:
+        """Texts in their order, joined as far as whole ones fit, and the row of the first; what is learned stays.
+
+        So no text is in two sequences, and a sequence is as independent of the others as texts are.
+        """
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        first, texts, sequences = 0, 0, 0
+        held: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for row, part in enumerate(parts):
+            tokens, target, sizes = part
+            between = [end] if end is not None and held[0] and held[0][-1] != end else []
+            if len(held[0]) + len(between) + len(tokens) > self.longest and held[0]:
+                yield first, held
+                held, between = ([], [], []), []
+            if not held[0]:
+                first, sequences = row, sequences + bool(tokens)
+            texts += bool(tokens)
+            added = [*between, *tokens], [IGNORED] * (len(between) + bool(tokens)), [*[0] * len(between), *sizes]
+            held[0].extend(added[0])
+            held[1].extend([*added[1], *target[1:]])
+            held[2].extend(added[2] if sizes else [])
+            if not tokens:
+                yield row, part  # to be counted
+        if held[0]:
+            yield first, held
+        self._tell(f"{texts:,} texts joined to {sequences:,} sequences")
+
     def _check_long(self, long: list[int], size: Callable[[int], int]) -> None:
-        if not long or (self.form.long_texts == "split" and self.model.purpose == "causal"):
+        if not long or (self.splits and self.model.purpose == "causal"):
             return
         if self.form.long_texts == "truncate":
             self._tell(f"{len(long):,} sequences longer than {self.longest:,} tokens, truncated")
@@ -257,7 +285,7 @@ class TextReader:
         found = f"{len(long):,} longer ones, the longest with {size(row):,} in row {self.table.number(row)} (from 0)"
         told = "write data.long_texts: truncate to cut them off"
         if self.model.purpose == "causal" and self.key == "text":
-            told += ", or split to make several sequences of each"
+            told += ", or split to make several sequences of each, or pack to join short ones as well"
         expected = f"sequences of at most {self.longest:,} tokens"
         raise bad_data(f"{self.split} data, data.{self.key}", expected, found, told)
 

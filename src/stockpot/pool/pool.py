@@ -88,7 +88,10 @@ class Pool:
         for run in runs:
             taken = {"run": shown(run.folder), "checkpoint": run.chosen.name, "why": run.why, "steps": len(run.steps)}
             listen(Event("run", taken))
-        if any(adapter_folder(path) for path in paths) and not problems:
+        adapters = any(adapter_folder(path) for path in paths)
+        if problems and (adapters or base is not None):
+            raise _error(problems, [], [], len(paths))
+        if adapters:
             return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
         if base is not None:
             found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"

@@ -102,10 +102,12 @@ class Data(OfOneKind):
     tags: str | None = None
     """Column with lists of tags, one for each of `words`: names or numbers. A word's first token has its tag."""
     max_length: int | None = Field(default=None, ge=2)
-    """Most tokens of a sequence. Default: as many as model and tokenizer take; for `long_texts: split` at most 1024."""
-    long_texts: Literal["refuse", "truncate", "split"] = "refuse"
+    """Most tokens of a sequence. Default: as many as model and tokenizer take; for `long_texts: split` and `pack` at
+    most 1024."""
+    long_texts: Literal["refuse", "truncate", "split", "pack"] = "refuse"
     """What happens to longer ones: `refuse`; `truncate`, and the number of them is said; or `split` into several
-    sequences (a causal language model's `text` only), which count as one group."""
+    sequences (a causal language model's `text` only), which count as one group. `pack` also joins short ones, an end of
+    text between them, as far as whole ones fit."""
     separator: str | None = Field(default=None, min_length=1)
     """What separates the documents in `.txt` files, such as `<|endoftext|>`. Default: each file is one document."""
     group: str | None = None
@@ -205,8 +207,10 @@ class Data(OfOneKind):
                 raise ValueError(f"{other}: expected {one} and {other} together")
         if self.generate is not None and self.metric != "exact_match":
             raise ValueError("generate: only for metric: exact_match, which generates answers")
-        if self.long_texts == "split" and inputs != ["text"]:
+        if self.long_texts in ("split", "pack") and inputs != ["text"]:
             raise ValueError("long_texts: expected refuse or truncate: only text can be split, and data.text names it")
+        if self.long_texts == "pack" and self.group is not None:
+            raise ValueError("long_texts: expected split, not pack, with group: a sequence would be of several groups")
         if self.separator is not None and inputs != ["text"]:
             raise ValueError("separator: only for documents, which data.text: text names")
         if self.text is not None and len(self.text) > 2:
