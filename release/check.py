@@ -46,7 +46,7 @@ stockpot.average(["pool"], "plain")
 result = cook(Pool.open("pool"), Task(model, (x[100:200], y[100:200]), (x[200:], y[200:])), steps=20)
 result.soup.save("learned")
 assert stockpot.__version__ == sys.argv[1], stockpot.__version__
-heavy = {"transformers", "matplotlib", "typer", "pydantic", "triton"} & sys.modules.keys()
+heavy = {"transformers", "matplotlib", "typer", "pydantic", "stockpot.engine.kernels"} & sys.modules.keys()
 assert not heavy, heavy
 torch.save((x[100:200], y[100:200]), "fit.pt")
 """
@@ -75,6 +75,9 @@ def main() -> None:
     assert VERSION is not None
     with tempfile.TemporaryDirectory(prefix="stockpot-release-") as place:
         wheel, sdist = build(Path(place))
+        # The newest of all else, as users get it; torch's newest alone may be gigabytes for GPUs.
+        torch = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+        (Path(place) / "torch.txt").write_text(torch[0] if torch else "")
         found = {version: path for version in wanted if (path := interpreter(version)) is not None}
         for number, (version, path) in enumerate(found.items()):
             began = time.monotonic()
@@ -118,9 +121,10 @@ def tried(folder: Path, python: str, package: Path, version: str) -> None:
     folder.mkdir()
     call([python, "-m", "venv", "env"], folder)
     own = str(folder / "env/bin/python")
-    call([own, "-m", "pip", "install", "--quiet", str(package)], folder)
+    pip = [own, "-m", "pip", "install", "--quiet", "-c", str(folder.parent / "torch.txt")]
+    call([*pip, str(package)], folder)
     call([own, "-c", LIBRARY, version], folder)
-    call([own, "-m", "pip", "install", "--quiet", f"{package}[cli]"], folder)
+    call([*pip, f"{package}[cli]"], folder)
     (folder / "mine.py").write_text(MODEL)
     (folder / "recipe.yaml").write_text(RECIPE)
     command = str(folder / "env/bin/stockpot")
