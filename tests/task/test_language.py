@@ -102,6 +102,16 @@ def test_coefficients_do_not_depend_on_the_pieces_of_a_batch(kind: str, tmp_path
             assert float((soup.W - 1 / 3).abs().max()) > 1e-4  # something was learned
 
 
+def test_long_sequences_are_scored_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 sequences of 512 tokens and 128,000 words would be 62 GiB of logits."""
+    whole = Task(causal(), texts(), metric="nats_per_token")
+    assert whole.batch_size == 256
+    monkeypatch.setattr("stockpot.task.task.MOST_OUTPUTS", 3 * 12 * 32 + 1)  # of 12 tokens and 32 words each
+    cut = Task(causal(), texts(), metric="nats_per_token")
+    assert cut.batch_size == 3
+    torch.testing.assert_close(cut.score().table, whole.score().table, rtol=1e-5, atol=1e-5)
+
+
 def test_the_loss_is_that_of_the_model_itself() -> None:
     for build, labels in KINDS.values():
         model, data = build(), texts(labels=labels)

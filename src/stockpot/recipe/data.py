@@ -145,7 +145,7 @@ class Data(OfOneKind):
     preprocessing: Preprocessing = Preprocessing()
     """Replaces parts of what the model says about its own input."""
     batch_size: int = Field(default=256, ge=1)
-    """Batch for evaluation."""
+    """Samples scored at a time; fewer where their logits would take more than 1 GiB, as those of language models do."""
     memory_limit: Bytes = 8 * 2**30
     """Decoded data that may be kept in memory, such as `8GiB`."""
     cache: str | None = None

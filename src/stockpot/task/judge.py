@@ -35,6 +35,7 @@ class Judge:
     has_own_loss: bool = False  # whether the model computes one
     form: losses.Form | None = None  # what that loss is for each sample, where it is known
     can_scale_logits: bool = False  # whether `loss` takes beta
+    width: int = 1  # numbers that the model returns for each sample
     leaves_labels_out: bool = False  # whether a causal model is called without its labels
 
     @contextmanager
@@ -217,6 +218,8 @@ class Judge:
                 return
             raise
         logits, labels = find_logits(outputs), find_labels(batch)
+        if first and logits is not None:
+            self.width = max(1, logits.numel() // max(1, len(logits)))
         if first and self.metric in METRICS.values() and has_several_labels(data.targets, logits):
             self.metric = MULTI_LABEL.get(self.metric.name, self.metric)
         accuracy = self.metric == METRICS["accuracy"]

@@ -30,6 +30,7 @@ from stockpot.task.shards import called_as_a_whole, shard
 from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
+MOST_OUTPUTS = 2**28  # numbers that a model returns for one batch that is scored: 1 GiB of logits in single precision
 Statistics = Literal["recalibrate", "average", "copy"]
 
 
@@ -77,6 +78,8 @@ class Task:
         )
         self.evaluator = Evaluator(self._judge)
         self._check_data(self.fit)
+        if loss is None and not self.has_statistics:  # then a batch says nothing that its parts do not
+            self.batch_size = max(1, min(batch_size, MOST_OUTPUTS // self._judge.width))
         self._sealed: Sealed | None = None
         sets: dict[str, Data | Benchmark] = {}
         for key, (source, own_groups) in checks.report_sets(report, report_groups, fit).items():
