@@ -28,6 +28,7 @@ PARTS = (
     "soup",
     "layout",
     "pool",
+    "saved",
     "files",
     "folders",
     "progress",

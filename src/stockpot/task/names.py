@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stockpot import ranks
+from stockpot.saved import by_file_names, file_names, parts_in_files
 
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
@@ -27,6 +28,7 @@ class Differences:
     shapes: tuple[str, ...]  # in both with other shapes, said in words
     rename: dict[str, str] | None  # prefixes, old to new, that would help
     left_over: int = 0  # tensors of the pool that would still have no place then
+    joined: bool = False  # whether the model has in one tensor what its files have in several
 
     def __bool__(self) -> bool:
         return bool(self.lacks or self.extra or self.shapes)
@@ -50,6 +52,11 @@ class Differences:
             prefixes = "{" + ", ".join(f"{old!r}: {new!r}" for old, new in self.rename.items()) + "}"
             rest = f"; {self.left_over} would still not fit" if self.left_over else ""
             return f"open the pool with rename={prefixes} (in a recipe, pool.rename: {prefixes}){rest}"
+        if self.joined:
+            return (
+                "learn on another model: this one joins tensors while transformers loads it, such as those of experts,"
+                " which a soup cannot follow yet; `stockpot average` mixes its checkpoints without a model"
+            )
         if self.shapes and not self.lacks and not self.extra:
             return "build the model with the sizes it was fine-tuned with (number of classes, vocabulary)"
         return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
@@ -64,7 +71,7 @@ def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[s
     """Weights of which the pool has numbers and the model codes."""
     return frozenset(
         name
-        for name, weight in model.named_parameters(remove_duplicate=False)
+        for name, weight in by_file_names(model, specs, dict(model.named_parameters(remove_duplicate=False))).items()
         if name in specs and specs[name].dtype.is_floating_point and is_quantised(weight)
     )
 
@@ -72,7 +79,7 @@ def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[s
 def left_out(model: nn.Module, spare: Collection[str]) -> list[str]:
     """Of the tensors that a model may lack, those that it does lack."""
     holds = {*model.state_dict(), *dict(model.named_buffers(remove_duplicate=False))} if spare else set()
-    return sorted(name for name in spare if name not in holds)
+    return sorted(name for name in spare if name not in holds and name not in file_names(model, [name]))
 
 
 def differences(
@@ -83,6 +90,7 @@ def differences(
     absent = {*left_out(model, spare)}
     specs = {name: spec for name, spec in specs.items() if name not in absent}
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    state = by_file_names(model, specs, state)
     if without := tuple(without):
         modules = {name.rpartition(".")[0] for name in without}
         specs = {name: spec for name, spec in specs.items() if name not in without}
@@ -103,8 +111,9 @@ def differences(
         for name, shape in pool.items()
         if places.get(name, shape) != shape
     )
-    rename = suggest_rename(pool, places) if lacks and extra else None
-    return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}))
+    joined = not parts_in_files(model).isdisjoint(lacks)
+    rename = suggest_rename(pool, places) if lacks and extra and not joined else None
+    return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}), joined)
 
 
 def _inside(name: str, modules: set[str]) -> bool:
