@@ -108,6 +108,18 @@ def uneven(folder: Path, models: int = 6) -> tuple[Pool, Task]:
     return write(folder, fine_tunes(mlp, models, seed=3)), Task(mlp(), samples())
 
 
+def one_good_model(folder: Path) -> tuple[Pool, Task]:
+    good = fine_tunes(mlp, 1, steps=300, spread=0.0)[0]
+    noise = torch.Generator().manual_seed(0)
+    bad = [{n: v + 3 * torch.randn(v.shape, generator=noise) for n, v in good.items()} for _ in range(3)]
+    return write(folder, [bad[0], good, *bad[1:]]), Task(mlp(), samples(60))
+
+
+def guard_of(result: Result) -> dict[str, Any]:
+    """What its guard has found and chosen."""
+    return dict(next(h for h in result.history if h["kind"] == "guard"))
+
+
 def weights_of(result: Result) -> Tensor:
     """W of the soup that was cooked. (K, G)"""
     assert result.soup is not None

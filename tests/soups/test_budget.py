@@ -1,0 +1,65 @@
+"""How long a method may take, what is said of it beforehand, and what an interruption leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stockpot import Event, Soup, Task, cook
+from zoo import fine_tunes, mlp, samples, weights_of, write, zoo
+
+BRIEF: dict[str, Any] = {"steps": 60, "batch_size": 16, "lr": 0.1, "folds": 3}
+
+
+def test_how_long_learning_takes_is_told_once(tmp_path: Path) -> None:
+    pool = write(tmp_path, fine_tunes(mlp, 3))
+    told: list[Event] = []
+    cook(pool, Task(mlp(), samples(60)), "crossfit", listen=told.append, **BRIEF)
+    paces = [event.data for event in told if event.kind == "pace"]
+    assert len(paces) == 1
+    assert 0 < paces[0]["steps"] < 3 * 60
+    assert paces[0]["seconds"] > 0
+    assert paces[0]["greedy"] > 0
+
+
+@pytest.mark.parametrize("method", ["crossfit", "hl+"])
+def test_a_budget_is_kept_and_the_best_so_far_is_returned(tmp_path: Path, method: str) -> None:
+    pool, task = zoo(tmp_path, 4)
+    settings: dict[str, Any] = {"batch_size": 1, "lr": 1e-4, "steps": 10**6}
+    result = cook(pool, task, method, budget=1.0, **settings)
+    assert result.seconds < 1.5
+    taken = [h for h in result.history if h["kind"] == "step"]
+    assert len(taken) >= 40
+    assert (weights_of(result) - 0.25).abs().max() > 0
+    assert "its budget of 1 s ended learning before it would have stopped" in result.notes
+
+
+def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    plain, limited = (cook(pool, task, "crossfit", **{**BRIEF, "budget": budget}) for budget in (None, 600.0))
+    assert torch.equal(weights_of(plain), weights_of(limited))
+    assert plain.notes == limited.notes
+
+
+@pytest.mark.parametrize("method", ["crossfit", "hl+"])
+def test_an_interruption_carries_the_best_so_far(tmp_path: Path, method: str) -> None:
+    pool, task = zoo(tmp_path, 4)
+    steps: list[Event] = []
+
+    def listen(event: Event) -> None:
+        steps.extend([event] * (event.kind == "step"))
+        if len(steps) == 100:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cook(pool, task, method, listen=listen, batch_size=16, lr=0.02)
+    best = caught.value.best  # type: ignore[attr-defined]
+    assert isinstance(best, Soup)
+    assert best.about["stopped"] == "interrupted"
+    best.load_into(task.model)
+    interrupted = task.score().loss
+    Soup.uniform(pool).load_into(task.model)
+    assert interrupted < task.score().loss
