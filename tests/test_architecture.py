@@ -28,7 +28,7 @@ PARTS = (
     "soup",
     "layout",
     "pool",
-    "saved",
+    "names",
     "files",
     "folders",
     "progress",

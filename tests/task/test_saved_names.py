@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from stockpot import Pool, Soup, Task, cook
 from stockpot.errors import TaskError
-from stockpot.saved import file_names
+from stockpot.names import file_names
 
 transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 

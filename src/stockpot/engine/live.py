@@ -17,8 +17,8 @@ from stockpot.engine.flat import ALIGN, FlatPlan, Slot, Tiles
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
+from stockpot.names import by_file_names
 from stockpot.pool import Pool, TensorSpec
-from stockpot.saved import by_file_names
 from stockpot.soup.mix import mix_tensor
 from stockpot.soup.weights import chosen
 from stockpot.task import Task

@@ -20,11 +20,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from stockpot import ranks
 from stockpot.errors import TaskError
+from stockpot.names import file_names, is_quantised
 from stockpot.pool.lora import Adapters
-from stockpot.saved import file_names
 from stockpot.task import Task
 from stockpot.task.checks import gradients
-from stockpot.task.names import is_quantised
 
 _CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {
     nn.Conv1d.forward: F.conv1d,

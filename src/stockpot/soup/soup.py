@@ -17,8 +17,8 @@ from stockpot import files, ranks
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
+from stockpot.names import by_file_names, file_names
 from stockpot.pool import Pool, TensorSpec
-from stockpot.saved import by_file_names, file_names
 from stockpot.soup import build, card, heads, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stockpot import ranks
 from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.saved import file_names
+from stockpot.names import differences, file_names
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
@@ -25,7 +25,6 @@ from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
-from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 from stockpot.task.shards import called_as_a_whole, shard
 from stockpot.task.torch_losses import as_function
