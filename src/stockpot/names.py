@@ -60,8 +60,8 @@ class Differences:
             return f"open the pool with rename={prefixes} (in a recipe, pool.rename: {prefixes}){rest}"
         if self.joined:
             return (
-                "learn on another model: this one joins tensors while transformers loads it, such as those of experts,"
-                " which a soup cannot follow yet; `stockpot average` mixes its checkpoints without a model"
+                "mix such checkpoints by `stockpot average`; weights cannot be learned yet for a model whose tensors"
+                " transformers joins while it loads them, such as those of experts"
             )
         if self.shapes and not self.lacks and not self.extra:
             return "build the model with the sizes it was fine-tuned with (number of classes, vocabulary)"

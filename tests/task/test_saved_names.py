@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stockpot import Pool, Soup, Task, cook
+from stockpot import Pool, Soup, Task, average, cook
 from stockpot.errors import TaskError
 from stockpot.names import file_names
 
@@ -87,5 +87,10 @@ def test_a_pool_in_memory_has_the_models_own_names(tmp_path: Path) -> None:
 
 def test_experts_that_are_joined_in_memory_are_named(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, mixture)
-    with pytest.raises(TaskError, match="this one joins tensors while transformers loads it, such as those of experts"):
+    with pytest.raises(TaskError, match="transformers joins while it loads them, such as those of experts"):
         cook(pool, Task(mixture(), {"input_ids": IDS, "labels": IDS}, metric="nats_per_token"), "uniform")
+    average(tmp_path / "*", tmp_path / "soup")  # as the text says
+    soup = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "soup").state_dict()
+    each = [transformers.MixtralForCausalLM.from_pretrained(tmp_path / f"c{k}").state_dict() for k in range(3)]
+    for name, value in soup.items():
+        torch.testing.assert_close(value, torch.stack([one[name] for one in each]).mean(dim=0))
