@@ -28,6 +28,7 @@ PARTS = (
     "soup",
     "layout",
     "pool",
+    "names",
     "files",
     "folders",
     "progress",

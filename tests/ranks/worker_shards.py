@@ -149,7 +149,8 @@ def held(folder: Path, **more: Any) -> int:
         if event.kind == "step" and not found:
             storages: dict[int, int] = {}
             for each in gc.get_objects():
-                if issubclass(type(each), Tensor) and not hasattr(each, "to_local"):
+                plain = issubclass(type(each), Tensor) and not hasattr(each, "to_local")
+                if plain and each.layout == torch.strided:  # a library may keep a sparse one
                     storages[each.untyped_storage()._cdata] = each.untyped_storage().nbytes()
             found.append(sum(storages.values()))
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from stockpot.errors import DataError, TaskError
+from stockpot.names import placed, suggest_rename
 from stockpot.task import Task
-from stockpot.task.names import placed, suggest_rename
 
 from .models import Encoder, Plain, blobs, linear, normalised
 

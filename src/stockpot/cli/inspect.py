@@ -196,7 +196,7 @@ def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
 
 def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
     """Whether the pool's tensors are those of the recipe's model, into `found`."""
-    from stockpot.task.names import differences
+    from stockpot.names import differences
 
     model = _architecture(recipe)
     differing = differences(model, pool.specs, spare=pool.spare)

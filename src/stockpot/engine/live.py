@@ -6,7 +6,7 @@ the sums (fp32 or better); it is `flat` itself unless the model is narrower (a b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import torch
@@ -17,6 +17,7 @@ from stockpot.engine.flat import ALIGN, FlatPlan, Slot, Tiles
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
+from stockpot.names import by_file_names
 from stockpot.pool import Pool, TensorSpec
 from stockpot.soup.mix import mix_tensor
 from stockpot.soup.weights import chosen
@@ -41,7 +42,7 @@ class Live:
             self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
         self.plan = self._planned(ALIGN if cuda else 1)
         self.tiles = Tiles.of(self.plan, self.device) if cuda else None
-        self._tensors = tensors = _named(task.model)
+        self._tensors = tensors = _named(task.model, pool.specs)
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
         kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
         narrow = len(kinds) == 1 and cuda and not self.factored
@@ -74,7 +75,8 @@ class Live:
     def check_bound(self) -> None:
         """Refuse a model whose forward pass gives a mixed tensor other memory: mixing would no longer reach it."""
         first, width = self.flat.data_ptr(), self.flat.element_size()
-        names, now = {id(tensor): name for name, tensor in self._tensors.items()}, _named(self.task.model)
+        names = {id(tensor): name for name, tensor in self._tensors.items()}
+        now = _named(self.task.model, self.pool.specs)
         for tensor, start, _ in self.bound:
             name, found = names[id(tensor)], None
             if now.get(name) is not tensor:
@@ -256,9 +258,10 @@ class Live:
         return self._grad
 
 
-def _named(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, those that are not saved too; one with two names twice."""
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Parameters and buffers, those that are not saved too, by the pool's names; one with two names twice."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return by_file_names(model, names, {**dict(model.named_parameters(remove_duplicate=False)), **buffers})
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:

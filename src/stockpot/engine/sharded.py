@@ -30,7 +30,7 @@ class ShardedLive(Live):
     sharded = True
 
     def __init__(self, task: Task, pool: Pool, layout: Layout, *factors: Any) -> None:
-        held = _named(task.model)
+        held = _named(task.model, pool.specs)
         together = {name: names for names in layout.tied for name in names}
         self._held: dict[str, Tensor] = {}  # by mixed name, which may be another than the model's where it is tied
         for name in layout.group_of:
@@ -51,7 +51,10 @@ class ShardedLive(Live):
         return self.pool.tensor(k, slot.names[0])[ranks.rows(self._held[slot.names[0]])].reshape(-1)
 
     def check_bound(self) -> None:
-        names, now = {id(tensor): name for name, tensor in self._tensors.items()}, _named(self.task.model)
+        names, now = (
+            {id(tensor): name for name, tensor in self._tensors.items()},
+            _named(self.task.model, self.pool.specs),
+        )
         for tensor, _, _ in self.bound:
             if now.get(name := names[id(tensor)]) is not tensor:
                 raise TaskError.of(

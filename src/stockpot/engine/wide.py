@@ -20,10 +20,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from stockpot import ranks
 from stockpot.errors import TaskError
+from stockpot.names import file_names, is_quantised
 from stockpot.pool.lora import Adapters
 from stockpot.task import Task
 from stockpot.task.checks import gradients
-from stockpot.task.names import is_quantised
 
 _CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {
     nn.Conv1d.forward: F.conv1d,
@@ -142,14 +142,14 @@ def _times(h: Tensor, c: Tensor) -> Tensor:
 
 def wide_modules(task: Task, adapters: Adapters) -> tuple[dict[str, Wide], tuple[str, ...]]:
     """Every tensor that can be learned with as factors, and notes on adapters whose deltas must be made instead."""
-    modules = dict(task.model.named_modules())
+    modules, own = dict(task.model.named_modules()), file_names(task.model, adapters.specs)
     shared = Counter(id(tensor) for _, tensor in task.model.named_parameters(remove_duplicate=False))
     found: dict[str, Wide] = {}
     melted: dict[str, str] = {}  # why
     for name in adapters.specs:
         if not any(name in one.factors for one in adapters.each):
             continue
-        module = modules.get(name.removesuffix(".weight"))
+        module = modules.get(own.get(name, name).removesuffix(".weight"))
         if module is None or not isinstance(module.weight, Tensor):
             melted[name] = "no module of the model has them"
         elif not adapters.only_factors(name):

@@ -17,6 +17,7 @@ from stockpot import files, ranks
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
+from stockpot.names import by_file_names, file_names
 from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, card, heads, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
@@ -70,17 +71,20 @@ class Soup:
 
     def load_into(self, model: nn.Module) -> None:
         """Put the soup's weights into a model that has the ingredients' tensors."""
+        other = file_names(model, self.pool.specs)
         own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        own = by_file_names(model, self.pool.specs, own)
         unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
         # First: a model must not be left half soup.
         holds = unsaved | own
         specs = {name: spec for name, spec in self.pool.specs.items() if name in holds or name not in self.pool.spare}
         _check_takes(model, own, holds, specs)
         if ranks.hold_parts(model):
-            ranks.fill_model(model, self._tensors(None, ignore))
+            ranks.fill_model(model, ((other.get(name, name), value) for name, value in self._tensors(None, ignore)))
             return
         state = self.state_dict()
-        model.load_state_dict({name: value for name, value in state.items() if name in own}, strict=False)
+        given = {other.get(name, name): value for name, value in state.items() if name in own}
+        model.load_state_dict(given, strict=False)
         for name in specs.keys() - own.keys():
             unsaved[name].copy_(state[name])
 

@@ -21,13 +21,13 @@ from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
+from stockpot.names import left_out, quantised_weights
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
 from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.mix import kept_tensor
 from stockpot.soup.weights import chosen, single
 from stockpot.task import Scores, Task
-from stockpot.task.names import left_out, quantised_weights
 from stockpot.task.scores import odd
 
 AFTERWARDS = 3  # times that scoring one model on all fitting data takes, kept of a budget for the end

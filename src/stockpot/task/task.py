@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stockpot import ranks
 from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
+from stockpot.names import differences, file_names
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
@@ -24,7 +25,6 @@ from stockpot.task.judge import Judge
 from stockpot.task.loss import Loss, LossFunction
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import MetricFunction, as_metric
-from stockpot.task.names import differences
 from stockpot.task.scores import Scores
 from stockpot.task.shards import called_as_a_whole, shard
 from stockpot.task.torch_losses import as_function
@@ -391,12 +391,14 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor], spare: Collection[str] = ()) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors, spare=spare)
+        own = file_names(self.model, tensors)
         if self.sharded:
-            ranks.fill_model(self.model, ((name, tensors[name]) for name in tensors))
+            ranks.fill_model(self.model, ((own.get(name, name), tensors[name]) for name in tensors))
             return
         # Not strict: names that the model ties to each other may be stored once.
-        self.model.load_state_dict({name: tensors[name] for name in tensors}, strict=False)
+        given = {own.get(name, name): tensors[name] for name in tensors}
+        self.model.load_state_dict(given, strict=False)
         saved = self.model.state_dict().keys()
         for name, buffer in self.model.named_buffers(remove_duplicate=False):
-            if name in tensors and name not in saved:
-                buffer.copy_(tensors[name])
+            if name in given and name not in saved:
+                buffer.copy_(given[name])

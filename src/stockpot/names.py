@@ -1,12 +1,19 @@
-"""Whether a model takes a pool's tensors, and which prefix to replace if its names are others."""
+"""Whether a model takes a pool's tensors, and which prefix to replace if its names are others.
+
+From version 5 on, transformers gives some models' tensors other names in memory than in files, and joins some of them.
+A pool has the names of files, so those are asked for here, and everything else speaks of them.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from stockpot import ranks
@@ -27,6 +34,7 @@ class Differences:
     shapes: tuple[str, ...]  # in both with other shapes, said in words
     rename: dict[str, str] | None  # prefixes, old to new, that would help
     left_over: int = 0  # tensors of the pool that would still have no place then
+    joined: bool = False  # whether the model has in one tensor what its files have in several
 
     def __bool__(self) -> bool:
         return bool(self.lacks or self.extra or self.shapes)
@@ -50,9 +58,55 @@ class Differences:
             prefixes = "{" + ", ".join(f"{old!r}: {new!r}" for old, new in self.rename.items()) + "}"
             rest = f"; {self.left_over} would still not fit" if self.left_over else ""
             return f"open the pool with rename={prefixes} (in a recipe, pool.rename: {prefixes}){rest}"
+        if self.joined:
+            return (
+                "mix such checkpoints by `stockpot average`; weights cannot be learned yet for a model whose tensors"
+                " transformers joins while it loads them, such as those of experts"
+            )
         if self.shapes and not self.lacks and not self.extra:
             return "build the model with the sizes it was fine-tuned with (number of classes, vocabulary)"
         return "build the model exactly as it was fine-tuned, or open the pool with rename= or key="
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[dict[str, str], frozenset[str]]] = WeakKeyDictionary()
+
+
+def file_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Of a pool's names those that the model has under other ones, with these."""
+    own = {*model.state_dict(), *dict(model.named_buffers(remove_duplicate=False))}
+    strangers = [name for name in names if name not in own]
+    whole = _saved(model)[0] if strangers else {}
+    return {name: whole[name] for name in strangers if name in whole}
+
+
+def by_file_names(model: nn.Module, names: Iterable[str], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's tensors, given by its own names, under those that a pool has for them."""
+    other = {own: name for name, own in file_names(model, names).items()}
+    return {other.get(name, name): value for name, value in tensors.items()}
+
+
+def parts_in_files(model: nn.Module) -> frozenset[str]:
+    """Names in files of what is joined in memory, such as the single experts of many."""
+    return _saved(model)[1]
+
+
+def _saved(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
+    """Names in files: of whole tensors, with the model's own; and of parts."""
+    library = sys.modules.get("transformers.core_model_loading")  # it is there where such a model is
+    convert = getattr(library, "revert_weight_conversion", None)
+    if convert is None or not hasattr(model, "save_pretrained"):
+        return {}, frozenset()
+    if model not in _KNOWN:
+        state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        blank = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
+        try:
+            saved = convert(model, dict(blank))
+        except Exception:  # an inner function of that library, which another version may have changed
+            saved = {}
+        own = {id(value): name for name, value in blank.items()}
+        whole = {name: own[id(value)] for name, value in saved.items() if id(value) in own}
+        _KNOWN[model] = whole, frozenset(saved.keys() - whole.keys() - blank.keys())
+    return _KNOWN[model]
 
 
 def is_quantised(tensor: Tensor) -> bool:
@@ -64,7 +118,7 @@ def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[s
     """Weights of which the pool has numbers and the model codes."""
     return frozenset(
         name
-        for name, weight in model.named_parameters(remove_duplicate=False)
+        for name, weight in by_file_names(model, specs, dict(model.named_parameters(remove_duplicate=False))).items()
         if name in specs and specs[name].dtype.is_floating_point and is_quantised(weight)
     )
 
@@ -72,7 +126,7 @@ def quantised_weights(model: nn.Module, specs: Mapping[str, Any]) -> frozenset[s
 def left_out(model: nn.Module, spare: Collection[str]) -> list[str]:
     """Of the tensors that a model may lack, those that it does lack."""
     holds = {*model.state_dict(), *dict(model.named_buffers(remove_duplicate=False))} if spare else set()
-    return sorted(name for name in spare if name not in holds)
+    return sorted(name for name in spare if name not in holds and name not in file_names(model, [name]))
 
 
 def differences(
@@ -83,6 +137,7 @@ def differences(
     absent = {*left_out(model, spare)}
     specs = {name: spec for name, spec in specs.items() if name not in absent}
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    state = by_file_names(model, specs, state)
     if without := tuple(without):
         modules = {name.rpartition(".")[0] for name in without}
         specs = {name: spec for name, spec in specs.items() if name not in without}
@@ -103,8 +158,9 @@ def differences(
         for name, shape in pool.items()
         if places.get(name, shape) != shape
     )
-    rename = suggest_rename(pool, places) if lacks and extra else None
-    return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}))
+    joined = not parts_in_files(model).isdisjoint(lacks)
+    rename = suggest_rename(pool, places) if lacks and extra and not joined else None
+    return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}), joined)
 
 
 def _inside(name: str, modules: set[str]) -> bool:
