@@ -4,12 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo check test notebooks docs docs-test bench results release-check experiments experiments-small torture mutants clean
+.PHONY: help setup demo check test docs docs-test bench results release-check experiments experiments-small torture mutants clean
 help:
 	@echo "make demo    set up, cook real soups on embedded data, show table and report"
 	@echo "make test    set up, run the checks and all tests"
 	@echo "make check   format, lint, types, layering"
-	@echo "make notebooks  executes the three notebooks; make test executes one"
 	@echo "make docs    the documentation site in build/site; a broken link fails it"
 	@echo "make docs-test  opens every page of the site, and a report, in Chromium"
 	@echo "make release-check  wheel and sdist, built, installed into empty environments and tried"
@@ -41,10 +40,6 @@ check: setup
 # Two processes of one thread each: most tests are too small for threads to pay.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
-
-# Each in a kernel of its own: half a minute of CPU time in all.
-notebooks: setup
-	NOTEBOOKS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 tests/test_notebooks.py
 
 docs: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'

@@ -1,11 +1,7 @@
-"""The notebooks of examples/notebooks: kept without outputs, listed, and executed by a real kernel.
-
-One is executed here; `make notebooks` executes all.
-"""
+"""The notebooks of examples/notebooks: kept without outputs, listed, and executed by a real kernel."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,6 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
-ALWAYS = "vision"  # what `make test` has time for
 
 
 def read(name: str) -> Any:
@@ -42,8 +37,6 @@ def test_notebooks_are_whole_and_without_outputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_run_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name != ALWAYS and os.environ.get("NOTEBOOKS") != "all":
-        pytest.skip("`make notebooks` executes it")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     book = read(name)
     NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
