@@ -18,7 +18,7 @@ from stockpot.adapters.code import call_code, load_code
 from stockpot.adapters.extras import EXTRAS, need
 from stockpot.adapters.inputs import ImageInput
 from stockpot.adapters.models import load_model, load_weights, timm_image, torchvision_image
-from stockpot.adapters.transformers import class_names, pool_class_names, processor_image
+from stockpot.adapters.transformers import _word_for_dtype, class_names, pool_class_names, processor_image
 from stockpot.errors import TaskError
 
 
@@ -256,3 +256,8 @@ def test_code_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     assert "No module named 'a_library_that_is_not_there'" in refusal(call_code, "mine_b:build", tmp_path)
     assert "write mine_c.py beside the recipe" in refusal(call_code, "mine_c:build", tmp_path)
     assert "one that returned int" in refusal(load_model, "python", "mine_a:other", folder=tmp_path)
+
+
+@pytest.mark.parametrize(("version", "word"), [("4.44.2", "torch_dtype"), ("4.56.0", "dtype"), ("5.0.0.dev0", "dtype")])
+def test_the_type_of_the_weights_is_called_what_the_librarys_version_calls_it(version: str, word: str) -> None:
+    assert _word_for_dtype(SimpleNamespace(__version__=version)) == word

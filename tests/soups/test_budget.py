@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
+from stockpot.soups.learn import Learner
 from zoo import fine_tunes, mlp, samples, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 60, "batch_size": 16, "lr": 0.1, "folds": 3}
@@ -63,3 +65,23 @@ def test_an_interruption_carries_the_best_so_far(tmp_path: Path, method: str) ->
     interrupted = task.score().loss
     Soup.uniform(pool).load_into(task.model)
     assert interrupted < task.score().loss
+
+
+def test_a_rank_that_has_no_fold_is_interrupted_as_the_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Learner._so_far
+
+    def without_folds(self: Learner) -> Tensor:
+        self._mine = []
+        return known(self)
+
+    def listen(event: Event) -> None:
+        if event.kind == "step":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Learner, "_so_far", without_folds)
+    pool, task = zoo(tmp_path, 4)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cook(pool, task, "crossfit", listen=listen, batch_size=16)
+    assert isinstance(caught.value.best, Soup)  # type: ignore[attr-defined]

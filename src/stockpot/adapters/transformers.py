@@ -60,7 +60,7 @@ def load(
         model = _pretrained(transformers, builder, folder, config, classes is not None)
     else:
         make = getattr(builder, "from_config", None) or builder._from_config
-        model = _try(f"model type {kind!r}", lambda: make(config, dtype=dtype))
+        model = _try(f"model type {kind!r}", lambda: make(config, **{_word_for_dtype(transformers): dtype}))
     place = tokenizer or folder
     return LoadedModel(
         model.to(dtype),
@@ -191,6 +191,12 @@ def _class(transformers: Any, auto_class: str | None, content: dict[str, Any]) -
         fix = "set model.auto_class, such as AutoModelForImageClassification"
         raise bad_model(f"model class {name!r}", "a class of the installed transformers", "an unknown one", fix)
     return found
+
+
+def _word_for_dtype(transformers: Any) -> str:
+    """What the library calls the type of the weights: before 4.56 `dtype` was taken for the model's own argument."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def _try(subject: str, make: Callable[[], Any]) -> Any:

@@ -110,9 +110,8 @@ class Pool:
         if len(paths) < 2 and not problems and not unreadable:
             found = f"only one, {shown(paths[0])}" if paths else "no sources"
             fix = "give several checkpoints of the same model"
-            if paths and any(
-                paths[0].glob("checkpoint-*")
-            ):  # a Trainer leaves the last model beside the folders of earlier ones
+            # A Trainer leaves the last model beside the folders of earlier ones.
+            if paths and any(paths[0].glob("checkpoint-*")):
                 fix += f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
             problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
         if problems or unreadable or differing:

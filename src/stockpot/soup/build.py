@@ -76,10 +76,10 @@ def tensors(
         elif name not in layout.kept:
             column = columns[layout.group_of[name]]
             used = [k for k, weight in enumerate(column) if weight]  # the others are not read
-            parts, amounts, dtype = [pool.tensor(k, name) for k in used], [column[k] for k in used], specs[name].dtype
-            mixed = mix_tensor(parts, amounts, wide=wide, dtype=dtype)
+            parts, amounts, stored = [pool.tensor(k, name) for k in used], [column[k] for k in used], specs[name].dtype
+            mixed = mix_tensor(parts, amounts, wide=wide, dtype=stored)
             if mixed.numel() and not bool(torch.stack(torch.aminmax(mixed)).isfinite().all()):
-                check_holds(mix_tensor(parts, amounts), name, dtype)  # the sum itself says why
+                check_holds(mix_tensor(parts, amounts), name, stored)  # the sum itself says why
             return mixed
         else:
             mixed = kept_tensor(pool, layout, W, name, rule)

@@ -413,10 +413,11 @@ class Learner:
 
     def _so_far(self) -> Tensor:
         """The mixing weights of the best that is known now."""
-        for fold in self._mine:
+        folds = self._mine or self.folds  # there may be more ranks than folds
+        for fold in folds:
             if fold.best is not None and fold.state.t < len(self.blocks):
                 fold.begin(fold.best, self.blocks[fold.state.t])
-        return average(self._mine, self.method.simplex)[0]
+        return average(folds, self.method.simplex)[0]
 
     # What happened ------------------------------------------------------------------------------------
 
