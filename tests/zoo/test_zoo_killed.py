@@ -294,3 +294,16 @@ def test_a_stop_in_the_middle_of_a_trial_is_saved_first(tmp_path: Path, monkeypa
         if name.endswith(".json"):
             whole, parts = (json.dumps({**json.loads(x), "seconds": 0}).encode() for x in (whole, parts))
         assert parts == whole
+
+
+def test_an_interruption_while_a_claim_begins_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims.threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt), Claims(tmp_path).held(tmp_path, "trial_000"):
+            pass
+    assert not list(tmp_path.glob("*.claim"))
+    with Claims(tmp_path).held(tmp_path, "trial_000") as ours:
+        assert ours

@@ -62,7 +62,8 @@ class Claims:
                 yield True
             finally:
                 over.set()
-                beating.join()
+                with contextlib.suppress(RuntimeError):  # interrupted before it began: then it says nothing any more
+                    beating.join()
                 self._give_back(path, handle)
         finally:
             lock.release()
