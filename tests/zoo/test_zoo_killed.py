@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -301,7 +302,7 @@ def test_an_interruption_while_a_claim_begins_leaves_none(tmp_path: Path, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(claims.threading.Thread, "start", interrupted)
+        patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt), Claims(tmp_path).held(tmp_path, "trial_000"):
             pass
     assert not list(tmp_path.glob("*.claim"))
