@@ -12,7 +12,7 @@ from stockpot.recipe.values import PythonCode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stockpot.adapters.inputs import LoadedModel
+    from stockpot.adapters.models import LoadedModel
 
 
 def judged(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
