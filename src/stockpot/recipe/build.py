@@ -17,7 +17,7 @@ from stockpot.recipe.values import LmEval, PythonCode, Split
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stockpot.adapters.inputs import ImageInput, LoadedModel
+    from stockpot.adapters.models import ImageInput, LoadedModel
     from stockpot.pool import Pool
     from stockpot.task import Task
     from stockpot.zoo import TrialRecord
@@ -253,7 +253,7 @@ def _memory_limit(recipe: Recipe) -> int:
 
 
 def _image(recipe: Recipe, loaded: LoadedModel) -> ImageInput:
-    from stockpot.adapters.inputs import ImageInput
+    from stockpot.adapters.models import ImageInput
 
     return (loaded.image or ImageInput()).override(recipe.data.preprocessing.model_dump())
 
