@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
 from stockpot.adapters.tables import Limits

@@ -31,8 +31,8 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import encode
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
 from stockpot.errors import StockpotError

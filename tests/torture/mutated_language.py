@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import Columns, DataSource, read_splits
 from stockpot.adapters.splits import Share
 from torture.mutated_runs import mutate

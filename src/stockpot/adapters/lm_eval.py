@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stockpot.adapters.extras import bad_model, need, said, silent
+from stockpot.adapters.code import bad_model, need, said, silent
 from stockpot.events import Event, Listener, ignore, progress
-from stockpot.task.benchmark import Benchmark
-from stockpot.task.metric import Metric
+from stockpot.task.metric import Benchmark, Metric
 
 BATCH = 8  # questions asked together; a task's batch size for learning has nothing to do with it
 _SEED = 1234  # the harness's own, from which it draws examples

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.arrays import read_arrays
-from stockpot.adapters.arrow import read_dataset
+from stockpot.adapters.binary import read_arrays, read_dataset
 from stockpot.adapters.images import decode, read_image_folder
-from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import DEFAULTS, encode, label_column
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.questions import QuestionReader
 from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table

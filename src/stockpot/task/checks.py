@@ -15,11 +15,10 @@ from stockpot import ranks
 from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
-from stockpot.task.loss import IGNORED, OWN, Loss
+from stockpot.task.loss import IGNORED, OWN, Loss, check_torch_loss
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import METRICS
 from stockpot.task.shards import backward, needed, shard
-from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value

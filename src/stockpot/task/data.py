@@ -15,8 +15,7 @@ from torch import Tensor
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
 from stockpot.task.batches import leaves
-from stockpot.task.benchmark import Benchmark
-from stockpot.task.metric import Metric
+from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.read_data import Columns, Reader, Samples
 
 if TYPE_CHECKING:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stockpot import words
 from stockpot.errors import TaskError
+from stockpot.events import Listener
 from stockpot.task.batches import users_code
 
 Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
@@ -118,3 +120,27 @@ class Metric:
                 return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
 
         return values
+
+
+class Benchmark(ABC):
+    """Report data that asks and judges the model in its own way, such as a task of lm-evaluation-harness.
+
+    Nothing is learned on it. The model is in evaluation mode, without gradients, whenever it is handed over.
+    """
+
+    metric: Metric
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What tells its samples, and how they are judged, from others."""
+
+    @abstractmethod
+    def check(self, model: nn.Module, autocast: torch.dtype | None) -> None:
+        """Refuse a model that cannot be asked, before anything long."""
+
+    @abstractmethod
+    def table(self, model: nn.Module, autocast: torch.dtype | None, listen: Listener) -> Tensor:
+        """The metric's statistics of each sample, always in the same order; (N, m) float64 on the host."""

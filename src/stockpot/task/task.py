@@ -18,16 +18,14 @@ from stockpot.names import differences, file_names
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
-from stockpot.task.benchmark import Benchmark
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, LossFunction
-from stockpot.task.metric import Metric
+from stockpot.task.loss import Loss, LossFunction, as_function
+from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.scores import Scores
 from stockpot.task.shards import called_as_a_whole, shard
-from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
 MOST_OUTPUTS = 2**28  # numbers that a model returns for one batch that is scored: 1 GiB of logits in single precision
