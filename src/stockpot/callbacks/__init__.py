@@ -19,7 +19,7 @@ from stockpot.soups.registry import DEFAULT, settings_for
 from stockpot.soups.result import Result
 from stockpot.task import Task
 from stockpot.task.batches import users_code
-from stockpot.zoo.weights import copied, load_weights, write_file
+from stockpot.zoo.folder import copied, load_weights, write_file
 
 INGREDIENTS, SOUP = "ingredients", "soup"  # in the callback's folder
 Every = int | Literal["save", "epoch"]
