@@ -176,9 +176,9 @@ def _quick() -> Iterator[None]:
         return demo.make_demo_pool(out, trials=2, processes=1, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stockpot.report.write.page_of", lambda record: {"soup": None, "rows": []})
-        patch.setattr("stockpot.report.write.html", lambda page: "<html></html>\n")
-        patch.setattr("stockpot.report.write.markdown", lambda page: "page\n")
+        patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})
+        patch.setattr("stockpot.report.page.html", lambda page: "<html></html>\n")
+        patch.setattr("stockpot.report.page.markdown", lambda page: "page\n")
         patch.setattr("stockpot.zoo.demo_recipe", recipe)
         patch.setattr("stockpot.zoo.make_demo_pool", pool)
         patch.setattr(demo, "EPOCHS", 0.2)

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from stockpot.recipe.method import MethodSettings
-from stockpot.recipe.problems import model_in
-from stockpot.recipe.schema import ListedTrial, Recipe
+from stockpot.recipe.load import model_in
+from stockpot.recipe.schema import ListedTrial, MethodSettings, Recipe
 from stockpot.recipe.values import LmEval, PythonCode, Space, Split
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"

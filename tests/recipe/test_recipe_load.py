@@ -18,7 +18,7 @@ from reference_page import EXAMPLE, PAGE, recipe_reference
 
 from stockpot.errors import RecipeError
 from stockpot.recipe import Recipe, data, json_schema, load, load_recipe, make_recipe
-from stockpot.recipe.method import Method
+from stockpot.recipe.schema import Method
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
 

@@ -53,7 +53,7 @@ _PLACES = (
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")
-_SAVES = ("stockpot.zoo.weights", "stockpot.soup.adapter")
+_SAVES = ("stockpot.zoo.folder", "stockpot.soup.adapter")
 
 
 @dataclass
@@ -189,7 +189,7 @@ def _save_often(seconds: float) -> None:
 
 
 def _plain_pages() -> None:
-    home: Any = importlib.import_module("stockpot.report.write")
+    home: Any = importlib.import_module("stockpot.report.page")
     home.html = lambda page: f"<html>{page}</html>\n"
     home.markdown = lambda page: f"{page}\n"
     home.page_of = lambda record: {"soup": None, "rows": []}

@@ -27,7 +27,7 @@ def warm_up() -> None:
 
     import stockpot.cooking
     import stockpot.recipe.build
-    import stockpot.report.write
+    import stockpot.report.page
     import stockpot.run.rebuild
     import stockpot.zoo  # noqa: F401
 

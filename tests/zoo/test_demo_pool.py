@@ -23,7 +23,7 @@ from stockpot.pool import Pool
 from stockpot.task import Task
 from stockpot.zoo import clear_demo, demo, demo_recipe, make_demo_pool
 from stockpot.zoo.demo import SIZES, DigitViT, digits
-from stockpot.zoo.weights import read_file
+from stockpot.zoo.folder import read_file
 
 pytest.importorskip("sklearn")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from stockpot.events import Event
 from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
-from stockpot.zoo.weights import read_file
+from stockpot.zoo.folder import read_file
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PLAN = Plan(

@@ -16,8 +16,8 @@ from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.task import Task
 from stockpot.zoo import Augmentation, Plan, Probe, Trial, draw_trials, finetune, read_records
+from stockpot.zoo.folder import read_file, weights_of
 from stockpot.zoo.plan import Space
-from stockpot.zoo.weights import read_file, weights_of
 from zoo import Tied, mlp, normed, same, samples
 
 SPACES: dict[str, Space] = {"lr": {"min": 1e-3, "max": 3e-2, "scale": "log"}, "epochs": {"min": 1, "max": 3}}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from stockpot.adapters.extras import said, silent
+from stockpot.adapters.code import said, silent
 from stockpot.adapters.tables import Table, as_text, bad_data, is_missing
 from stockpot.task.loss import IGNORED
 

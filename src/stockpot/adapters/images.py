@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.extras import need
-from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.code import need
+from stockpot.adapters.models import ImageInput
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, first_line, not_there
 from stockpot.errors import DataError
 from stockpot.events import Listener, ignore, progress

@@ -13,8 +13,7 @@ import typer
 
 from stockpot import files, words
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.cli.together import together
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table, together
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.progress import drawing

@@ -27,8 +27,7 @@ from stockpot.pool import Pool
 from stockpot.pool.facts import strangers_of
 from stockpot.progress import shown
 from stockpot.run import record
-from stockpot.run.directory import RecipeFacts, RunDirectory
-from stockpot.run.environment import environment
+from stockpot.run.directory import RecipeFacts, RunDirectory, environment
 from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict

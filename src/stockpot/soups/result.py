@@ -34,9 +34,9 @@ from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
-from stockpot.task.benchmark import Benchmark
 from stockpot.task.checks import REPORT
 from stockpot.task.data import open_report
+from stockpot.task.metric import Benchmark
 from stockpot.task.scores import worded
 
 _STATUS = Path("/proc/self/status")
