@@ -17,8 +17,7 @@ from torch import Tensor
 
 from stockpot.pool import source
 from stockpot.pool.nesting import find_weights
-from stockpot.pool.pickled_values import Made, Named, Pairs, pickled_values
-from stockpot.pool.pickles import PickleError
+from stockpot.pool.pickles import Made, Named, Pairs, PickleError, pickled_values
 from stockpot.pool.source import COPY_AGAIN, Checkpoint, reason, refusal, shown, spec_of
 from stockpot.pool.torch_files import read_piece
 

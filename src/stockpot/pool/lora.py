@@ -21,7 +21,7 @@ from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotE
 from stockpot.files import at_home, read_json
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
-from stockpot.pool.hub import cached
+from stockpot.pool.discover import cached
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
 

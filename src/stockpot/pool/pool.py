@@ -14,12 +14,11 @@ from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolEr
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
-from stockpot.pool.discover import find_checkpoints, ingredient_names
+from stockpot.pool.discover import Run, find_checkpoints, ingredient_names
 from stockpot.pool.facts import Distances, PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
-from stockpot.pool.runs import Run
 from stockpot.pool.scan import Scan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
 

@@ -18,7 +18,7 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore
 from stockpot.layout import EXCLUDED, FROZEN, STATISTIC, Layout
 from stockpot.pool import Pool
-from stockpot.pool.hub import hub_id
+from stockpot.pool.discover import hub_id
 from stockpot.pool.source import dtype_name
 from stockpot.soup.mix import statistics_weights
 from stockpot.soup.soup import Soup

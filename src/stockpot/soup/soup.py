@@ -19,7 +19,7 @@ from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
 from stockpot.names import by_file_names, file_names
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup import build, card, heads, record, weights
+from stockpot.soup import build, card, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size
 from stockpot.soup.mix import StatisticsRule
@@ -166,9 +166,8 @@ class Soup:
                     # With a config.json transformers takes an adapter's folder for a full model, and fails.
                     without = () if self.written_as == "merged" else ("config.json",)
                     build.copy_companions(source, folder, without)
-            build.restate_dtype(folder, donor.specs, build.stored_specs(self.pool, self.layout, dtype))
-            if adapters is not None and self.written_as == "merged":
-                heads.restate(folder, adapters)
+            stored = build.stored_specs(self.pool, self.layout, dtype)
+            card.restate(folder, donor.specs, stored, adapters if self.written_as == "merged" else None)
             yield folder
             self.pool.verify_unchanged()
 
