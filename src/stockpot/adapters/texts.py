@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from stockpot.adapters.chats import chat_parts, check_columns
 from stockpot.adapters.code import said, silent
 from stockpot.adapters.labels import read_tags
 from stockpot.adapters.models import LoadedModel
+from stockpot.adapters.source import DataSource
 from stockpot.adapters.tables import Array, Table, bad_data
 from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED
@@ -67,33 +67,13 @@ def learned_after(before: Sequence[int], ids: Sequence[int]) -> list[int]:
     return [IGNORED] * shared + [*ids[shared:]]
 
 
-@dataclass(frozen=True)
-class Form:
-    """Which columns of a table are read as what, and how long a sequence may be."""
-
-    text: tuple[str, ...] | None = None
-    messages: str | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    choices: tuple[str, ...] | None = None
-    answer: str | None = None
-    words: str | None = None
-    tags: str | None = None
-    max_length: int | None = None
-    long_texts: str = "refuse"  # refuse, truncate, split or pack
-    metric: str = ""  # which may read further columns
-    generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
-    seed: int = 0
-    memory_limit: int = 8 * 2**30
-    names: tuple[str, ...] | None = None  # of the tags
-
-
 class TextReader:
     """Reads the texts of one split with a model's tokenizer."""
 
-    def __init__(self, form: Form, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
-        key = next((k for k in ("text", "messages", "prompt", "words") if getattr(form, k)), "text")
-        self.form, self.model, self.table, self.split, self.listen, self.key = form, model, table, split, listen, key
+    def __init__(self, source: DataSource, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
+        key = next((k for k in ("text", "messages", "prompt", "words") if getattr(source.columns, k)), "text")
+        self.source, self.columns, self.model, self.table = source, source.columns, model, table
+        self.split, self.listen, self.key = split, listen, key
         if model.tokenizer is None:
             fix = "give the model as model.transformers, or the token ids in data.tokens or data.python"
             raise bad_data(f"data.{key}", "a transformers model, which has a tokenizer", "another one", fix)
@@ -106,11 +86,11 @@ class TextReader:
             fix = "correct model_max_length in tokenizer_config.json, or remove it"
             raise bad_data("the tokenizer", "a positive model_max_length", repr(own)[:80], fix)
         known = [n for n in (model.max_length, own and int(min(own, 2**30))) if n]
-        context, given = min(known, default=2**30), form.max_length
+        context, given = min(known, default=2**30), source.max_length
         if given is not None and model.max_length is not None and given > model.max_length:
             expected = f"at most {model.max_length:,}, the model's context"
             raise bad_data("data.max_length", expected, f"{given:,}", "ask for fewer tokens")
-        self.splits = form.long_texts in ("split", "pack")
+        self.splits = source.long_texts in ("split", "pack")
         pieces = min(context, _PIECE) if self.splits else context
         self.longest: int = given or pieces
         named = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
@@ -130,7 +110,7 @@ class TextReader:
         if self.key == "text":
             return self._causal((ids, ids, sizes) for ids, sizes in self._sized(self._texts()[0]))
         if self.key == "messages":
-            name = str(self.form.messages)
+            name = str(self.columns.messages)
             chats = list(self.table.column(name, "data.messages"))
             check_columns(self.table)
             tell = self._told("chats", len(chats))
@@ -163,8 +143,8 @@ class TextReader:
         if not getattr(self.tokenizer, "is_fast", False):
             fix = "save the tokenizer as tokenizer.json (AutoTokenizer does), or give data.python"
             raise bad_data("data.words", "a fast tokenizer, which says which word a token is of", "a slow one", fix)
-        columns = str(self.form.words), str(self.form.tags)
-        words, tags = read_tags(self.table, *columns, self.form.names, self.model.class_names, self.model.classes)
+        columns = str(self.columns.words), str(self.columns.tags)
+        words, tags = read_tags(self.table, *columns, self.source.classes, self.model.class_names, self.model.classes)
         rows = np.array([row for row, sentence in enumerate(words) if sentence], dtype=np.int64)
         if not len(rows):
             raise bad_data(f"{self.split} data, data.words", "sentences with words", "none", "check the column")
@@ -217,7 +197,9 @@ class TextReader:
         """Ids and labels of one length; sequences without a label to predict are left out and counted."""
         ids, labels, rows, judged = Ids(), Ids(), array("q"), array("q")
         long, longest, empty = [], {}, 0
-        for row, (tokens, target, sizes) in self._packed(parts) if self.form.long_texts == "pack" else enumerate(parts):
+        for row, (tokens, target, sizes) in (
+            self._packed(parts) if self.source.long_texts == "pack" else enumerate(parts)
+        ):
             if len(tokens) > self.longest:
                 long.append(row)
                 longest[row] = len(tokens)
@@ -278,7 +260,7 @@ class TextReader:
     def _check_long(self, long: list[int], size: Callable[[int], int]) -> None:
         if not long or (self.splits and self.model.purpose == "causal"):
             return
-        if self.form.long_texts == "truncate":
+        if self.source.long_texts == "truncate":
             self._tell(f"{len(long):,} sequences longer than {self.longest:,} tokens, truncated")
             return
         row = max(long, key=size)
@@ -302,10 +284,10 @@ class TextReader:
     # Texts --------------------------------------------------------------------------------------------
 
     def _texts(self) -> list[list[str]]:
-        return [self.table.texts(name, "data.text") for name in self.form.text or ()]
+        return [self.table.texts(name, "data.text") for name in self.columns.text or ()]
 
     def _pair(self) -> tuple[list[str], list[str]]:
-        names = str(self.form.prompt), str(self.form.completion)
+        names = str(self.columns.prompt), str(self.columns.completion)
         return self.table.texts(names[0], "data.prompt"), self.table.texts(names[1], "data.completion")
 
     def _encoded(self, texts: Sequence[str], *, target: bool = False) -> Iterator[list[int]]:
@@ -323,7 +305,7 @@ class TextReader:
 
     @property
     def _wants_bytes(self) -> bool:
-        return self.form.metric == "bits_per_byte"
+        return self.source.metric == "bits_per_byte"
 
     def _sized(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Sequence[int]]]:
         """Ids of each text and, where they are wanted, how many bytes of it each token adds."""

@@ -176,8 +176,8 @@ def build_data(
     Of several sets of report data each is a split, `report.NAME`.
     """
     from stockpot.adapters.code import call_code
-    from stockpot.adapters.samples import Columns, DataSource, read_splits
-    from stockpot.adapters.splits import Share
+    from stockpot.adapters.samples import read_splits
+    from stockpot.adapters.source import Columns, DataSource, Share
     from stockpot.adapters.tables import Limits
 
     section = recipe.data

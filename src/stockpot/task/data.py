@@ -52,14 +52,13 @@ class Data:
         name: str = "data",
         memory_limit: int = MEMORY_LIMIT,
         memory_used: int = 0,
-        workers: int = 0,
         listen: Listener = ignore,
     ) -> Data:
         """`groups`: one number or name per sample, in the order of the samples."""
         if isinstance(source, Data):
             data: Data = source
         else:
-            data = cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
+            data = cls(Reader(name, memory_limit, memory_used, listen).read(source), name=name)
         return data if groups is None else cls(data._store, data._rows, data.name, _numbered(groups, len(data), name))
 
     def __len__(self) -> int:
@@ -303,7 +302,7 @@ class Sealed:
 
 def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
     """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
-    if task._sealed is None:
+    if not task.has_report:
         fix = "give Task(..., report=...) data that nothing was fitted on"
         raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)
     return task._sealed.open(decisions)

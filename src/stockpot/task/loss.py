@@ -115,9 +115,8 @@ def same_tokens(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) ->
 
 def next_tokens(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """Position t predicts the label at t + 1, as causal language models are trained."""
-    return same_tokens(
-        logits, shifted(labels), label_smoothing
-    )  # the last has no next; cutting the logits would copy them
+    # The last has no next; cutting the logits would copy them.
+    return same_tokens(logits, shifted(labels), label_smoothing)
 
 
 def shifted(labels: Tensor) -> Tensor:
@@ -225,7 +224,11 @@ _FUNCTIONS = ("torch.nn.functional", "torch._C._nn")
 def check_torch_loss(loss: Any) -> None:
     """Refuse modules and functions of (outputs, targets) whose mean is a mean over who knows what."""
     if type(loss) in TORCH_LOSSES:
-        _check_settings(loss)
+        mean = "batchmean" if isinstance(loss, nn.KLDivLoss) else "mean"  # torch will change what its "mean" is over
+        if loss.reduction != mean:
+            fix = f"give reduction={mean!r}; of other reductions it is not known how much a batch counts"
+            what, expected = f"loss {type(loss).__name__}", f"reduction={mean!r}"
+            raise TaskError.of(what, expected=expected, found=repr(loss.reduction), fix=fix)
         return
     functional = getattr(loss, "__module__", None) in _FUNCTIONS
     if isinstance(loss, nn.Module) or functional:
@@ -234,14 +237,6 @@ def check_torch_loss(loss: Any) -> None:
         found = f"{name}, which is called with outputs and targets; what its mean is over is not known"
         expected = f"a function loss(model, batch), or one of torch.nn: {known}"
         raise TaskError.of("loss", expected=expected, found=found, fix=_OWN)
-
-
-def _check_settings(loss: Any) -> None:
-    mean = "batchmean" if isinstance(loss, nn.KLDivLoss) else "mean"  # torch will change what its "mean" is over
-    if loss.reduction != mean:
-        fix = f"give reduction={mean!r}; of other reductions it is not known how much a batch counts"
-        expected = f"reduction={mean!r}"
-        raise TaskError.of(f"loss {type(loss).__name__}", expected=expected, found=repr(loss.reduction), fix=fix)
 
 
 def as_function(loss: LossFunction | nn.Module | None, batch: Any) -> LossFunction | None:

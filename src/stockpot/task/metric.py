@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +37,28 @@ def _ratio(scale: float, table: Tensor) -> float:
     return scale * total / weight if weight else math.nan
 
 
+def _once(counted: Reduction, table: Tensor) -> float:
+    """The value of all samples, each drawn once."""
+    every = torch.ones(1, len(table), dtype=table.dtype)
+    return math.nan if bool(table.isnan().any()) else float(counted(table)(every))
+
+
+def of_sums(value: Callable[..., Tensor], columns: Callable[[Tensor], Sequence[Tensor]] | int = 2) -> Reduction:
+    """A value of sums over the samples: of columns (N, D), or so many parts of the table; its mean over D outputs."""
+
+    def counted(table: Tensor) -> Counted:
+        parts = table.chunk(columns, dim=1) if isinstance(columns, int) else columns(table)
+        every = torch.cat([*parts], dim=1)
+        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)  # of (B, D) each
+
+    return counted
+
+
+def mean_over(seen: Tensor, shares: Tensor) -> Tensor:
+    """Of (B, C), over the classes that are seen; (B, 1)."""
+    return torch.where(seen, shares, 0).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Metric:
     """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
@@ -46,7 +68,8 @@ class Metric:
     of the second, such as right tokens over tokens. With `tokens`, statistics are given logits (n, T, C) and a batch
     with labels (n, T) of the same positions, after the shift by one of causal models. With `calls_model` they are given
     the live model in place of its outputs. `counted(table)` gives a function of counts (B, N), how often each sample
-    was drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
+    was drawn, to the B values of those draws: it makes intervals faster than reducing a thousand drawn tables, and
+    stands for `reduce` where that is left out.
     """
 
     name: str
@@ -61,9 +84,11 @@ class Metric:
     calls_model: bool = False
 
     def __post_init__(self) -> None:
+        # A frozen dataclass is filled in by its class's setter.
         if self.ratio is not None:
-            # A frozen dataclass is filled in by its class's setter.
             object.__setattr__(self, "reduce", partial(_ratio, self.ratio))
+        elif self.counted is not None and self.reduce is mean:
+            object.__setattr__(self, "reduce", partial(_once, self.counted))
         if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
             raise TaskError.of(
                 f"Metric {self.name!r}",

@@ -170,7 +170,6 @@ class Reader:
     name: str
     limit: int
     used: int
-    workers: int
     listen: Listener
 
     def read(self, source: Any) -> Columns | Samples:
@@ -192,7 +191,7 @@ class Reader:
         if isinstance(source, DataLoader):
             return self._loader(source)
         if isinstance(source, IterableDataset):
-            return self._batches(DataLoader(source, batch_size=CHUNK, num_workers=self.workers))
+            return self._batches(DataLoader(source, batch_size=CHUNK))
         if isinstance(source, list):
             if source and all(isinstance(part, arrays) for part in source):
                 return self._columns(source)
@@ -204,7 +203,7 @@ class Reader:
         if isinstance(source, (*arrays, tuple, Mapping)):
             return self._columns(source)
         if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (str, bytes)):
-            return self._dataset(source, range(len(source)), default_collate, num_workers=self.workers)
+            return self._dataset(source, range(len(source)), default_collate)
         if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
             return self._batches(source)
         fix, known = "for example (inputs, labels) as two tensors", "a Dataset, a DataLoader, or an iterable of batches"
@@ -247,7 +246,7 @@ class Reader:
             dataset,
             indices,
             loader.collate_fn,
-            num_workers=self.workers or loader.num_workers,
+            num_workers=loader.num_workers,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
         )
