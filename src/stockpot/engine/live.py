@@ -24,8 +24,7 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.names import by_file_names
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup.mix import mix_tensor
-from stockpot.soup.weights import chosen
+from stockpot.soup.weights import chosen, mix_tensor
 from stockpot.task import Task
 
 

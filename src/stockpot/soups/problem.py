@@ -24,8 +24,7 @@ from stockpot.names import left_out, quantised_weights
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
 from stockpot.soup.adapter import Form, resolve
-from stockpot.soup.mix import kept_tensor
-from stockpot.soup.weights import chosen, single
+from stockpot.soup.weights import chosen, kept_tensor, single
 from stockpot.task import Scores, Task
 from stockpot.task.scores import odd
 
