@@ -24,7 +24,7 @@ from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
 from stockpot.soups.fold import Fold, average
-from stockpot.soups.learn import Learner, Put
+from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
@@ -127,13 +127,13 @@ def _learned(
     folds = [
         Fold(f, data.subset(inside), data.subset(_both(outside, few))) for f, (inside, outside) in enumerate(splits)
     ]
-    learner = Learner(problem, live, method, settings, folds, store)
     parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
 
     def judge(fold: Fold, W: Tensor) -> None:
         parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
 
-    learner.run(judge, begin)
+    learner = FoldLearner(problem, live, method, settings, folds, store, judge=judge, begin=begin)
+    learner.run()
     W, beta = average(folds, method.simplex)
     return Decision(
         W,
