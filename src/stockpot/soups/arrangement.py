@@ -39,10 +39,14 @@ def way(settings: Settings, task: Task) -> Way:
         return "shards"
     if n == 1:
         return "data"  # all of it
-    turns = -(-folds // n)  # folds that one rank learns at most
-    if folds > 1 and (settings.parallel == "folds" or (settings.parallel == "auto" and folds >= BUSY * n * turns)):
+    if folds > 1 and (settings.parallel == "folds" or (settings.parallel == "auto" and keeps_busy(folds, n))):
         return "folds"
     return "data" if task.may_be_cut else "alike"
+
+
+def keeps_busy(folds: int, size: int) -> bool:
+    """Whether so many ranks are at work on average where each learns whole folds, the slowest -(-folds // size)."""
+    return folds > 1 and folds >= BUSY * size * -(-folds // size)
 
 
 def shard_if_asked(chosen: Mapping[str, Settings], task: Task) -> None:

@@ -141,7 +141,6 @@ def _learned(
         beta,
         held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
         history=learner.history(),
-        models_used=int((W != 0).any(dim=1).sum()),
         notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
 
@@ -180,9 +179,8 @@ def _guarded(problem: Problem, live: Live, found: Decision, simple: Mapping[str,
     )
     K, G = len(problem.pool), len(live.layout)
     W = weights.uniform(K, G) if winner == "uniform" else weights.chosen(K, G, [problem.best_on(by_content=True)])
-    used = int((W != 0).any(dim=1).sum())
     notes = (note, *found.notes)
-    return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
+    return Decision(W, live.layout, None, None, known[winner], history, notes)
 
 
 def _simple(

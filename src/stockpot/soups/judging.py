@@ -50,11 +50,10 @@ class FoldLearner(Learner):
         put = self._means(self._open_engine()) if mixes_fast(self.live) else None
         if put is None:
             self._close_engine()  # what files are read into needs the room
-        self.start = self._begin(put)
+        start = mixing.chosen(len(self.problem.pool), len(self.live.layout), self._begin(put))
         self._begin = None
-        K, G = len(self.problem.pool), len(self.live.layout)
         for fold in self.folds:
-            fold.state.alpha.copy_(mixing.chosen(K, G, self.start) - 1 / K)
+            fold.state.alpha.copy_(start - 1 / len(start))
         self._at_block = {fold.number: fold.block_start() for fold in self.folds}
         self.live.task.evaluator.forget()  # learning needs the room of its graphs
 

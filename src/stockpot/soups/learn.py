@@ -47,7 +47,7 @@ def learned_soup(problem: Problem, method: Method, settings: Settings, store: St
         learner.run()
     fold = learner.folds[0]
     W = weights(fold.state.alpha, method.simplex)
-    return Decision(W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes())
+    return Decision(W, layout, fold.state.beta, history=learner.history(), notes=learner.notes())
 
 
 class Learner:
@@ -84,7 +84,6 @@ class Learner:
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
             fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
-        self.start: tuple[int, ...] | None = None  # the ingredients whose mean folds set out from; None: all
         # Where a block that cannot be finished begins again, by fold.
         self._at_block = {fold.number: fold.block_start() for fold in folds}
 
@@ -353,7 +352,6 @@ class Learner:
             tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
             o = self._options
             values |= {
-                "start": None if self.start is None else list(self.start),
                 "settings": as_json(self.settings),
                 "blocks": self.blocks,
                 "options": [o.directions, o.accumulate, o.low_memory],
@@ -377,7 +375,6 @@ class Learner:
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
         self._at_block |= restore_folds(self.folds, tensors, values)
-        self.start = None if values["start"] is None else tuple(values["start"])
         return True
 
     def _stopped(self, fold: Fold) -> LearningError:
@@ -401,7 +398,3 @@ class Learner:
 
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
     reseed((stream * 1_000_000_007 + i) % 2**63)
-
-
-def _used(W: Tensor) -> int:
-    return int((W != 0).any(dim=1).sum())
