@@ -23,8 +23,6 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import matplotlib.figure  # noqa: F401
-
     import stockpot.cooking
     import stockpot.recipe.build
     import stockpot.report.page

@@ -149,7 +149,7 @@ def _crash(error: Exception) -> str:
 
 # Extra -> the packages that make it work.
 _EXTRAS = {
-    "cli": ("typer", "rich", "pydantic", "PyYAML", "jinja2", "matplotlib"),
+    "cli": ("typer", "rich", "pydantic", "PyYAML", "jinja2"),
     "demo": ("scikit-learn",),
     "transformers": ("transformers", "tokenizers"),
     "vision": ("timm", "torchvision", "pillow"),

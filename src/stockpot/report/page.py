@@ -14,10 +14,8 @@ from typing import Any
 
 from stockpot import files, words
 from stockpot.errors import RunError
-from stockpot.report.charts.curves import curves
-from stockpot.report.charts.drawing import Picture
-from stockpot.report.charts.scores import comparison
-from stockpot.report.charts.weights import weights_by_group
+from stockpot.report.curves import comparison, curves
+from stockpot.report.drawing import Picture
 from stockpot.report.reading import (
     Run,
     changed_settings,
@@ -29,6 +27,7 @@ from stockpot.report.reading import (
     rows_of,
     stands_apart,
 )
+from stockpot.report.weights import weights_by_group
 from stockpot.run.verdict import advised
 from stockpot.soups.registry import METHODS
 from stockpot.table import DATA, Row, as_markdown, headings, set_headings
