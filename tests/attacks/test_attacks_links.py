@@ -179,8 +179,8 @@ def _quick() -> Iterator[None]:
         patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})
         patch.setattr("stockpot.report.page.html", lambda page: "<html></html>\n")
         patch.setattr("stockpot.report.page.markdown", lambda page: "page\n")
-        patch.setattr("stockpot.zoo.demo_recipe", recipe)
-        patch.setattr("stockpot.zoo.make_demo_pool", pool)
+        patch.setattr("stockpot.zoo.demo.demo_recipe", recipe)
+        patch.setattr("stockpot.zoo.demo.make_demo_pool", pool)
         patch.setattr(demo, "EPOCHS", 0.2)
         patch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
         for split in demo.SIZES:
