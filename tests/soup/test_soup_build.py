@@ -17,7 +17,7 @@ from stockpot.errors import PoolError, SoupError
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup, build, weights
-from stockpot.soup.mix import CHUNK, kept_tensor, mix_tensor
+from stockpot.soup.weights import CHUNK, kept_tensor, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

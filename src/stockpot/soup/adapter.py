@@ -24,8 +24,7 @@ from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.pool.discover import ADAPTER_WEIGHTS as WEIGHTS
 from stockpot.pool.peft_folders import CONFIG, PREFIX
-from stockpot.soup.mix import check_holds
-from stockpot.soup.weights import single
+from stockpot.soup.weights import check_holds, single
 
 Form = Literal["auto", "merged", "adapter"] | int  # a number: an adapter of at most that rank
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM can be started with

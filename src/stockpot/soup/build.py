@@ -23,11 +23,11 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import ABSENT, STATISTIC, Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.pool.safetensors_files import header_of
+from stockpot.pool.checkpoint import header_of
 from stockpot.pool.scan import raw_bytes
 from stockpot.pool.source import spec_of, stays_inside
 from stockpot.soup.adapter import Factored
-from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
+from stockpot.soup.weights import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
 MANY = 8  # cores, from which torch's threads do better on one operation than ours on several

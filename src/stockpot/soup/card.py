@@ -20,10 +20,10 @@ from stockpot import files, words
 from stockpot._version import __version__
 from stockpot.errors import CheckpointError
 from stockpot.pool import Pool, TensorSpec
+from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.discover import hub_id
 from stockpot.pool.lora import Adapters
 from stockpot.pool.peft_folders import Adapter
-from stockpot.pool.safetensors_files import open_safetensors
 from stockpot.pool.source import dtype_name, is_directory
 
 CARD = "README.md"

@@ -22,7 +22,7 @@ from stockpot.pool import Pool, TensorSpec
 from stockpot.soup import build, card, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size
-from stockpot.soup.mix import StatisticsRule
+from stockpot.soup.weights import StatisticsRule
 
 
 @dataclass(frozen=True, eq=False)
