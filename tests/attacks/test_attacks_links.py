@@ -165,15 +165,17 @@ class Scene:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Reports without charts, which take seconds to draw and touch no file, and a demo of a few steps."""
+    """Reports without their pages, and a demo of a few steps."""
     from stockpot.zoo import demo
 
+    whole, make = demo.demo_recipe, demo.make_demo_pool
+
     def recipe(seed: int) -> str:
-        begin = demo.demo_recipe(seed).partition("method:")[0]
+        begin = whole(seed).partition("method:")[0]
         return f"{begin}method: {{methods: [best, greedy]}}\noutput: {{dir: run}}\n"
 
     def pool(out: Path, **options: Any) -> Any:
-        return demo.make_demo_pool(out, trials=2, processes=1, **options)
+        return make(out, trials=2, processes=1, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})
