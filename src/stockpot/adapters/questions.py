@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,6 @@ class QuestionReader(TextReader):
             "option_lengths": torch.tensor([[_length(given, number) for number in range(most)] for given in options]),
             "answer": torch.tensor(answers),
         }
-        self._check_ids(made["options"])
         table, mask = Ids(ids[key] for key in right).padded(self.fill)
         learned = Ids(labels[key] for key in right).padded(IGNORED)[0]
         return {"input_ids": table, "attention_mask": mask, "labels": learned, **made}, np.arange(n)
@@ -91,11 +90,7 @@ class QuestionReader(TextReader):
         """The right option of each sample; all of them are numbers, or all letters, or all texts."""
         name = str(self.columns.answer)
         cells = [text.strip() for text in self.table.texts(name, "data.answer")]
-        readings: dict[str, Callable[[str, Options], int | None]] = {
-            "number": _number,
-            "letter": _letter,
-            "text": _text,
-        }
+        readings = {"number": _number, "letter": _letter, "text": _text}
         found = {kind: [read(*one) for one in zip(cells, options, strict=True)] for kind, read in readings.items()}
         whole = {kind: [n for n in numbers if n is not None] for kind, numbers in found.items()}
         fitting = [numbers for numbers in whole.values() if len(numbers) == len(cells)]
@@ -122,9 +117,10 @@ class QuestionReader(TextReader):
             self._tell(f"{int(judged.sum()):,} of {n:,} answers are generated (data.generate)")
         chosen = rows[judged].tolist()
         if self.columns.messages is not None:
-            chats = self.table.column(self.columns.messages, "data.messages")
-            place = self._place  # of a chat in its file
-            turns = [*last_turns(self.tokenizer, [chats[row] for row in chosen], lambda n: place(chosen[n]))]
+            name = self.columns.messages
+            chats, where = self.table.column(name, "data.messages"), self.table.cell
+            places = [where(name, "data.messages", row) for row in chosen]
+            turns = [*last_turns(self.tokenizer, [chats[row] for row in chosen], places.__getitem__)]
             given = [self._bare(before) for before, _ in turns]
             said = [self._bare(answer) for _, answer in turns]
         else:
@@ -147,9 +143,6 @@ class QuestionReader(TextReader):
         ids, mask = Ids(prompt_of.get(row, [])[::-1][:room] for row in range(n)).padded(self.fill)
         return {"prompt_ids": ids.flip(1), "prompt_mask": mask.flip(1), "answer_ids": wanted}
 
-    def _place(self, row: int) -> str:
-        return self.table.cell(str(self.columns.messages), "data.messages", row)
-
     def _bare(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
@@ -166,13 +159,12 @@ def _length(options: Options, number: int) -> int:
 
 
 def _number(answer: str, options: Options) -> int | None:
-    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else None
-    return number if number is not None and number < len(options) and options[number] is not None else None
+    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else len(options)
+    return number if number < len(options) and options[number] is not None else None
 
 
 def _letter(answer: str, options: Options) -> int | None:
-    number = ord(answer) - ord("A") if len(answer) == 1 and answer.isascii() else -1
-    return number if 0 <= number < len(options) and options[number] is not None else None
+    return _number(str(ord(answer) - ord("A")), options) if re.fullmatch("[A-Z]", answer) else None
 
 
 def _text(answer: str, options: Options) -> int | None:

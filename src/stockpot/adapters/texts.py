@@ -80,7 +80,9 @@ class TextReader:
         self.tokenizer = tokenizer = model.tokenizer()
         size = getattr(tokenizer, "vocab_size", 0)
         if model.vocabulary is not None and size > model.vocabulary:
-            self._vocabulary(f"a tokenizer of {size:,} tokens")
+            expected = f"tokens below {model.vocabulary:,}, as many as the model has embeddings of"
+            fix = "set model.tokenizer to the folder of the tokenizer that the model was trained with"
+            raise bad_data("tokenizer and model", expected, f"a tokenizer of {size:,} tokens", fix)
         own = getattr(tokenizer, "model_max_length", None)
         if isinstance(own, bool) or not isinstance(own, int | float | None) or (own is not None and not own >= 1):
             fix = "correct model_max_length in tokenizer_config.json, or remove it"
@@ -134,9 +136,7 @@ class TextReader:
         return whole
 
     def _columns(self, whole: Any) -> dict[str, Tensor]:
-        made = {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
-        self._check_ids(made["input_ids"])
-        return made
+        return {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
 
     def _tagged(self) -> tuple[dict[str, Tensor], Array]:
         """Words with tags: each word's first token has the label; sentences without words are left out and counted."""
@@ -176,7 +176,6 @@ class TextReader:
             targets.add(target[: self.longest])
         ids, mask = sources.padded(self.fill)
         labels, _ = targets.padded(IGNORED)
-        self._check_ids(ids, labels)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}, np.arange(len(both))
 
     def _completions(self, prompts: Sequence[str], completions: Sequence[str]) -> Iterator[Part]:
@@ -224,7 +223,6 @@ class TextReader:
             self._tell(f"{empty:,} without a token to learn, left out")
         table, mask = ids.padded(self.fill)
         target_table, _ = labels.padded(IGNORED)
-        self._check_ids(table)
         columns = {"input_ids": table, "attention_mask": mask, "labels": target_table}
         if self._wants_bytes:
             columns["bytes"] = torch.from_numpy(np.array(judged, np.int64))
@@ -247,10 +245,9 @@ class TextReader:
             if not held[0]:
                 first, sequences = row, sequences + bool(tokens)
             texts += bool(tokens)
-            added = [*between, *tokens], [IGNORED] * (len(between) + bool(tokens)), [*[0] * len(between), *sizes]
-            held[0].extend(added[0])
-            held[1].extend([*added[1], *target[1:]])
-            held[2].extend(added[2] if sizes else [])
+            held[0].extend([*between, *tokens])
+            held[1].extend([*[IGNORED] * (len(between) + bool(tokens)), *target[1:]])
+            held[2].extend([*[0] * len(between), *sizes] if sizes else [])
             if not tokens:
                 yield row, part  # to be counted
         if held[0]:
@@ -270,16 +267,6 @@ class TextReader:
             told += ", or split to make several sequences of each, or pack to join short ones as well"
         expected = f"sequences of at most {self.longest:,} tokens"
         raise bad_data(f"{self.split} data, data.{self.key}", expected, found, told)
-
-    def _check_ids(self, *tables: Tensor) -> None:
-        largest = max(int(table.max()) for table in tables)
-        if self.model.vocabulary is not None and largest >= self.model.vocabulary:
-            self._vocabulary(f"token {largest:,}")
-
-    def _vocabulary(self, found: str) -> None:
-        expected = f"tokens below {self.model.vocabulary:,}, as many as the model has embeddings of"
-        fix = "set model.tokenizer to the folder of the tokenizer that the model was trained with"
-        raise bad_data("tokenizer and model", expected, found, fix)
 
     # Texts --------------------------------------------------------------------------------------------
 

@@ -286,8 +286,8 @@ class Sealed:
 
     def equal(self, data: Data) -> tuple[str, ...]:
         """The sets that have the same samples; only those of the same size are looked at."""
-        sets = {name: one for name, one in self.__sets.items() if isinstance(one, Data) and len(one) == len(data)}
-        return tuple(name for name, one in sets.items() if fingerprint(one) == fingerprint(data))
+        sets = ((name, one) for name, one in self.__sets.items() if isinstance(one, Data) and len(one) == len(data))
+        return tuple(name for name, one in sets if fingerprint(one) == fingerprint(data))
 
     def fingerprints(self) -> dict[str, str]:
         """Tells each set of samples from others, and nothing else about it."""
