@@ -28,8 +28,8 @@ import torch
 import where
 
 import stockpot
-from stockpot.engine.resources import anonymous_bytes
 from stockpot.events import Event
+from stockpot.soups.result import anonymous_bytes
 from zoo import Normalised, make_files, make_pool
 
 GIB = 2**30

@@ -30,9 +30,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import stockpot
-from stockpot.engine import Engine, Live, Options, PeakMemory
+from stockpot.engine import Engine, Live, Options
 from stockpot.layout import Layout
 from stockpot.soups.mehl import State, mehl_soup
+from stockpot.soups.result import PeakMemory
 
 GIB = 2**30
 MODELS, BATCH, LENGTH, SHARDS = 8, 8, 512, 4

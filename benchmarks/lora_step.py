@@ -23,7 +23,7 @@ from llm_step import BATCH, GIB, LENGTH, median_ms, model_of
 from torch import Tensor, nn
 
 import stockpot
-from stockpot.engine import Engine, Options, PeakMemory
+from stockpot.engine import Engine, Options
 from stockpot.engine.factored import FactoredLive
 from stockpot.engine.wide import wide_modules
 from stockpot.layout import Layout
@@ -33,6 +33,7 @@ from stockpot.pool.peft_folders import Adapter, Factors
 from stockpot.pool.pool import Pool
 from stockpot.pool.source import Checkpoint, spec_of
 from stockpot.soups.mehl import State, mehl_soup
+from stockpot.soups.result import PeakMemory
 
 RANK, ALPHA = 16, 32
 

@@ -653,6 +653,6 @@ os._exit(9)
 def test_too_little_room_is_said_in_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 0, 40 * 10**6))
     require_space(tmp_path / "not" / "yet" / "there", 10**6, "a soup")
-    expected = r"expected 3\.0 GB of free space for a soup, found 40\.0 MB\.\n  Fix: free some space"
+    expected = r"expected 2\.8 GiB of free space for a soup, found 38 MiB\.\n  Fix: free some space"
     with pytest.raises(WriteError, match=expected):
         require_space(tmp_path / "not" / "yet" / "there", 3 * 10**9, "a soup")

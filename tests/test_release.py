@@ -29,7 +29,7 @@ def test_the_version_is_that_of_one_file() -> None:
 
 def test_the_conda_recipe_needs_what_the_package_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {"pyyaml": "PyYAML", "pytorch": "torch", "matplotlib-base": "matplotlib"}
+    names = {"pyyaml": "PyYAML", "pytorch": "torch"}
     needed = {*project["dependencies"], *project["optional-dependencies"]["cli"]}
     recipe = [re.fullmatch(r"(\S+) (>=\S+)", line) for line in conda()["requirements"]["run"]]
     found = {f"{names.get(one[1], one[1])}{one[2]}" for one in recipe if one is not None}

@@ -1,23 +1,4 @@
-"""The error tree: every error stockpot raises on purpose.
-
-    StockpotError
-    ├── PoolError            the checkpoints cannot be used together
-    │   ├── CheckpointError  one checkpoint cannot be read
-    │   ├── MismatchError    checkpoints differ where they must agree
-    │   └── ChangedError     checkpoints were changed while they were in use
-    ├── LayoutError          no valid assignment of tensors to coefficient groups
-    ├── TaskError            the model, loss, metric or their fit to the pool
-    │   ├── DataError        fitting or report data that cannot be used
-    │   └── EnsembleError    outputs whose mean over several models has no meaning, or no room
-    ├── MethodError          unknown method, preset or setting; impossible value
-    ├── LearningError        learning had to stop; carries the best weights so far
-    ├── SoupError            a soup cannot be built, saved or loaded
-    │   └── DigestError      ingredients are not the ones the soup was made of
-    ├── RecipeError          a recipe that cannot be understood
-    ├── RunError             a run directory that cannot be used
-    ├── RankError            another one of several ranks has ended, so this one has stopped
-    ├── LinkError            a symbolic link, FIFO or device where none is followed or read (an OSError too)
-    └── WriteError           no room or no permission to write; what was there before is unchanged
+"""Every error stockpot raises on purpose, from the root down.
 
 Messages name the object, what was expected, what was found, and the likely fix (see `describe`).
 """

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from stockpot import folders
+from stockpot import folders, words
 from stockpot.errors import LinkError, RunError, SoupError, WriteError
 from stockpot.folders import check_entries as check_entries  # part of this interface
 from stockpot.folders import check_inside as check_inside
@@ -371,13 +371,6 @@ def require_space(path: Path, nbytes: int, what: str) -> None:
     except OSError:
         return  # cannot be known; the writes themselves will say
     if free < nbytes + MARGIN:
-        expected = f"{_size(nbytes + MARGIN)} of free space for {what}"
+        expected = f"{words.size(nbytes + MARGIN)} of free space for {what}"
         fix = "free some space or choose another place; nothing was changed"
-        raise WriteError.of(str(path), expected=expected, found=_size(free), fix=fix)
-
-
-def _size(nbytes: int) -> str:
-    for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= width:
-            return f"{nbytes / width:.1f} {unit}"
-    return f"{nbytes} bytes"
+        raise WriteError.of(str(path), expected=expected, found=words.size(free) if free else "none", fix=fix)

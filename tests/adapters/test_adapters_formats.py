@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stockpot.adapters.arrays import read_arrays
-from stockpot.adapters.arrow import read_dataset
+from stockpot.adapters.binary import read_arrays, read_dataset
 from stockpot.adapters.images import read_image_folder
 from stockpot.adapters.tables import Limits, as_text, read_table
 from stockpot.errors import DataError

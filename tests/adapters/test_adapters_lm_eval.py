@@ -253,7 +253,7 @@ def test_every_model_gets_the_same_examples(home: Path, words: Any, monkeypatch:
 def test_what_is_cut_off_is_said_and_random_numbers_go_on_as_before(home: Path, words: Any) -> None:
     events: list[Event] = []
     task = task_of(home, words, sets(home, words, "sky", num_fewshot=8))
-    (sky,) = task._sealed.open(["x"]).values()  # type: ignore[union-attr]
+    (sky,) = task._sealed.open(["x"]).values()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = random.random(), np.random.rand(), torch.rand(1)
     random.seed(1), np.random.seed(1), torch.manual_seed(1)

@@ -17,11 +17,11 @@ pytest.importorskip("transformers")
 from attacks.kit import marker_in
 from attacks.threats_pickles import slow_key
 from stockpot.adapters import chats, texts
-from stockpot.adapters.extras import need
-from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.adapters.code import need
 from stockpot.adapters.labels import read_tags
-from stockpot.adapters.samples import Columns, DataSource, read_splits
-from stockpot.adapters.splits import Share
+from stockpot.adapters.models import ImageInput, LoadedModel
+from stockpot.adapters.samples import read_splits
+from stockpot.adapters.source import Columns, DataSource, Share
 from stockpot.adapters.tables import Limits, Table, documents, read_table
 from stockpot.adapters.transformers import _tokenizer, _try
 from stockpot.errors import StockpotError

@@ -14,10 +14,9 @@ pytest.importorskip("PIL.Image")
 
 from attacks.kit import Threat
 from attacks.threats_data import ARRAYS, DATASETS, IMAGES, TABLES
-from stockpot.adapters.arrays import read_arrays
-from stockpot.adapters.arrow import read_dataset
+from stockpot.adapters.binary import read_arrays, read_dataset
 from stockpot.adapters.images import decode, read_image_folder
-from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.models import ImageInput
 from stockpot.adapters.tables import read_table
 from stockpot.errors import DataError
 

@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.samples import Columns, DataSource, read_splits
-from stockpot.adapters.splits import Share
+from stockpot.adapters.models import ImageInput, LoadedModel
+from stockpot.adapters.samples import read_splits
+from stockpot.adapters.source import Columns, DataSource, Share
 from stockpot.adapters.tables import Limits
 from stockpot.errors import DataError, describe
 

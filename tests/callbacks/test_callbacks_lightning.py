@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stockpot import Pool, Soup, Task, average
 from stockpot.callbacks.lightning import SoupCallback
-from stockpot.cli.sharing import export
+from stockpot.cli.soups import export
 from stockpot.errors import RunError, StockpotError, TaskError, WriteError
 from stockpot.events import Event
 

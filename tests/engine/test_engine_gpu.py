@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stockpot import Pool, Task, cook
-from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.models import ImageInput
 from stockpot.engine import AdamW, Directions, Engine, FlatPlan, Live, Options
 from stockpot.engine.directions import encode_plain, mix, project
 from stockpot.engine.flat import ALIGN, TILE, Slot, Tiles

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from stockpot import Task, cook
-from stockpot.engine import Batch, Directions, Engine, Live, Options, resources
+from stockpot.engine import Batch, Directions, Engine, Live, Options
 from stockpot.engine import engine as engines
+from stockpot.engine import plan as plans
 from stockpot.engine.loader import Loader
 from stockpot.engine.plan import MARGIN, Need, Plan, choose, parts
-from stockpot.engine.resources import SMALL, threads_for
 from stockpot.events import Event
 from stockpot.layout import Layout
 from zoo import fine_tunes, mlp, samples, write, zoo
@@ -220,7 +220,7 @@ def test_out_of_memory_with_nothing_left_to_give_up_is_raised(tmp_path: Path, mo
 
 @pytest.mark.parametrize(("memory", "models"), [(2**40, [6]), (1, [1] * 6)])
 def test_as_many_models_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, models: list[int]) -> None:
-    monkeypatch.setattr(resources, "host_memory", lambda: memory)
+    monkeypatch.setattr(plans, "host_memory", lambda: memory)
     _, told = cooked(tmp_path, block_size="fit", steps=2)
     assert [len(event.data["models"]) for event in told if event.kind == "block"] == models
     _, told = cooked(tmp_path, block_size=3, steps=2)  # what was asked for is tried
@@ -233,18 +233,18 @@ def test_a_container_s_memory_limit_counts_its_own_and_those_around_it(tmp_path:
     (tmp_path / "fs" / "outer" / "inner").mkdir(parents=True)
     (tmp_path / "fs" / "outer" / "inner" / "memory.max").write_text("max\n")
     (tmp_path / "fs" / "outer" / "memory.max").write_text(f"{3 * 2**30}\n")
-    assert resources.container_limits(tmp_path / "fs", own) == [3 * 2**30]
+    assert plans.container_limits(tmp_path / "fs", own) == [3 * 2**30]
     own.write_text("5:cpu,memory:/job\n4:pids:/job\n")
     (tmp_path / "fs" / "memory" / "job").mkdir(parents=True)
     (tmp_path / "fs" / "memory" / "job" / "memory.limit_in_bytes").write_text(f"{2**31}\n")
     (tmp_path / "fs" / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert resources.container_limits(tmp_path / "fs", own) == [2**31]
-    assert resources.container_limits(tmp_path / "fs", tmp_path / "nothing") == []
+    assert plans.container_limits(tmp_path / "fs", own) == [2**31]
+    assert plans.container_limits(tmp_path / "fs", tmp_path / "nothing") == []
 
 
 def test_a_container_s_limit_is_what_the_process_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "container_limits", lambda: [1000])
-    assert resources.host_memory() == 1000
+    monkeypatch.setattr(plans, "container_limits", lambda: [1000])
+    assert plans.host_memory() == 1000
 
 
 @pytest.mark.parametrize("fits", [1, 2])
@@ -362,18 +362,6 @@ def test_a_loss_that_is_not_that_of_its_pieces_is_not_cut_and_compared_at_its_ow
     assert any("accumulate changes what is learned" in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("parameters", "threads"), [(SMALL - 1, 1), (SMALL, 3)])
-def test_small_models_run_on_one_thread_and_the_callers_number_comes_back(parameters: int, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        with threads_for(parameters, torch.device("cpu")):
-            assert torch.get_num_threads() == threads
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("method", ["mehl", "crossfit"])
 def test_the_old_block_is_freed_before_the_next_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -401,17 +389,17 @@ def test_in_low_memory_mode_no_trial_is_made_without_it(tmp_path: Path, monkeypa
     layout = Layout.of(pool)
     tried: list[bool] = []
 
-    def measure(self: Engine, data: Any) -> tuple[int, float]:
-        block = next(child for child in self.live.task.model.children())
+    def measure(live: Live, batch_size: int, data: Any) -> tuple[int, float]:
+        block = next(child for child in live.task.model.children())
         tried.append("forward" in vars(block))  # what recomputes is put into the instance
         return 1000, 10.0 if tried[-1] else 100.0
 
-    monkeypatch.setattr(Engine, "_measure", measure)
+    monkeypatch.setattr(plans, "measured", measure)
+    monkeypatch.setattr(plans, "free_memory", lambda device: None)
     with Live(task, pool, layout) as live:
+        live.device = torch.device("cuda")
         for low_memory, wanted in ((True, [True]), (False, [False])):
-            engine = Engine(live, Options(low_memory=low_memory), task.fit, block_size=3)
-            engine._cuda = True
-            tried.clear()
-            found = engine._choose(task.fit, 3, fixed_block=True)
+            found = plans.planned(live, Options(low_memory=low_memory), task.fit, 3, True)
             assert tried == wanted
+            tried.clear()
             assert found.parts["step"] == 1000 + int((10.0 if low_memory else 100.0) * len(task.fit))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scripts import script
 
-from stockpot.adapters.arrays import read_arrays
+from stockpot.adapters.binary import read_arrays
 
 cifar = script("convert.cifar_python")
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from stockpot import average
 from stockpot.errors import CheckpointError
 from stockpot.pool import Pool, open_checkpoint
-from stockpot.pool.pickled_values import Made, Pairs, pickled_values
-from stockpot.pool.pickles import PickleError
+from stockpot.pool.pickles import Made, Pairs, PickleError, pickled_values
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

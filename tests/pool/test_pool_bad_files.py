@@ -19,7 +19,7 @@ from pool_files import bits, state, write, write_index, write_shards
 
 from stockpot.errors import CheckpointError
 from stockpot.pool import open_checkpoint
-from stockpot.pool.safetensors_files import HeaderError, read_header
+from stockpot.pool.checkpoint import HeaderError, read_header
 
 
 def refusal(path: Path) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stockpot.report.charts.curves import Line, _block_ends, _lines, _smooth, lowest, mean_of
-from stockpot.report.charts.drawing import LEVELS, inline
-from stockpot.report.charts.heatmap import _runs, levels, nice
-from stockpot.report.charts.weights import _binned, block_name, outside
+from stockpot.report.curves import Line, _block_ends, _lines, _smooth, lowest, mean_of
+from stockpot.report.drawing import Canvas, ticks
+from stockpot.report.weights import LEVELS, _binned, _runs, block_name, levels, nice, outside
 
 
 def test_extrapolated_means_below_zero_or_above_one() -> None:
@@ -32,9 +31,9 @@ def test_a_shared_column_keeps_the_largest_weight_of_either_sign() -> None:
 def test_cells_of_one_colour_cover_exactly_their_mask() -> None:
     mask = np.random.default_rng(0).uniform(size=(7, 11)) < 0.5
     drawn = np.zeros_like(mask)
-    for x, y, w, h in _runs(mask):
-        assert not drawn[int(y) : int(y + h), int(x) : int(x + w)].any()
-        drawn[int(y) : int(y + h), int(x) : int(x + w)] = True
+    for x, y, w in _runs(mask):
+        assert not drawn[y, x : x + w].any()
+        drawn[y, x : x + w] = True
     assert (drawn == mask).all()
 
 
@@ -82,16 +81,19 @@ def test_the_moving_average_keeps_gaps_and_level() -> None:
     assert smooth[np.isfinite(smooth)] == pytest.approx(2.0)
 
 
-def test_an_inlined_svg_has_its_own_ids_and_leaves_text_alone() -> None:
-    source = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 9 9">'
-        "<style>*{color:red}</style><g id='unused'/><defs><path id='m' d='M 0.123456 0'/></defs>"
-        "<g id='keep'><use xlink:href='#m' style='fill: #111111'/></g>"
-        "<text style=\"font-family: 'DejaVu Sans'; fill: #111111\">#111111 id='m' &lt;b&gt;</text></svg>"
-    )
-    text = inline(source, "a", 'it "is"', {"#111111": "var(--fg)"})
-    assert 'id="a-m" d="M 0.12 0"' in text
-    assert 'href="#a-m" style="fill: var(--fg)"' in text
-    assert "#111111 id='m' &lt;b&gt;</text>" in text
+def test_ticks_are_round_and_as_few_as_asked() -> None:
+    assert ticks(0.13, 0.92, 5) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert ticks(-0.5, 12.0, 4, whole=True) == [0.0, 5.0, 10.0]
+    assert ticks(0.0, 1.0, 3, whole=True) == [0.0, 1.0]
+    assert ticks(-1e308, 1e308, 5) == []  # their difference is no number
+
+
+def test_a_line_has_a_gap_where_a_number_is_missing_and_text_stays_text() -> None:
+    canvas = Canvas(9, 9)
+    canvas.line([(0, 1.234567), (1, 2.0), (2, float("nan")), (3, 4.0), (4, 5.0)], "fg")
+    canvas.text(0, 0, "<b>&", said="'it'")
+    text = canvas.svg('it "is"')
+    assert 'd="M0 1.23L1 2M3 4L4 5"' in text
+    assert "stroke:var(--fg)" in text
+    assert ">&lt;b&gt;&amp;</text>" in text
     assert 'aria-label="it &quot;is&quot;"' in text
-    assert not any(word in text for word in ("xmlns", "DejaVu", "unused", "keep", "<style>"))

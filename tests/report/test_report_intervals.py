@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from stockpot import compare
-from stockpot.report.page import page_of
+from stockpot.report.page import markdown, page_of
 from stockpot.report.reading import Run
-from stockpot.report.write import markdown
 from zoo import samples, zoo
 
 NUMBER = r"\d+\.\d\d"

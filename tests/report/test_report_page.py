@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from stockpot.report import write_report
-from stockpot.report.reading import Run
-from stockpot.report.tables import changed_settings
+from stockpot.report.reading import Run, changed_settings
 
 from .records import edit, names, write_record
 

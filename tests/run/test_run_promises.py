@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from stockpot import METHODS, Comparison, compare, cook, files
 from stockpot.errors import LearningError, LinkError, MethodError, RunError, SoupError, TaskError
 from stockpot.events import Event, ignore
-from stockpot.pool import Pool, open_checkpoint
+from stockpot.pool import Pool, TensorSpec, open_checkpoint
 from stockpot.run.directory import RecipeFacts
+from stockpot.run.job import SMALL, threads_for
 from stockpot.run.rebuild import rebuild_soup, recommended_soup
 from stockpot.run.record import read_run, slug
 from stockpot.soups.registry import settings_for
@@ -248,8 +250,8 @@ def test_finished_methods_are_not_repeated(tmp_path: Path, monkeypatch: pytest.M
     def never(*args: object, **options: object) -> None:
         raise AssertionError("cooked or scored again")
 
-    monkeypatch.setattr("stockpot.cooking.decided", never)
-    monkeypatch.setattr("stockpot.cooking.report_on", never)
+    monkeypatch.setattr("stockpot.run.job.decided", never)
+    monkeypatch.setattr("stockpot.run.job.report_on", never)
     assert compare(pool, again(), FEW, run=tmp_path / "run", **SHORT).reused == FEW
     assert facts(tmp_path / "run") == before
 
@@ -464,14 +466,14 @@ def test_a_method_that_fails_does_not_cost_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     pool, task = toy(tmp_path)
-    decided = importlib.import_module("stockpot.cooking").decided
+    decided = importlib.import_module("stockpot.run.job").decided
 
     def failing(problem: Any, name: str, *rest: Any) -> Any:
         if name == "mehl":
             raise LearningError("every step was skipped")
         return decided(problem, name, *rest)
 
-    monkeypatch.setattr("stockpot.cooking.decided", failing)
+    monkeypatch.setattr("stockpot.run.job.decided", failing)
     heard: list[Event] = []
     run = {"run": tmp_path / "run"} if recorded else {}
     compared = compare(pool, task, ["best", "mehl", "uniform"], listen=heard.append, **run, **SHORT)  # type: ignore[arg-type]
@@ -621,3 +623,17 @@ def test_a_set_of_report_data_that_a_record_lost_is_scored_again(tmp_path: Path)
     after = compare(pool, again, ["best", "uniform"], run=tmp_path / "run")
     assert list(after["best"].reports) == ["test", "shifted"]
     assert after["best"].reports["test"].value == before["best"].reports["test"].value
+
+
+@pytest.mark.parametrize(("parameters", "threads"), [(SMALL - 1, 1), (SMALL, 3)])
+def test_small_models_run_on_one_thread_and_the_callers_number_comes_back(parameters: int, threads: int) -> None:
+    pool: Any = SimpleNamespace(specs={"weight": TensorSpec(torch.float32, (parameters,))})
+    task: Any = SimpleNamespace(device=torch.device("cpu"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with threads_for(pool, task):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -264,3 +264,14 @@ def test_scores_of_ingredients_come_back_with_any_metric(tmp_path: Path) -> None
 def test_what_lies_beside_a_checkpoint_is_taken_for_its_training_only_where_it_is(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)
     assert trial_settings(tmp_path / "a.safetensors") in (None, {"lr": None})
+
+
+@pytest.mark.timeout(60)
+def test_a_curve_of_a_block_that_no_run_has_is_refused(run: Path) -> None:
+    """A chart has a place for each block: a number of a stranger must not decide how many."""
+    file = run / METHOD_FILES[0]
+    result = json.loads(file.read_text())
+    result["curves"]["fit"][0]["block"] = 2**60
+    file.write_text(json.dumps(result))
+    with pytest.raises(RunError, match="a curve of a block beyond 100,000"):
+        read_run(run)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.pool.hub import hub_id
+from stockpot.pool.discover import hub_id
 from stockpot.soup import Soup
 from stockpot.soup.card import Ingredient, add_results, base_models, loading, write_card
 from zoo import fine_tunes, mlp, write

@@ -19,7 +19,7 @@ from stockpot.errors import DigestError, PoolError, SoupError, WriteError
 from stockpot.events import Event
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.pool.safetensors_files import _DTYPES
+from stockpot.pool.checkpoint import _DTYPES
 from stockpot.pool.source import spec_of
 from stockpot.soup import Soup, build, rebuild
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stockpot import Pool, Task, cook
-from stockpot.engine.resources import PeakMemory, anonymous_bytes
+from stockpot.soups.result import PeakMemory, anonymous_bytes
 
 WIDTH = 512  # 32 layers of 512 x 512: 8.4M parameters, 34 MB
 

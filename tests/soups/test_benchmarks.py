@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stockpot import Metric, Pool, Task, compare
 from stockpot.errors import TaskError
 from stockpot.report import write_report
-from stockpot.task.benchmark import Benchmark
+from stockpot.task.metric import Benchmark
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()

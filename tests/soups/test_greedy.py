@@ -15,7 +15,7 @@ from stockpot import Event, Task, cook
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup, weights
-from stockpot.soups.greedy import Greedy, greedy
+from stockpot.soups.baselines import Greedy, greedy
 from stockpot.soups.problem import Problem
 from zoo import fine_tunes, mlp, normed, samples, uneven, write
 

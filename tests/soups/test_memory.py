@@ -13,7 +13,7 @@ import torch
 from measure_memory import build
 from safetensors.torch import save_file
 
-from stockpot.engine.resources import anonymous_bytes
+from stockpot.soups.result import anonymous_bytes
 
 pytestmark = pytest.mark.skipif(not anonymous_bytes(), reason="needs /proc/self/status with RssAnon")
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stockpot import Pool, Task, __version__, cook, cooking
-from stockpot.engine import resources
+from stockpot import Pool, Task, __version__, cook
+from stockpot.engine import plan
 from stockpot.errors import RunError
+from stockpot.run import job
 from zoo import MARK, marked_loss, mlp, normed, samples
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -76,18 +77,18 @@ def refused(rank: int, folder: Path) -> dict[str, str]:
     }
     said = {}
     for name, call in calls.items():
-        vars(cooking)["__version__"] = "0.0" if rank and name == "version" else __version__
+        vars(job)["__version__"] = "0.0" if rank and name == "version" else __version__
         try:
             call()
         except RunError as error:
             said[name] = str(error)
-    vars(cooking)["__version__"] = __version__
+    vars(job)["__version__"] = __version__
     return said
 
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    resources.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
+    plan.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     sent: list[int] = []  # numbers per exchange
     exchange = dist.all_reduce

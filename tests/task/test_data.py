@@ -204,7 +204,7 @@ def test_the_samplers_choice_counts_but_not_its_order() -> None:
 
 
 def test_workers_read_the_same_data() -> None:
-    assert Data.of(Pairs(), workers=1).batch(ALL)[0].equal(X)
+    assert Data.of(DataLoader(Pairs(), num_workers=1)).batch(ALL)[0].equal(X)
 
 
 def test_random_transforms_are_frozen_and_the_callers_random_state_is_left_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stockpot import Task, cook
-from stockpot.soups.greedy import greedy
+from stockpot.soups.baselines import greedy
 from stockpot.soups.problem import Problem
 from stockpot.task.data import forked_random
 from stockpot.task.evaluator import FEWEST

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from stockpot.errors import TaskError
 from stockpot.task import Task
-from stockpot.task.loss import Loss
-from stockpot.task.torch_losses import TORCH_LOSSES
+from stockpot.task.loss import TORCH_LOSSES, Loss
 
 from .models import Plain, blobs, linear
 

@@ -53,7 +53,7 @@ _PLACES = (
 )
 # Calls that change the disk. `io.open` stands for what is then written to the file.
 _CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "truncate", "chmod")
-_SAVES = ("stockpot.zoo.weights", "stockpot.soup.adapter")
+_SAVES = ("stockpot.zoo.folder", "stockpot.soup.adapter")
 
 
 @dataclass
@@ -184,12 +184,12 @@ class _Wrapped:
 def _save_often(seconds: float) -> None:
     state: Any = importlib.import_module("stockpot.run.state")
     state.INTERVAL = seconds
-    home: Any = importlib.import_module("stockpot.zoo")
+    home: Any = importlib.import_module("stockpot.zoo.search")
     home.finetune = functools.partial(home.finetune, save_every=seconds)
 
 
 def _plain_pages() -> None:
-    home: Any = importlib.import_module("stockpot.report.write")
+    home: Any = importlib.import_module("stockpot.report.page")
     home.html = lambda page: f"<html>{page}</html>\n"
     home.markdown = lambda page: f"{page}\n"
     home.page_of = lambda record: {"soup": None, "rows": []}

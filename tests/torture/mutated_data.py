@@ -31,10 +31,10 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
 from stockpot.adapters.labels import encode
-from stockpot.adapters.samples import Columns, DataSource, read_splits
-from stockpot.adapters.splits import Share
+from stockpot.adapters.models import ImageInput, LoadedModel
+from stockpot.adapters.samples import read_splits
+from stockpot.adapters.source import Columns, DataSource, Share
 from stockpot.errors import StockpotError
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
 from stockpot.recipe.load import load_recipe

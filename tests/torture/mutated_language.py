@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.samples import Columns, DataSource, read_splits
-from stockpot.adapters.splits import Share
+from stockpot.adapters.models import ImageInput, LoadedModel
+from stockpot.adapters.samples import read_splits
+from stockpot.adapters.source import Columns, DataSource, Share
 from torture.mutated_runs import mutate
 from words import CHATS, MARKED, PLAIN, tokenizer
 

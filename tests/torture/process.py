@@ -23,13 +23,11 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import matplotlib.figure  # noqa: F401
-
     import stockpot.cooking
     import stockpot.recipe.build
-    import stockpot.report.write
+    import stockpot.report.page
     import stockpot.run.rebuild
-    import stockpot.zoo  # noqa: F401
+    import stockpot.zoo.demo  # noqa: F401
 
 
 class Board:

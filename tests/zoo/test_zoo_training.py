@@ -13,10 +13,9 @@ from torch import nn
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.task import Data, Task
-from stockpot.zoo import Plan, Trial
-from stockpot.zoo.folder import Saved
+from stockpot.zoo.folder import Saved, weights_of
+from stockpot.zoo.plan import Plan, Trial
 from stockpot.zoo.training import DivergedError, Optimiser, train
-from stockpot.zoo.weights import weights_of
 from zoo import mlp, normed, same, samples
 
 TRIAL = Trial(lr=0.02, weight_decay=0.1, epochs=4, label_smoothing=0.1, augmentation=0.5, seed=3)

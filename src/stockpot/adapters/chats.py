@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
-from stockpot.adapters.extras import said, silent
+from stockpot.adapters.code import said, silent
 from stockpot.adapters.tables import Table, as_text, bad_data, is_missing
 from stockpot.task.loss import IGNORED
 
@@ -35,10 +35,8 @@ def chat_parts(
     if isinstance(template, dict):
         template = template.get("default")
     if not template:
-        fix = (
-            "add the chat_template.jinja the models were trained with to the tokenizer's folder, or write each chat as"
-        )
-        fix += " data.prompt and data.completion"
+        fix = "add the chat_template.jinja the models were trained with to the tokenizer's folder, or write each chat "
+        fix += "as data.prompt and data.completion"
         raise bad_data("data.messages", "a tokenizer with a chat template", "one without", fix)
     for row, chat in enumerate(chats):
         _check(chat, where(row))
@@ -100,7 +98,6 @@ def _by_prefixes(
     """Of a chat of n messages: it as a whole, and for each message of the assistant the chat before and with it."""
     texts: list[str] = []
     turns: list[list[int]] = []
-
     for row, chat in enumerate(chats):
         turns.append([n for n, message in enumerate(chat) if message["role"] == "assistant"])
         texts.append(_rendered(tokenizer, chat, where(row)))
@@ -119,9 +116,7 @@ def _by_prefixes(
         for n in ends:
             before, after = next(ids), next(ids)
             if whole[: len(after)] != after or after[: len(before)] != before:
-                expected = (
-                    "a chat template that marks the assistant's tokens, or renders a chat as its beginning and more"
-                )
+                expected = "a chat template that marks the assistant's tokens, or renders a chat as beginning and more"
                 found = f"neither: message {n} (from 0) changes what comes before it"
                 fix = "put {% generation %} and {% endgeneration %} around the assistant's content in the chat template"
                 fix += ", or write each chat as data.prompt and data.completion"

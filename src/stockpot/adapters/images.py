@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.extras import need
-from stockpot.adapters.inputs import ImageInput
+from stockpot.adapters.code import need
+from stockpot.adapters.models import ImageInput
 from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, first_line, not_there
 from stockpot.errors import DataError
 from stockpot.events import Listener, ignore, progress
@@ -150,26 +150,22 @@ _ROOM = _Room()
 
 def prepare(item: Any, wanted: ImageInput, folder: Path, limits: Limits = LIMITS) -> Array:
     """One image as uint8 (C, H, W)."""
-    with ExitStack() as room:
-        return _prepared(item, wanted, folder, limits, room)
-
-
-def _prepared(item: Any, wanted: ImageInput, folder: Path, limits: Limits, room: ExitStack) -> Array:
     pil, source = need("PIL.Image"), _source(item)
     what = "an encoded image" if isinstance(source, (bytes, np.ndarray)) else f"image {str(source)[:200]}"
     if not isinstance(source, (bytes, str, Path, np.ndarray)):
         found = "nothing" if source is None else type(source).__name__
         raise bad_data(what, "a path or an encoded image", found, "remove the row, or name another column")
-    if isinstance(source, np.ndarray):  # (C, H, W)
-        picture = pil.fromarray(source[0] if len(source) == 1 else np.ascontiguousarray(source.transpose(1, 2, 0)))
-    else:
-        picture = _opened(source, what, folder, limits, pil, room)
-    if wanted.channels is not None or picture.mode not in _MODES.values():
-        picture = picture.convert(_MODES[wanted.channels or 3])
-    if wanted.size is not None:
-        picture = _fit(picture, wanted, getattr(pil.Resampling, wanted.interpolation.upper()), what, limits)
-    pixels = np.asarray(picture, dtype=np.uint8)
-    return np.expand_dims(pixels, 0) if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
+    with ExitStack() as room:
+        if isinstance(source, np.ndarray):  # (C, H, W)
+            picture = pil.fromarray(source[0] if len(source) == 1 else np.ascontiguousarray(source.transpose(1, 2, 0)))
+        else:
+            picture = _opened(source, what, folder, limits, pil, room)
+        if wanted.channels is not None or picture.mode not in _MODES.values():
+            picture = picture.convert(_MODES[wanted.channels or 3])
+        if wanted.size is not None:
+            picture = _fit(picture, wanted, getattr(pil.Resampling, wanted.interpolation.upper()), what, limits)
+        pixels = np.asarray(picture, dtype=np.uint8)
+        return np.expand_dims(pixels, 0) if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
 
 
 def _source(item: Any) -> Any:

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stockpot.adapters.extras import bad_model, need, said, silent
+from stockpot.adapters.code import bad_model, need, said, silent
 from stockpot.events import Event, Listener, ignore, progress
-from stockpot.task.benchmark import Benchmark
-from stockpot.task.metric import Metric
+from stockpot.task.metric import Benchmark, Metric
 
 BATCH = 8  # questions asked together; a task's batch size for learning has nothing to do with it
 _SEED = 1234  # the harness's own, from which it draws examples
@@ -118,8 +117,12 @@ class LmEvalTask(Benchmark):
 
     def _asked(self, model: nn.Module, autocast: torch.dtype | None, limit: int | None, listen: Listener) -> Tensor:
         evaluator = need("lm_eval.evaluator")
+
+        def tell(done: int, total: int) -> None:
+            progress(listen, f"asking {self.name}", done, total, unit="questions")
+
         with silent(), _quiet():
-            asked = _asks(model, self.how, autocast, lambda done, all_: self._tell(listen, done, all_))
+            asked = _asks(model, self.how, autocast, tell)
             for task in self.tasks.values():
                 task.set_fewshot_seed(_SEED)  # the same examples for every model
             try:
@@ -146,9 +149,6 @@ class LmEvalTask(Benchmark):
         except (TypeError, ValueError):
             what, fix = f"{self.key} of lm_eval task {self.name!r}", "name another metric of it, TASK:METRIC"
             raise bad_model(what, "numbers for each question", repr(value)[:60], fix) from None
-
-    def _tell(self, listen: Listener, done: int, total: int) -> None:
-        progress(listen, f"asking {self.name}", done, total, unit="questions")
 
 
 # What the harness knows ----------------------------------------------------------------------------------
@@ -226,9 +226,8 @@ def _metric(what: str, wanted: str, tasks: Mapping[str, Any], groups: Mapping[st
         if one not in known:
             fix = "write TASK:METRIC,FILTER with one of these, or leave them out for the first"
             raise bad_model(what, f"a {kind} of the task: {', '.join(known) or 'none'}", repr(one), fix)
-    ways = {one: function for one in _REDUCTIONS if (function := _aggregation(one)) is not None}
-    reduce = first.aggregation()[key]
-    how = next((one for one, function in ways.items() if function is reduce), "")
+    reduce, ways = first.aggregation()[key], need("lm_eval.api.registry").AGGREGATION_REGISTRY
+    how = next((one for one in _REDUCTIONS if ways.get(one) is reduce), "")
     if not how:
         fix = f"name another metric, TASK:METRIC; the task has {', '.join(names)}"
         raise bad_model(what, f"a metric that is one of: {', '.join(_REDUCTIONS)}", f"{key} ({_named(reduce)})", fix)
@@ -240,21 +239,14 @@ def _metric(what: str, wanted: str, tasks: Mapping[str, Any], groups: Mapping[st
         raise bad_model(what, expected, found, f"name its tasks: {', '.join(list(tasks)[:3])}, ...")
     name = key if better else f"negative_{key}"  # higher is better everywhere
     if how == "mean":
-        return (
-            Metric(name, _unused, is_mean=True, percent=better and key.startswith(("acc", "exact_match"))),
-            key,
-            filtered,
-        )
+        percent = better and key.startswith(("acc", "exact_match"))
+        return Metric(name, _unused, is_mean=True, percent=percent), key, filtered
 
     def reduced(table: Tensor) -> float:
         rows = [tuple(row) if len(row) > 1 else row[0] for row in table.tolist()]
         return float(reduce(rows)) * (1 if better else -1)
 
     return Metric(name, _unused, reduced), key, filtered
-
-
-def _aggregation(name: str) -> Any:
-    return need("lm_eval.api.registry").AGGREGATION_REGISTRY.get(name)
 
 
 def _unused(*_: Any) -> Tensor:
@@ -294,9 +286,8 @@ def _asks(model: nn.Module, how: _How, autocast: torch.dtype | None, tell: Any) 
             self.done = min(self.done + more, self.total)
             tell(self.done, self.total)
 
-    return Asks(
-        pretrained=model, tokenizer=how.tokenizer, batch_size=how.batch_size, mixed_precision_dtype=autocast
-    )  # fmt: skip
+    given = {"tokenizer": how.tokenizer, "batch_size": how.batch_size, "mixed_precision_dtype": autocast}
+    return Asks(pretrained=model, **given)
 
 
 @contextmanager
@@ -304,11 +295,7 @@ def _quiet() -> Iterator[None]:
     """Without the bars of others, and with the same random numbers each time; those of the caller go on as before."""
     bar = need("tqdm").tqdm
     start, states = bar.__init__, (random.getstate(), np.random.get_state())
-
-    def hidden(self: Any, *arguments: Any, **options: Any) -> None:
-        start(self, *arguments, **{**options, "disable": True})
-
-    bar.__init__ = hidden
+    bar.__init__ = lambda self, *arguments, **options: start(self, *arguments, **{**options, "disable": True})
     random.seed(0)
     np.random.seed(_SEED)
     try:

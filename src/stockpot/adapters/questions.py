@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class QuestionReader(TextReader):
     """Reads prompts with options and the right one of them, or with completions that are to be generated."""
 
     def read(self) -> tuple[dict[str, Tensor], Array]:
-        if self.form.choices is not None:
+        if self.columns.choices is not None:
             return self._chosen()
         columns, rows = super().read()
         columns |= self._generated(rows)
@@ -35,7 +35,7 @@ class QuestionReader(TextReader):
 
     def _chosen(self) -> tuple[dict[str, Tensor], Array]:
         """The right option is learned behind its prompt; all of them, and which is right, are for the metric."""
-        prompts, options = self.table.texts(str(self.form.prompt), "data.prompt"), self._options()
+        prompts, options = self.table.texts(str(self.columns.prompt), "data.prompt"), self._options()
         answers = self._answers(options)
         each = [(row, n) for row, given in enumerate(options) for n, option in enumerate(given) if option is not None]
         whole = self._without_end([f"{prompts[row]}{options[row][n]}" for row, n in each])
@@ -49,10 +49,10 @@ class QuestionReader(TextReader):
         ids = {key: one[-self.longest :] for key, one in ids.items()}  # where cutting was asked for: the prompt's begin
         n, most = len(prompts), max(map(len, options))
         needed = n * most * (16 * max(map(len, ids.values())) + 200)  # ids and labels, and who has which
-        if needed > self.form.memory_limit:
+        if needed > self.source.memory_limit:
             where, found = f"{self.split} data, data.choices", f"{needed:,}: {most:,} options in some sample"
             fix = "remove samples with so many or such long options, or raise data.memory_limit"
-            raise bad_data(where, f"tables of at most {self.form.memory_limit:,} bytes", found, fix)
+            raise bad_data(where, f"tables of at most {self.source.memory_limit:,} bytes", found, fix)
         every = [(row, number) for row in range(n) for number in range(most)]
         right = list(enumerate(answers))
         made = {
@@ -61,13 +61,12 @@ class QuestionReader(TextReader):
             "option_lengths": torch.tensor([[_length(given, number) for number in range(most)] for given in options]),
             "answer": torch.tensor(answers),
         }
-        self._check_ids(made["options"])
         table, mask = Ids(ids[key] for key in right).padded(self.fill)
         learned = Ids(labels[key] for key in right).padded(IGNORED)[0]
         return {"input_ids": table, "attention_mask": mask, "labels": learned, **made}, np.arange(n)
 
     def _options(self) -> list[Options]:
-        names = self.form.choices or ()
+        names = self.columns.choices or ()
         rows = zip(*(self.table.column(name, "data.choices") for name in names), strict=True)
         found: list[Options] = []
         for row, cells in enumerate(rows):
@@ -89,13 +88,9 @@ class QuestionReader(TextReader):
 
     def _answers(self, options: Sequence[Options]) -> list[int]:
         """The right option of each sample; all of them are numbers, or all letters, or all texts."""
-        name = str(self.form.answer)
+        name = str(self.columns.answer)
         cells = [text.strip() for text in self.table.texts(name, "data.answer")]
-        readings: dict[str, Callable[[str, Options], int | None]] = {
-            "number": _number,
-            "letter": _letter,
-            "text": _text,
-        }
+        readings = {"number": _number, "letter": _letter, "text": _text}
         found = {kind: [read(*one) for one in zip(cells, options, strict=True)] for kind, read in readings.items()}
         whole = {kind: [n for n in numbers if n is not None] for kind, numbers in found.items()}
         fitting = [numbers for numbers in whole.values() if len(numbers) == len(cells)]
@@ -115,16 +110,17 @@ class QuestionReader(TextReader):
 
     def _generated(self, rows: Array) -> dict[str, Tensor]:
         """Prompts, padded on the left, and answers of the samples that are judged; nothing for the others."""
-        n, some = len(rows), self.form.generate
+        n, some = len(rows), self.source.generate
         judged = np.zeros(n, bool)
-        judged[np.random.RandomState(self.form.seed).permutation(n)[:some]] = True
+        judged[np.random.RandomState(self.source.seed).permutation(n)[:some]] = True
         if not judged.all():
             self._tell(f"{int(judged.sum()):,} of {n:,} answers are generated (data.generate)")
         chosen = rows[judged].tolist()
-        if self.form.messages is not None:
-            chats = self.table.column(self.form.messages, "data.messages")
-            place = self._place  # of a chat in its file
-            turns = [*last_turns(self.tokenizer, [chats[row] for row in chosen], lambda n: place(chosen[n]))]
+        if self.columns.messages is not None:
+            name = self.columns.messages
+            chats, where = self.table.column(name, "data.messages"), self.table.cell
+            places = [where(name, "data.messages", row) for row in chosen]
+            turns = [*last_turns(self.tokenizer, [chats[row] for row in chosen], places.__getitem__)]
             given = [self._bare(before) for before, _ in turns]
             said = [self._bare(answer) for _, answer in turns]
         else:
@@ -138,7 +134,7 @@ class QuestionReader(TextReader):
         room = self.longest - wanted.shape[1] - 1
         long = sum(len(ids) > max(room, 0) for ids in given)
         if long:
-            if room < 1 or self.form.long_texts != "truncate":
+            if room < 1 or self.source.long_texts != "truncate":
                 what, found = f"{self.split} data, data.{self.key}", f"{long:,} longer ones"
                 expected = f"prompts of at most {room:,} tokens: the longest answer of {wanted.shape[1]:,} comes after"
                 fix = "leave such samples out, or write data.long_texts: truncate to cut off the beginnings of prompts"
@@ -146,9 +142,6 @@ class QuestionReader(TextReader):
             self._tell(f"{long:,} prompts longer than {room:,} tokens, beginnings cut off")
         ids, mask = Ids(prompt_of.get(row, [])[::-1][:room] for row in range(n)).padded(self.fill)
         return {"prompt_ids": ids.flip(1), "prompt_mask": mask.flip(1), "answer_ids": wanted}
-
-    def _place(self, row: int) -> str:
-        return self.table.cell(str(self.form.messages), "data.messages", row)
 
     def _bare(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -166,13 +159,12 @@ def _length(options: Options, number: int) -> int:
 
 
 def _number(answer: str, options: Options) -> int | None:
-    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else None
-    return number if number is not None and number < len(options) and options[number] is not None else None
+    number = int(answer) if re.fullmatch("[0-9]{1,9}", answer) else len(options)
+    return number if number < len(options) and options[number] is not None else None
 
 
 def _letter(answer: str, options: Options) -> int | None:
-    number = ord(answer) - ord("A") if len(answer) == 1 and answer.isascii() else -1
-    return number if 0 <= number < len(options) and options[number] is not None else None
+    return _number(str(ord(answer) - ord("A")), options) if re.fullmatch("[A-Z]", answer) else None
 
 
 def _text(answer: str, options: Options) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,101 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stockpot.adapters.arrays import read_arrays
-from stockpot.adapters.arrow import read_dataset
+from stockpot.adapters.binary import read_arrays, read_dataset
 from stockpot.adapters.images import decode, read_image_folder
-from stockpot.adapters.inputs import ImageInput, LoadedModel
-from stockpot.adapters.labels import DEFAULTS, encode, label_column
+from stockpot.adapters.labels import encode, label_column
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.questions import QuestionReader
-from stockpot.adapters.splits import Share, cut, read_rows
-from stockpot.adapters.tables import LIMITS, Array, Column, Limits, Table, bad_data, documents, read_table
-from stockpot.adapters.texts import Form, TextReader
+from stockpot.adapters.source import DataSource, cut, read_rows
+from stockpot.adapters.tables import Array, Column, Table, bad_data, documents, read_table
+from stockpot.adapters.texts import TextReader
 from stockpot.errors import StockpotError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task.data import Data
 
 _READERS = {"images": read_image_folder, "table": read_table, "dataset": read_dataset, "arrays": read_arrays}
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns are what; at most one kind of input is named, or the only candidate is taken."""
-
-    text: tuple[str, ...] | None = None
-    messages: str | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    choices: tuple[str, ...] | None = None
-    answer: str | None = None
-    words: str | None = None
-    tags: str | None = None
-    image: str | None = None
-    features: tuple[str, ...] | None = None
-    tokens: str | None = None
-    label: str | tuple[str, ...] | None = None
-    group: str | None = None
-
-    @property
-    def is_text(self) -> bool:
-        return bool(self.text or self.messages or self.prompt or self.words)
-
-    def with_input_of(self, table: Table) -> Columns:
-        """Find the input where the recipe names none."""
-        if self.is_text or self.image or self.features or self.tokens:
-            return self
-        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
-        skipped = {self.group, *labels}
-        others = [name for name in table.columns if name not in skipped]
-        usual = [name for name in ("x", "text", "image") if name in others][-1:]
-        if len(others) != 1 and not usual:
-            expected = "the name of its column in data.text, data.image, data.features or data.tokens"
-            found = f"none named, and columns {', '.join(table.columns)}"
-            raise bad_data(f"input in {table.where}", expected, found, "name it")
-        (name,) = usual or others
-        column = table.columns[name]
-        array = column if isinstance(column, np.ndarray) else None
-        if name == "image" or (array is not None and array.dtype == np.uint8 and array.ndim >= 3):
-            return replace(self, image=name)
-        return replace(self, text=(name,)) if array is None else replace(self, features=(name,))
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """Where samples are and how they are divided; the adapters' side of a recipe's `data`."""
-
-    kind: str
-    path: Path
-    columns: Columns
-    shares: Mapping[str, Share]
-    seed: int = 0
-    classes: tuple[str, ...] | None = None
-    max_length: int | None = None
-    long_texts: str = "refuse"  # refuse, truncate, split or pack
-    separator: str | None = None  # between documents of a .txt file
-    memory_limit: int = 8 * 2**30
-    cache: Path | None = None  # folder for decoded images
-    target: str = "class"
-    metric: str = ""  # which may need columns of its own
-    generate: int | None = None  # samples whose answers are generated for it; None: all
-    limits: Limits = LIMITS
-
-
 Part = tuple[Path, str | None]  # where samples are, and which of those
-
-
-def _part(source: DataSource, share: Share) -> Part:
-    return share.path or source.path, share.part
-
-
-def _read(source: DataSource, path: Path, part: str | None) -> Table:
-    try:
-        table = _READERS[source.kind](path, part, source.limits)
-        return table if source.separator is None else documents(table, source.separator, source.limits)
-    except StockpotError:
-        raise
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
-        where = str(path if part is None else path / part)
-        raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
 def read_splits(
@@ -116,37 +35,45 @@ def read_splits(
     A split is `(x, y)`, or a dict of keyword arguments where the model wants that; a `Data` where samples have groups.
     """
     wanted = set(wanted)
-    parts = {part: _read(source, *part) for part in dict.fromkeys(_part(source, s) for s in source.shares.values())}
+    split_parts: dict[str, Part] = {n: (share.path or source.path, share.part) for n, share in source.shares.items()}
+    parts = {part: _read(source, *part) for part in dict.fromkeys(split_parts.values())}
     for table in parts.values():
         if len(table) == 0:
             raise bad_data(table.where, "samples", "none", "check the file")
         if len(table) == 1 and table.where.lower().endswith(".txt"):
             fix = "name what separates documents, such as data.separator: '<|endoftext|>', or give a folder of files"
             raise bad_data(table.where, "several documents, the independent units of all scores", "one", fix)
-    targets = _targets(source, model, parts, listen)
+    targets = _targets(source, model, parts, split_parts, listen)
     columns = source.columns.with_input_of(next(iter(parts.values())))
+    source = replace(source, columns=columns)
     made: dict[str, Any] = {}
     groups: dict[str, Array] = {}
     for part, table in parts.items():
-        shares = {name: share for name, share in source.shares.items() if _part(source, share) == part}
+        shares = {name: share for name, share in source.shares.items() if split_parts[name] == part}
         listed = {name: read_rows(share.rows, table) for name, share in shares.items() if share.rows}
         classes = targets.get(part) if source.target == "class" else None
-        named = _groups(table, columns.group)
+        named = None  # what each row belongs to, as text (each of its own length); (n,)
+        if columns.group is not None:
+            named = np.array(table.texts(columns.group, "data.group"), dtype=object)
         rows = cut(len(table), classes, shares, source.seed, table.where, listed, named)
         for name in (name for name in rows if name in wanted):
             share, y = replace(table, rows=rows[name]), None
+            inputs: Any
             if named is not None:
                 groups[name] = named[rows[name]]
             if part in targets:
                 y = torch.from_numpy(targets[part][rows[name]])
             if columns.is_text:
-                texts, origin = _texts(share, columns, name, source, model, listen)
+                asks = source.metric == "exact_match" and bool(columns.prompt or columns.messages)
+                reader = QuestionReader if asks or columns.choices is not None else TextReader
+                inputs, origin = reader(source, model, share, name, listen).read()
                 y = None if y is None else y[torch.from_numpy(origin)]
                 if named is not None:
                     groups[name] = groups[name][origin]
                 elif len(np.unique(origin)) < len(origin):  # pieces of one text
                     groups[name] = origin
-            inputs = texts if columns.is_text else _inputs(share, columns, name, source, model, image, listen)
+            else:
+                inputs = _inputs(source, model, share, name, image, listen)
             if isinstance(inputs, Tensor):
                 made[name] = (inputs,) if y is None else (inputs, y)
                 continue
@@ -161,9 +88,15 @@ def read_splits(
     return made
 
 
-def _groups(table: Table, name: str | None) -> Array | None:
-    """What each row belongs to, as text (each of its own length); (n,)."""
-    return None if name is None else np.array(table.texts(name, "data.group"), dtype=object)
+def _read(source: DataSource, path: Path, part: str | None) -> Table:
+    try:
+        table = _READERS[source.kind](path, part, source.limits)
+        return table if source.separator is None else documents(table, source.separator, source.limits)
+    except StockpotError:
+        raise
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        where = str(path if part is None else path / part)
+        raise bad_data(where[:200], "data", error.strerror or str(error), "check path and permissions") from error
 
 
 def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
@@ -178,14 +111,13 @@ def _tell_shared(groups: Mapping[str, Array], listen: Listener) -> None:
 
 
 def _targets(
-    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], listen: Listener
+    source: DataSource, model: LoadedModel, parts: Mapping[Part, Table], splits: Mapping[str, Part], listen: Listener
 ) -> dict[Part, Array]:
     """Of every part; none for a language model, which learns its own input, and for words that have tags."""
     columns = source.columns
     if columns.label is None and (model.purpose == "causal" or columns.messages or columns.prompt or columns.words):
         return {}
-    named = {name: _part(source, share) for name, share in source.shares.items()}
-    called = {part: " and ".join(name for name, its in named.items() if its == part) for part in parts}
+    called = {part: " and ".join(name for name, its in splits.items() if its == part) for part in parts}
     encoded = encode(
         {called[p]: label_column(t, columns.label) for p, t in parts.items()},
         target=source.target,
@@ -198,17 +130,12 @@ def _targets(
 
 
 def _inputs(
-    table: Table,
-    columns: Columns,
-    split: str,
-    source: DataSource,
-    model: LoadedModel,
-    image: ImageInput,
-    listen: Listener,
+    source: DataSource, model: LoadedModel, table: Table, split: str, image: ImageInput, listen: Listener
 ) -> Tensor | dict[str, Tensor]:
     """What the model is called with for the rows of one split."""
+    columns = source.columns
     if columns.image is not None:
-        images = _images(table.column(columns.image, "data.image"), split, source, image, listen)
+        images = _images(table.column(columns.image, "data.image"), source, table, split, image, listen)
         return {"pixel_values": images} if model.keywords else images
     if columns.tokens is not None:
         if not model.keywords:
@@ -232,19 +159,10 @@ def _ids(table: Table, name: str) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _texts(
-    table: Table, columns: Columns, split: str, source: DataSource, model: LoadedModel, listen: Listener
-) -> tuple[dict[str, Tensor], Array]:
-    same = {field.name for field in fields(Form)}
-    given = {name: value for part in (columns, source) for name, value in vars(part).items() if name in same}
-    form = Form(**given, names=source.classes)
-    asks = form.choices is not None or (form.metric == "exact_match" and bool(form.prompt or form.messages))
-    return (QuestionReader if asks else TextReader)(form, model, table, split, listen).read()
-
-
-def _images(column: Column, split: str, source: DataSource, image: ImageInput, listen: Listener) -> Tensor:
-    path, part = _part(source, source.shares[split])
-    place = path / (part or "")
+def _images(
+    column: Column, source: DataSource, table: Table, split: str, image: ImageInput, listen: Listener
+) -> Tensor:
+    place = Path(table.where)
     images = decode(
         column,
         image,

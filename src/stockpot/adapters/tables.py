@@ -1,6 +1,6 @@
 """Named columns of equal length, which every format is read into, and the limits that all readers keep to.
 
-CSV, TSV and JSONL are read here; Parquet in `arrow`, which builds on this file.
+CSV, TSV and JSONL are read here; Parquet in `binary`, which builds on this file.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def as_numbers(column: Column, what: str, where: Callable[[int], str]) -> Array:
 
 
 def read_table(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
-    from stockpot.adapters.arrow import read_parquet
+    from stockpot.adapters.binary import read_parquet
 
     place = path if part is None else path / part
     if texts := _folder_of_texts(place):

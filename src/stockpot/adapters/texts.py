@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from stockpot.adapters.chats import chat_parts, check_columns
-from stockpot.adapters.extras import said, silent
-from stockpot.adapters.inputs import LoadedModel
+from stockpot.adapters.code import said, silent
 from stockpot.adapters.labels import read_tags
+from stockpot.adapters.models import LoadedModel
+from stockpot.adapters.source import DataSource
 from stockpot.adapters.tables import Array, Table, bad_data
 from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED
@@ -67,50 +67,32 @@ def learned_after(before: Sequence[int], ids: Sequence[int]) -> list[int]:
     return [IGNORED] * shared + [*ids[shared:]]
 
 
-@dataclass(frozen=True)
-class Form:
-    """Which columns of a table are read as what, and how long a sequence may be."""
-
-    text: tuple[str, ...] | None = None
-    messages: str | None = None
-    prompt: str | None = None
-    completion: str | None = None
-    choices: tuple[str, ...] | None = None
-    answer: str | None = None
-    words: str | None = None
-    tags: str | None = None
-    max_length: int | None = None
-    long_texts: str = "refuse"  # refuse, truncate, split or pack
-    metric: str = ""  # which may read further columns
-    generate: int | None = None  # samples whose answers are generated for `exact_match`; None: all
-    seed: int = 0
-    memory_limit: int = 8 * 2**30
-    names: tuple[str, ...] | None = None  # of the tags
-
-
 class TextReader:
     """Reads the texts of one split with a model's tokenizer."""
 
-    def __init__(self, form: Form, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
-        key = next((k for k in ("text", "messages", "prompt", "words") if getattr(form, k)), "text")
-        self.form, self.model, self.table, self.split, self.listen, self.key = form, model, table, split, listen, key
+    def __init__(self, source: DataSource, model: LoadedModel, table: Table, split: str, listen: Listener) -> None:
+        key = next((k for k in ("text", "messages", "prompt", "words") if getattr(source.columns, k)), "text")
+        self.source, self.columns, self.model, self.table = source, source.columns, model, table
+        self.split, self.listen, self.key = split, listen, key
         if model.tokenizer is None:
             fix = "give the model as model.transformers, or the token ids in data.tokens or data.python"
             raise bad_data(f"data.{key}", "a transformers model, which has a tokenizer", "another one", fix)
         self.tokenizer = tokenizer = model.tokenizer()
         size = getattr(tokenizer, "vocab_size", 0)
         if model.vocabulary is not None and size > model.vocabulary:
-            self._vocabulary(f"a tokenizer of {size:,} tokens")
+            expected = f"tokens below {model.vocabulary:,}, as many as the model has embeddings of"
+            fix = "set model.tokenizer to the folder of the tokenizer that the model was trained with"
+            raise bad_data("tokenizer and model", expected, f"a tokenizer of {size:,} tokens", fix)
         own = getattr(tokenizer, "model_max_length", None)
         if isinstance(own, bool) or not isinstance(own, int | float | None) or (own is not None and not own >= 1):
             fix = "correct model_max_length in tokenizer_config.json, or remove it"
             raise bad_data("the tokenizer", "a positive model_max_length", repr(own)[:80], fix)
         known = [n for n in (model.max_length, own and int(min(own, 2**30))) if n]
-        context, given = min(known, default=2**30), form.max_length
+        context, given = min(known, default=2**30), source.max_length
         if given is not None and model.max_length is not None and given > model.max_length:
             expected = f"at most {model.max_length:,}, the model's context"
             raise bad_data("data.max_length", expected, f"{given:,}", "ask for fewer tokens")
-        self.splits = form.long_texts in ("split", "pack")
+        self.splits = source.long_texts in ("split", "pack")
         pieces = min(context, _PIECE) if self.splits else context
         self.longest: int = given or pieces
         named = (getattr(tokenizer, name, None) for name in ("pad_token_id", "eos_token_id"))
@@ -130,7 +112,7 @@ class TextReader:
         if self.key == "text":
             return self._causal((ids, ids, sizes) for ids, sizes in self._sized(self._texts()[0]))
         if self.key == "messages":
-            name = str(self.form.messages)
+            name = str(self.columns.messages)
             chats = list(self.table.column(name, "data.messages"))
             check_columns(self.table)
             tell = self._told("chats", len(chats))
@@ -154,17 +136,15 @@ class TextReader:
         return whole
 
     def _columns(self, whole: Any) -> dict[str, Tensor]:
-        made = {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
-        self._check_ids(made["input_ids"])
-        return made
+        return {name: Ids(rows).padded(self.fill if name == "input_ids" else 0)[0] for name, rows in whole.items()}
 
     def _tagged(self) -> tuple[dict[str, Tensor], Array]:
         """Words with tags: each word's first token has the label; sentences without words are left out and counted."""
         if not getattr(self.tokenizer, "is_fast", False):
             fix = "save the tokenizer as tokenizer.json (AutoTokenizer does), or give data.python"
             raise bad_data("data.words", "a fast tokenizer, which says which word a token is of", "a slow one", fix)
-        columns = str(self.form.words), str(self.form.tags)
-        words, tags = read_tags(self.table, *columns, self.form.names, self.model.class_names, self.model.classes)
+        columns = str(self.columns.words), str(self.columns.tags)
+        words, tags = read_tags(self.table, *columns, self.source.classes, self.model.class_names, self.model.classes)
         rows = np.array([row for row, sentence in enumerate(words) if sentence], dtype=np.int64)
         if not len(rows):
             raise bad_data(f"{self.split} data, data.words", "sentences with words", "none", "check the column")
@@ -196,7 +176,6 @@ class TextReader:
             targets.add(target[: self.longest])
         ids, mask = sources.padded(self.fill)
         labels, _ = targets.padded(IGNORED)
-        self._check_ids(ids, labels)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}, np.arange(len(both))
 
     def _completions(self, prompts: Sequence[str], completions: Sequence[str]) -> Iterator[Part]:
@@ -217,7 +196,9 @@ class TextReader:
         """Ids and labels of one length; sequences without a label to predict are left out and counted."""
         ids, labels, rows, judged = Ids(), Ids(), array("q"), array("q")
         long, longest, empty = [], {}, 0
-        for row, (tokens, target, sizes) in self._packed(parts) if self.form.long_texts == "pack" else enumerate(parts):
+        for row, (tokens, target, sizes) in (
+            self._packed(parts) if self.source.long_texts == "pack" else enumerate(parts)
+        ):
             if len(tokens) > self.longest:
                 long.append(row)
                 longest[row] = len(tokens)
@@ -242,7 +223,6 @@ class TextReader:
             self._tell(f"{empty:,} without a token to learn, left out")
         table, mask = ids.padded(self.fill)
         target_table, _ = labels.padded(IGNORED)
-        self._check_ids(table)
         columns = {"input_ids": table, "attention_mask": mask, "labels": target_table}
         if self._wants_bytes:
             columns["bytes"] = torch.from_numpy(np.array(judged, np.int64))
@@ -265,10 +245,9 @@ class TextReader:
             if not held[0]:
                 first, sequences = row, sequences + bool(tokens)
             texts += bool(tokens)
-            added = [*between, *tokens], [IGNORED] * (len(between) + bool(tokens)), [*[0] * len(between), *sizes]
-            held[0].extend(added[0])
-            held[1].extend([*added[1], *target[1:]])
-            held[2].extend(added[2] if sizes else [])
+            held[0].extend([*between, *tokens])
+            held[1].extend([*[IGNORED] * (len(between) + bool(tokens)), *target[1:]])
+            held[2].extend([*[0] * len(between), *sizes] if sizes else [])
             if not tokens:
                 yield row, part  # to be counted
         if held[0]:
@@ -278,7 +257,7 @@ class TextReader:
     def _check_long(self, long: list[int], size: Callable[[int], int]) -> None:
         if not long or (self.splits and self.model.purpose == "causal"):
             return
-        if self.form.long_texts == "truncate":
+        if self.source.long_texts == "truncate":
             self._tell(f"{len(long):,} sequences longer than {self.longest:,} tokens, truncated")
             return
         row = max(long, key=size)
@@ -289,23 +268,13 @@ class TextReader:
         expected = f"sequences of at most {self.longest:,} tokens"
         raise bad_data(f"{self.split} data, data.{self.key}", expected, found, told)
 
-    def _check_ids(self, *tables: Tensor) -> None:
-        largest = max(int(table.max()) for table in tables)
-        if self.model.vocabulary is not None and largest >= self.model.vocabulary:
-            self._vocabulary(f"token {largest:,}")
-
-    def _vocabulary(self, found: str) -> None:
-        expected = f"tokens below {self.model.vocabulary:,}, as many as the model has embeddings of"
-        fix = "set model.tokenizer to the folder of the tokenizer that the model was trained with"
-        raise bad_data("tokenizer and model", expected, found, fix)
-
     # Texts --------------------------------------------------------------------------------------------
 
     def _texts(self) -> list[list[str]]:
-        return [self.table.texts(name, "data.text") for name in self.form.text or ()]
+        return [self.table.texts(name, "data.text") for name in self.columns.text or ()]
 
     def _pair(self) -> tuple[list[str], list[str]]:
-        names = str(self.form.prompt), str(self.form.completion)
+        names = str(self.columns.prompt), str(self.columns.completion)
         return self.table.texts(names[0], "data.prompt"), self.table.texts(names[1], "data.completion")
 
     def _encoded(self, texts: Sequence[str], *, target: bool = False) -> Iterator[list[int]]:
@@ -323,7 +292,7 @@ class TextReader:
 
     @property
     def _wants_bytes(self) -> bool:
-        return self.form.metric == "bits_per_byte"
+        return self.source.metric == "bits_per_byte"
 
     def _sized(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Sequence[int]]]:
         """Ids of each text and, where they are wanted, how many bytes of it each token adds."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stockpot import files
-from stockpot.adapters.extras import bad_model, need, said
+from stockpot.adapters.code import bad_model, need, said
 from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event, Listener
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from stockpot.adapters.extras import bad_model, need, said, silent
-from stockpot.adapters.inputs import ImageInput, LoadedModel
+from stockpot.adapters.code import bad_model, need, said, silent
+from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.errors import TaskError
 from stockpot.files import read_json
 from stockpot.pool import open_checkpoint

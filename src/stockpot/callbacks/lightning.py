@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stockpot.adapters.extras import need
-from stockpot.callbacks.collecting import Collector, Every
+from stockpot.adapters.code import need
+from stockpot.callbacks import Collector, Every
 from stockpot.task import Task
 
 if TYPE_CHECKING:

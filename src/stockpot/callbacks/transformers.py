@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from stockpot.adapters.extras import need
-from stockpot.callbacks.collecting import Collector, Every
+from stockpot.adapters.code import need
+from stockpot.callbacks import Collector, Every
 from stockpot.errors import TaskError
 from stockpot.task import Task
 from stockpot.task.loss import is_causal

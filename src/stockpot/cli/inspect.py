@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,19 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot import words
-from stockpot.cli.adapters import describe_adapters, show_adapters, without_refused
-from stockpot.cli.scaled import describe_scaled, show_scaled
-from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, table
-from stockpot.errors import LayoutError, PoolError, RunError, StockpotError, describe
-from stockpot.events import Listener, ignore
+from stockpot.cli.survey import check_model, describe_scaled, survey, without_refused
+from stockpot.cli.terminal import Json, Overrides, document, read_recipe, say, shown, table
+from stockpot.errors import PoolError, RunError
 from stockpot.progress import drawing
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from stockpot.layout import Layout
-    from stockpot.pool import Pool
-    from stockpot.recipe import Recipe
+    pass
 
 Sources = Annotated[
     list[str],
@@ -99,7 +91,7 @@ def inspect(
         found = survey(opened, limit, listen, nonfinite=nonfinite)
         found["problems"] += refused
         if recipe is not None:
-            _check_model(found, opened, recipe)
+            check_model(found, opened, recipe)
             if ranks is not None and limit is not None and not found["problems"]:
                 found["scaled"] = describe_scaled(recipe, opened, ranks, limit, speed)
     if as_json:
@@ -130,106 +122,6 @@ def _bytes(budget: str, option: str = "--budget") -> int:
     return found
 
 
-def survey(
-    pool: Pool, budget: int | None = None, listen: Listener = ignore, *, nonfinite: str = "refuse"
-) -> dict[str, Any]:
-    """Everything worth knowing about a pool before it is cooked, as plain values.
-
-    `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
-    """
-    from stockpot.layout import Layout
-    from stockpot.recipe.build import finite
-    from stockpot.run.record import describe_pool
-
-    problems: list[str] = []
-    try:
-        pool = finite(pool, nonfinite, listen)
-    except PoolError as error:
-        problems.append(str(error))
-    facts = pool.facts(listen)
-    found = describe_pool(pool, facts)
-    lengths = zip(found.pop("to_mean"), found.pop("norms"), strict=True)
-    for entry, checkpoint, (distance, norm) in zip(found["ingredients"], pool.checkpoints, lengths, strict=True):
-        del entry["fit"]
-        entry.update(key=checkpoint.key, to_mean=distance, norm=norm)
-    if pool.adapters is not None:
-        describe_adapters(pool.adapters, found)
-    outlier = found["outlier"]
-    found.update(
-        outlier=None if outlier is None else pool.names[outlier],
-        strangers=[pool.names[k] for k in facts.distances.strangers()],
-        duplicates=[[pool.names[k] for k in group] for group in facts.duplicates],
-        near=[
-            [pool.names[i], pool.names[j]]
-            for i, j in facts.distances.near()
-            if not any(i in group and j in group for group in facts.duplicates)
-        ],
-        dropped=list(pool.dropped),
-        problems=problems,
-        forecast=None,
-    )
-    try:
-        layout = Layout.of(pool, "model", facts=facts)
-    except LayoutError as error:
-        problems.append(str(error))
-    else:
-        found["kept"] = dict(Counter(layout.kept.values()))
-        found["forecast"] = _forecast(pool, layout, budget)
-    return found
-
-
-def _forecast(pool: Pool, layout: Layout, budget: int | None) -> dict[str, Any]:
-    from stockpot.soups.forecast import NOT_INCLUDED, Size, forecasts, largest_block
-    from stockpot.soups.registry import METHODS
-
-    size = Size.of(pool, layout)
-    blockwise = [name for name, method in METHODS.items() if method.blockwise]
-    return {
-        "budget": budget,
-        "device": "cuda" if size.gpu else "cpu",
-        "mixed_parameters": size.parameters,
-        "not_included": NOT_INCLUDED,
-        "rows": [dataclasses.asdict(row) for row in forecasts(size, budget)],
-        "largest_block": budget and {name: largest_block(size, budget) for name in blockwise},
-    }
-
-
-def _check_model(found: dict[str, Any], pool: Pool, recipe: Recipe) -> None:
-    """Whether the pool's tensors are those of the recipe's model, into `found`."""
-    from stockpot.names import differences
-
-    model = _architecture(recipe)
-    differing = differences(model, pool.specs, spare=pool.spare)
-    found["model"] = {
-        "name": type(model).__name__,
-        "fits": not differing,
-        "not_in_model": list(differing.lacks),
-        "not_in_pool": list(differing.extra),
-        "shapes": list(differing.shapes),
-        "rename": differing.rename,
-    }
-    if differing:
-        what, same = f"the pool and the recipe's model ({type(model).__name__})", f"the same {len(pool.specs)} tensors"
-        said = describe(what, expected=same, found=";\n  ".join(differing.sentences()), fix=differing.fix())
-        found["problems"].append(said)
-
-
-def _architecture(recipe: Recipe) -> nn.Module:
-    """The model, without memory for its weights where its library can do without."""
-    import torch
-
-    from stockpot.recipe.build import build_model
-
-    if recipe.model.kind != "python":
-        try:
-            with torch.device("meta"):
-                return build_model(recipe).model
-        except Exception as error:  # a constructor that looks at its own weights, unless we know better
-            if isinstance(error, StockpotError):
-                raise
-    return build_model(recipe).model
-
-
 def _show(found: Mapping[str, Any]) -> None:
     ingredients, model, forecast = found["ingredients"], found.get("model"), found["forecast"]
     dtypes = ", ".join(f"{count} {name}" for name, count in found["dtypes"].items())
@@ -242,7 +134,7 @@ def _show(found: Mapping[str, Any]) -> None:
         fits = "fits the recipe's model" if model["fits"] else "does not fit the recipe's model; see the end"
         say(f"The pool {fits} ({model['name']}).\n")
     if found["base"] is not None:
-        show_adapters(found)
+        _show_adapters(found)
     else:
         headings = ("ingredient", "format", "size", "norm", "distance to mean", "nearest")
         table(headings, [_ingredient(k, found) for k in range(len(ingredients))])
@@ -251,7 +143,7 @@ def _show(found: Mapping[str, Any]) -> None:
     if forecast is not None:
         _show_forecast(forecast, len(ingredients))
     if found.get("scaled") is not None:
-        show_scaled(found["scaled"])
+        _show_scaled(found["scaled"])
     for problem in found["problems"]:
         say(f"problem: {problem}\n")
 
@@ -313,4 +205,50 @@ def _show_forecast(forecast: Mapping[str, Any], models: int) -> None:
         block = forecast["largest_block"]["crossfit"]
         largest = f"Largest block for crossfit within the budget: {block} (method.block_size: {block})."
         say(largest if block else "No block size of crossfit fits this budget; uniform and greedy need the least.")
+    say()
+
+
+def _show_adapters(found: Mapping[str, Any]) -> None:
+    def span(values: Sequence[float]) -> str:
+        return f"{values[0]:.4g}" + (f" to {values[-1]:.4g}" if len(values) > 1 else "")
+
+    rows: list[tuple[str, ...]] = []
+    for entry in found["ingredients"]:
+        one = entry["adapter"]
+        cosine = "–" if one["cosine"] is None else f"{words.middle(one['nearest'], 24)} ({one['cosine']:.2f})"
+        norm = "not finite" if one["norm"] is None else f"{one['norm']:.4g}"
+        more = f" and {one['whole_tensors']} whole tensors" if one["whole_tensors"] else ""
+        names = ", ".join(one["targets"][:4]) + (", ..." if len(one["targets"]) > 4 else "") + more
+        rows.append((entry["name"], span(one["ranks"]), span(one["scales"]), norm, cosine, names))
+    say(f"LoRA adapters on {shown(Path(found['base']['path']))}\n")
+    table(("adapter", "rank", "scale", "norm of delta", "most alike (cosine)", "targets"), rows)
+
+
+def _show_scaled(found: Mapping[str, Any]) -> None:
+    ranks, together = found["ranks"], found["together"]
+    ways = {
+        "data": "each takes a part of every batch",
+        "folds": "each learns whole folds",
+        "shards": f"{together} hold one model together, {ranks // together} times",
+    }
+    settings = f" (method.parallel: shards, method.shards: {together})" if together > 1 else ""
+    fits = "" if found["fits"] else ", and that is more than there is; fewer models at a time: method.block_size"
+    seconds = found["seconds"]
+    if seconds is None:
+        time = f"not known: the model does not run without its weights ({found['unknown']})"
+    else:
+        best, worst = (words.seconds(one) if one >= 1 else f"{1000 * one:.3g} ms" for one in seconds)
+        time = best if best == worst else f"{best} to {worst} (exchange behind the computation, or after it)"
+    rows = [
+        ("arrangement", f"{found['way']}: {ways[found['way']]}{settings}"),
+        ("models at a time", f"{found['block']} as {found['directions']}"),
+        ("memory per rank", f"{words.size(found['total'])} of {words.size(found['per_rank'])}{fits}"),
+        ("sent per step by each rank", words.size(found["coefficients"])),
+        ("  by FSDP2 besides", words.size(found["fsdp"])),
+        ("  data parallelism would send", words.size(found["ddp"])),
+        ("time per step", time),
+    ]
+    say(f"{found['method']} on {ranks} GPUs, batches of {found['batch']}: computed, not measured (docs/scaling.md)\n")
+    for name, value in rows:
+        say(f"  {name:<30}{value}")
     say()

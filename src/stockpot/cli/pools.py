@@ -13,14 +13,13 @@ import typer
 
 from stockpot import files, words
 from stockpot.cli.cooking import run_recipe, show, summary
-from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table
-from stockpot.cli.together import together
+from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table, together
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.progress import drawing
 
 if TYPE_CHECKING:
-    from stockpot.zoo import TrialRecord
+    from stockpot.zoo.folder import TrialRecord
 
 Trials = Annotated[
     int | None, typer.Option("--trials", metavar="N", help="How many checkpoints, instead of the recipe's.")
@@ -117,8 +116,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
     """
     from stockpot.recipe import load_recipe
     from stockpot.report import write_report
-    from stockpot.zoo import make_demo_pool
-    from stockpot.zoo.demo import one_thread
+    from stockpot.zoo.demo import make_demo_pool, one_thread
 
     began = time.perf_counter()
     path = _demo_recipe(out, seed, overwrite)
@@ -146,7 +144,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
 
 def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
     """The demo's recipe in its folder. What no demo made is neither run nor removed."""
-    from stockpot.zoo import clear_demo, demo_recipe
+    from stockpot.zoo.demo import clear_demo, demo_recipe
 
     try:
         ours = files.read_bytes(out / MARKER, root=out) == MARKED

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stockpot import words
+from stockpot.events import Listener, ignore
+from stockpot.progress import drawing
 
 if TYPE_CHECKING:
     from stockpot.recipe import Recipe
+
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.", show_default=False)]
 Overrides = Annotated[
@@ -64,3 +68,25 @@ def say_loading(soup: Path) -> None:
     from stockpot.soup.card import loading
 
     say("\n".join(["Load it:", *(f"    {line}" for line in loading(soup, shown(soup)) if line)]))
+
+
+@contextlib.contextmanager
+def together(read: Callable[[], Recipe]) -> Iterator[tuple[Recipe, Listener]]:
+    """The recipe, the same on all ranks, and what shows progress; the first rank alone goes on after the block."""
+    from stockpot import ranks
+
+    ranks.join()
+    with ranks.watched():
+        recipe = read()
+        if ranks.active():
+            from stockpot.recipe.build import code_digests
+            from stockpot.run.shapes import flat
+
+            content = {name: value for name, value in recipe.resolved().items() if name != "base"}
+            ranks.check_same({**flat(content), **{f"code {name}": one for name, one in code_digests(recipe).items()}})
+        with drawing() if ranks.first() else contextlib.nullcontext(ignore) as listen:
+            yield recipe, listen
+    first = ranks.first()
+    ranks.leave()
+    if not first:
+        raise typer.Exit

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stockpot import ranks
-from stockpot.engine import plan, resources
 from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
-from stockpot.engine.low_memory import Projector, gradients_freed, recomputing
+from stockpot.engine.low_memory import Projector, recomputing
 from stockpot.engine.optimiser import AdamW, CapturedStep, TakeStep
+from stockpot.engine.plan import Options, planned
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
 from stockpot.task.captured import Batch, DeviceBatches
@@ -24,19 +23,6 @@ from stockpot.task.loss import Loss
 
 BURST = 50  # steps at most between two waits for the device
 FP16_SCALES = (4096.0, 1.0)  # on the loss under fp16 autocast, whose smallest number is 6e-8
-
-
-@dataclass(frozen=True)
-class Options:
-    """How learning runs; the fields of the same names in soups/settings.py say what they mean."""
-
-    batch_size: int = 128
-    accumulate: int = 1
-    directions: str = "auto"
-    memory: int | None = None
-    low_memory: bool = False
-    compile: bool = False
-    graphs: bool = True
 
 
 class Engine:
@@ -75,7 +61,7 @@ class Engine:
         self._next: tuple[int, ...] = ()
         self._directions: Directions | None = None
         try:
-            self.plan = ranks.decided_once(lambda: self._choose(data, block_size, fixed_block))
+            self.plan = ranks.decided_once(lambda: planned(live, options, data, block_size, fixed_block))
             self.loader = self._loader(last)
             if options.compile:
                 # After the trial passes: they have other shapes.
@@ -91,90 +77,6 @@ class Engine:
         except BaseException:  # such as memory that ran out: the model must not keep what was put around it
             self.close()
             raise
-
-    # The memory plan ----------------------------------------------------------------------------------
-
-    def _choose(self, data: Data, block_size: int, fixed_block: bool) -> plan.Plan:
-        live, o = self.live, self.options
-        width = live.flat.element_size()
-        if live.factored:
-            dtypes = [live.dtype]
-        elif o.directions != "auto":
-            dtypes = [plan.DTYPES[o.directions]]
-        elif self._cuda and live.dtype == torch.float32:
-            dtypes = [torch.bfloat16, torch.int8]
-        else:
-            dtypes = [live.dtype]
-        step, sample, kept, spared = 0, 0.0, 0, None
-        if self._cuda:
-            held = [*live.task.model.parameters(), *live.task.model.buffers()]
-            kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
-            if o.low_memory or live.plan.size >= plan.LARGE:
-                with recomputing(live.task.model):
-                    spared = self._measure(data)
-            # Where it is low-memory mode already, the other might not fit, nor its trial.
-            step, sample = spared if spared and o.low_memory else self._measure(data)
-        need = plan.Need(
-            models=len(live.pool),
-            parameters=live.plan.size,
-            model_width=width,
-            held_models=1 if self._cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
-            batch=min(o.batch_size, len(data)),
-            step=step,
-            sample=sample,
-            data=self._resident_bytes(data),
-            kept=kept + live.beside,
-            soup_width=live.soup_dtype.itemsize if self._cuda else 4,
-            spared=spared,
-        )
-        limit = o.memory
-        if limit is None and (free := resources.free_memory(live.device)) is not None:
-            limit = int(0.92 * free) + torch.cuda.memory_allocated(live.device)
-        if limit is None and not fixed_block and (host := resources.host_memory()) is not None:
-            limit = host // 2  # what is free changes from run to run, results should not
-        return plan.choose(
-            need,
-            wanted_block=block_size,
-            fixed_block=fixed_block,
-            dtypes=dtypes,
-            accumulate=o.accumulate,
-            max_accumulate=max(o.accumulate, min(o.batch_size, len(data)) // 8 if live.task.may_be_cut else 1),
-            low_memory=o.low_memory,
-            budget=limit,
-        )
-
-    def _resident_bytes(self, data: Data) -> int:
-        """Data is kept on the device when it takes little of what is free there."""
-        free = resources.free_memory(self.live.device)
-        if free is None or data.columns is None or self.options.memory is not None:
-            return 0
-        return data.nbytes if data.nbytes < free // 8 else 0
-
-    def _measure(self, data: Data) -> tuple[int, float]:
-        """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample.
-
-        Parts of a batch are measured, so that this cannot run out of memory itself.
-        """
-        live, task = self.live, self.live.task
-        size = min(self.options.batch_size, len(data))
-        peaks = []
-        sizes = sorted({max(1, size // 8), max(1, size // 4)})
-        with task.learning(), gradients_freed(live):
-            for n in sizes:
-                batch = task.to_device(data.batch(torch.arange(n)))
-                for _ in range(2):  # the first pass also pays for libraries
-                    torch.cuda.synchronize(live.device)
-                    torch.cuda.reset_peak_memory_stats(live.device)
-                    before = torch.cuda.memory_allocated(live.device)
-                    task.loss(batch).mean.backward()  # type: ignore[no-untyped-call]
-                    peak = torch.cuda.max_memory_allocated(live.device) - before
-                peaks.append(peak)
-                del batch
-        torch.cuda.empty_cache()
-        if len(sizes) == 1:
-            return 0, peaks[0] / sizes[0]
-        slope = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
-        return max(0, int(peaks[0] - slope * sizes[0])), slope
 
     def _loader(self, last: LastBlock | None) -> Loader:
         if not self._cuda or self.live.dtype != torch.float32 or self.live.factored:

@@ -28,7 +28,11 @@ _COEFFICIENTS = "coefficients of "
 
 
 class FactoredLive(Live):
-    """On exit the model has the base's weights wherever there were factors."""
+    """On exit the model has the base's weights wherever there were factors.
+
+    Where the base is divided among ranks, factors and coefficients are whole on each. A coefficient's gradient is that
+    of the rank's own samples, a row's that of all: both add up over the ranks.
+    """
 
     factored = True
 

@@ -2,11 +2,16 @@
 
 Parameters become views of `flat`, so that mixing writes the model without a copy. `theta` is the soup in the dtype of
 the sums (fp32 or better); it is `flat` itself unless the model is narrower (a bf16 model), then `push` rounds it.
+
+Where FSDP2 has divided the model among ranks, `flat` holds this rank's rows of every mixed tensor, and they are copied
+to the model. All that is done with theta is linear: reading and mixing rows needs no other rank, and projections of the
+rows' gradients add up to that of the whole. Rows are cut from the mapped files: a rank reads its own pages alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -19,30 +24,34 @@ from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype
 from stockpot.names import by_file_names
 from stockpot.pool import Pool, TensorSpec
-from stockpot.soup.mix import mix_tensor
-from stockpot.soup.weights import chosen
+from stockpot.soup.weights import chosen, mix_tensor
 from stockpot.task import Task
 
 
 class Live:
-    """Use as a context manager: on exit the model owns its tensors again and keeps their last values."""
+    """Use as a context manager: on exit the model owns its tensors again and keeps their last values.
+
+    A model that is divided stays so.
+    """
 
     factored = False  # whether the vector holds coefficients of adapters (engine/factored.py), which are not rounded
     beside = 0  # bytes of factors on the device
-    sharded = False  # whether ranks hold parts of the model (engine/sharded.py)
 
     def __init__(self, task: Task, pool: Pool, layout: Layout) -> None:
         self.task = task
         self.pool = pool
         self.layout = layout
         self.device = task.device
+        self.sharded = task.sharded  # whether ranks hold parts of the model
+        self._tensors = tensors = _named(task.model, pool.specs)
+        if self.sharded:
+            self._check_divided()
         cuda = self.device.type == "cuda"
         self.dtype = torch.float32  # of sums and coefficients
         for name in layout.group_of:
             self.dtype = torch.promote_types(self.dtype, mixing_dtype(pool.specs[name].dtype))
         self.plan = self._planned(ALIGN if cuda else 1)
         self.tiles = Tiles.of(self.plan, self.device) if cuda else None
-        self._tensors = tensors = _named(task.model, pool.specs)
         self._frozen_before = [(p, p.requires_grad) for p in task.model.parameters()]
         kinds = {tensors[n].dtype for slot in self.plan.slots for n in slot.names if n in tensors}
         narrow = len(kinds) == 1 and cuda and not self.factored
@@ -61,11 +70,28 @@ class Live:
 
     def _spec(self, name: str) -> TensorSpec:
         """What this process holds of a mixed tensor."""
-        return self.pool.specs[name]
+        spec = self.pool.specs[name]
+        return replace(spec, shape=tuple(ranks.local(self._held(name)).shape)) if self.sharded else spec
+
+    def _held(self, name: str) -> Tensor:
+        """The model's tensor of a mixed name, which may be another than the model's where it is tied."""
+        together = next((names for names in self.layout.tied if name in names), ())
+        return next(self._tensors[other] for other in (name, *together) if other in self._tensors)
+
+    def _check_divided(self) -> None:
+        for name in self.layout.group_of:
+            if not isinstance(self._held(name), nn.Parameter):
+                raise TaskError.of(
+                    f"model tensor {name} for shards",
+                    expected="a parameter, or the same values in all ingredients",
+                    found="a buffer that is mixed, of which every rank has all",
+                    fix=f"keep one ingredient's with exclude={name!r}, or leave out parallel: shards",
+                )
 
     def _value(self, k: int, slot: Slot) -> Tensor:
         """What ingredient k has at this place."""
-        return self.pool.tensor(k, slot.names[0]).reshape(-1)
+        value = self.pool.tensor(k, slot.names[0])
+        return (value[ranks.rows(self._held(slot.names[0]))] if self.sharded else value).reshape(-1)
 
     @property
     def places(self) -> object:
@@ -78,10 +104,10 @@ class Live:
         names = {id(tensor): name for name, tensor in self._tensors.items()}
         now = _named(self.task.model, self.pool.specs)
         for tensor, start, _ in self.bound:
-            name, found = names[id(tensor)], None
+            name, found, place = names[id(tensor)], None, first + start * width
             if now.get(name) is not tensor:
                 found = "another tensor: the model assigns a new one while it runs"
-            elif tensor.dtype == self.flat.dtype and tensor.numel() and tensor.data_ptr() != first + start * width:
+            elif not self.sharded and tensor.dtype == self.flat.dtype and tensor.numel() and tensor.data_ptr() != place:
                 found = "other memory: the model assigns to .data while it runs, as max-norm constraints do"
             if found:
                 raise TaskError.of(
@@ -149,7 +175,7 @@ class Live:
     ) -> None:
         for tensor in self._tensors.values():
             tensor.grad = None
-            if _same_memory(tensor, self.flat):
+            if not self.sharded and _same_memory(tensor, self.flat):
                 tensor.data = tensor.data.clone()
         for parameter, before in self._frozen_before:
             parameter.requires_grad_(before)
@@ -158,9 +184,9 @@ class Live:
         self.bound.append((tensor, start, stop))
         if isinstance(tensor, nn.Parameter):
             tensor.requires_grad_(True)
-        if tensor.dtype == self.flat.dtype:
+        if not self.sharded and tensor.dtype == self.flat.dtype:
             tensor.data = self.flat[start:stop].view(tensor.shape)
-        else:
+        elif not self.sharded:  # all rows are copied at once
             self.copied.append((tensor, start, stop))
 
     def load_kept(self) -> None:
@@ -184,7 +210,7 @@ class Live:
     def put(self, name: str, value: Tensor) -> None:
         """Set one tensor that is not mixed, where the model has it."""
         if name in self._tensors:
-            self._tensors[name].data.copy_(value)
+            ranks.fill(self._tensors[name], value)
 
     def read(self, k: int, out: Tensor) -> Tensor:
         """Ingredient k as a flat vector. out: (P,)"""
@@ -225,6 +251,11 @@ class Live:
         self.push_copies()
 
     def push_copies(self) -> None:
+        if self.sharded:
+            own = [ranks.local(tensor).view(-1) for tensor, _, _ in self.bound]
+            with torch.no_grad():
+                _copy(own, [self.flat[start:stop] for _, start, stop in self.bound])
+            return
         source = self.flat if self._theta is None else self._theta
         for tensor, start, stop in self.copied:
             tensor.data.copy_(source[start:stop].view(tensor.shape))

@@ -10,12 +10,19 @@ rest grows with the batch, because they are at their most when the activations a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+from stockpot import ranks
 from stockpot.engine.flat import TILE
+from stockpot.engine.live import Live
+from stockpot.engine.low_memory import gradients_freed, recomputing
+from stockpot.task import Data
 
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -23,6 +30,19 @@ MARGIN = 1.08  # what a forecast may be off without breaking the budget
 MOST = 2 * 2**30  # bytes it may be off at most: what is large (directions, weights) is known to the byte
 LARGE = 2**28  # parameters; above, a launch for each tensor costs less than a flat copy of its gradient
 _PIECES = 4 * 4 * 2**22  # the loader's buffers, a piece and what it may run over
+
+
+@dataclass(frozen=True)
+class Options:
+    """How learning runs; the fields of the same names in soups/settings.py say what they mean."""
+
+    batch_size: int = 128
+    accumulate: int = 1
+    directions: str = "auto"
+    memory: int | None = None
+    low_memory: bool = False
+    compile: bool = False
+    graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,42 +133,158 @@ def choose(
     then the block size unless the user fixed it, then low-memory mode, again in as few pieces as will do. The last
     resort is returned even if it does not fit.
     """
+    large = need.parameters >= LARGE
 
-    def plan(b: int, dtype: torch.dtype, pieces: int, low: bool, reason: str) -> Plan:
-        # In several pieces, gradients that add up are projected once and single ones for every piece.
-        single = need.parameters >= LARGE and not low and pieces == 1
-        whole = parts(need, b, dtype, pieces, low, single)
-        if need.parameters >= LARGE and not low and asked is not None and sum(whole.values()) > room(asked):
-            single, whole = True, parts(need, b, dtype, pieces, low, True)
-        return Plan(b, dtype, pieces, low, b < need.models, whole, asked, reason, single)
-
-    asked = budget
-
-    best = plan(wanted_block, dtypes[0], accumulate, low_memory, "fits")
-    if budget is None:
-        return replace(best, reason="no limit known")
-    budget = room(budget)
-    if best.total <= budget:
-        return best
-    for dtype in dtypes[1:]:
-        best = plan(wanted_block, dtype, accumulate, low_memory, f"{NAMES[dtypes[0]]} would not fit")
-        if best.total <= budget:
-            return best
-    dtype = dtypes[-1]
-    cuts = [accumulate]
-    while need.sample and cuts[-1] * 2 <= max_accumulate:  # without activations to save, pieces save nothing
-        cuts.append(cuts[-1] * 2)
-    blocks = [wanted_block]
-    while not fixed_block and blocks[-1] > 1:
-        blocks.append(blocks[-1] // 2)
-    for b in blocks:
-        reason = "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
+    def arrangements() -> Iterator[tuple[int, torch.dtype, int, bool, str]]:
+        yield wanted_block, dtypes[0], accumulate, low_memory, "fits"
+        for dtype in dtypes[1:]:
+            yield wanted_block, dtype, accumulate, low_memory, f"{NAMES[dtypes[0]]} would not fit"
+        cuts = [accumulate]
+        while need.sample and cuts[-1] * 2 <= max_accumulate:  # without activations to save, pieces save nothing
+            cuts.append(cuts[-1] * 2)
+        blocks = [wanted_block]
+        while not fixed_block and blocks[-1] > 1:
+            blocks.append(blocks[-1] // 2)
+        for b in blocks:
+            reason = "the whole batch would not fit" if b == wanted_block else f"{wanted_block} models would not fit"
+            for pieces in cuts:
+                yield b, dtypes[-1], pieces, low_memory, reason
         for pieces in cuts:
-            best = plan(b, dtype, pieces, low_memory, reason)
-            if best.total <= budget:
-                return best
-    for pieces in cuts:
-        best = plan(blocks[-1], dtype, pieces, True, "gradients would not fit at once")
-        if best.total <= budget:
-            return best
-    return replace(best, reason="may not fit: the smallest arrangement there is")
+            yield blocks[-1], dtypes[-1], pieces, True, "gradients would not fit at once"
+
+    for b, dtype, pieces, low, reason in arrangements():
+        # In several pieces, gradients that add up are projected once and single ones for every piece.
+        single = large and not low and pieces == 1
+        whole = parts(need, b, dtype, pieces, low, single)
+        if large and not low and budget is not None and sum(whole.values()) > room(budget):
+            single, whole = True, parts(need, b, dtype, pieces, low, True)
+        found = Plan(b, dtype, pieces, low, b < need.models, whole, budget, reason, single)
+        if budget is None:
+            return replace(found, reason="no limit known")
+        if found.total <= room(budget):
+            return found
+    return replace(found, reason="may not fit: the smallest arrangement there is")
+
+
+# What this task and this machine ask for -----------------------------------------------------------------
+
+
+def planned(live: Live, options: Options, data: Data, block_size: int, fixed_block: bool) -> Plan:
+    """The plan for this model, data and device."""
+    task, o, cuda = live.task, options, live.device.type == "cuda"
+    if live.factored:
+        dtypes = [live.dtype]
+    elif o.directions != "auto":
+        dtypes = [DTYPES[o.directions]]
+    elif cuda and live.dtype == torch.float32:
+        dtypes = [torch.bfloat16, torch.int8]
+    else:
+        dtypes = [live.dtype]
+    step, sample, kept, spared = 0, 0.0, 0, None
+    if cuda:
+        held = [*task.model.parameters(), *task.model.buffers()]
+        kept = max(0, sum(ranks.local(t).nbytes for t in held) - (0 if live.sharded else live.flat.nbytes))
+        if o.low_memory or live.plan.size >= LARGE:
+            with recomputing(task.model):
+                spared = measured(live, o.batch_size, data)
+        # Where it is low-memory mode already, the other might not fit, nor its trial.
+        step, sample = spared if spared and o.low_memory else measured(live, o.batch_size, data)
+    free, batch = free_memory(live.device), min(o.batch_size, len(data))
+    # Data is kept on the device when it takes little of what is free there.
+    resident = free is not None and data.columns is not None and o.memory is None and data.nbytes < free // 8
+    need = Need(
+        models=len(live.pool),
+        parameters=live.plan.size,
+        model_width=live.flat.element_size(),
+        held_models=1 if cuda else 3,  # theta_fix; elsewhere theta_bar and a row to read into as well
+        batch=batch,
+        step=step,
+        sample=sample,
+        data=data.nbytes if resident else 0,
+        kept=kept + live.beside,
+        soup_width=live.soup_dtype.itemsize if cuda else 4,
+        spared=spared,
+    )
+    limit = o.memory
+    if limit is None and free is not None:
+        limit = int(0.92 * free) + torch.cuda.memory_allocated(live.device)
+    if limit is None and not fixed_block and (host := host_memory()) is not None:
+        limit = host // 2  # what is free changes from run to run, results should not
+    return choose(
+        need,
+        wanted_block=block_size,
+        fixed_block=fixed_block,
+        dtypes=dtypes,
+        accumulate=o.accumulate,
+        max_accumulate=max(o.accumulate, batch // 8 if task.may_be_cut else 1),
+        low_memory=o.low_memory,
+        budget=limit,
+    )
+
+
+def measured(live: Live, batch_size: int, data: Data) -> tuple[int, float]:
+    """Peak bytes of a forward and backward pass without the gradients, as a constant and per sample.
+
+    Parts of a batch are measured, so that this cannot run out of memory itself.
+    """
+    task, size, peaks = live.task, min(batch_size, len(data)), []
+    sizes = sorted({max(1, size // 8), max(1, size // 4)})
+    with task.learning(), gradients_freed(live):
+        for n in sizes:
+            batch = task.to_device(data.batch(torch.arange(n)))
+            for _ in range(2):  # the first pass also pays for libraries
+                torch.cuda.synchronize(live.device)
+                torch.cuda.reset_peak_memory_stats(live.device)
+                before = torch.cuda.memory_allocated(live.device)
+                task.loss(batch).mean.backward()  # type: ignore[no-untyped-call]
+                peak = torch.cuda.max_memory_allocated(live.device) - before
+            peaks.append(peak)
+            del batch
+    torch.cuda.empty_cache()
+    if len(sizes) == 1:
+        return 0, peaks[0] / sizes[0]
+    slope = max(0.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
+    return max(0, int(peaks[0] - slope * sizes[0])), slope
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes a CUDA device can still give, what PyTorch holds unused included. None elsewhere."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def host_memory() -> int | None:
+    """Bytes that this process may take in all: the machine's, or less where its container is limited. None: unknown."""
+    try:
+        machine: int | None = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        machine = None
+    known = [limit for limit in (machine, *container_limits()) if limit is not None]
+    return min(known, default=None)
+
+
+def container_limits(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Memory limits of this process's control groups (version 2 or 1), its own and those it lies in."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        if controllers in ("", "name=systemd"):
+            base, file = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, file = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inner = base / place.strip("/")
+        for folder in (inner, *inner.parents):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                found.append(int((folder / file).read_text()))
+            if folder == base:
+                break
+    return [limit for limit in found if limit < 1 << 60]  # version 1 writes a huge number for none

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from stockpot.errors import describe
+from stockpot.names import placed, suggest_rename
 from stockpot.pool.nesting import is_average
 from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, listed, shown
 
@@ -117,7 +118,11 @@ def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[li
         for what, texts in sorts.items()
         if texts
     ]
-    if (rename := _suggested_rename(missing, extra)) is not None:
+    here, there = ({name: spec.shape for name, spec in each.items()} for each in (specs, reference))
+    rename = suggest_rename(here, there) if len(missing) == len(extra) else None
+    if rename is not None and placed(here, there, rename) == len(there):
+        # With an empty prefix every name of every file would get one; to take it off everywhere comes to the same.
+        rename = {rename[""]: ""} if "" in rename else rename
         return found, f"the names differ by a prefix only: open the pool with rename={rename}"
     if any("embed" in text for text in shapes) and not (missing or extra):
         more = "if tokens were added to its vocabulary, bring all to the same one first (resize_token_embeddings)"
@@ -127,29 +132,6 @@ def _differences(specs: Specs, reference: Specs, mixed_dtypes: bool) -> tuple[li
     if floating:
         return found, "convert the file, or allow it: mixed_dtypes=True, pool.mixed_dtypes in a recipe, --mixed-dtypes"
     return found, "convert the file to the dtypes of the others, or leave it out"
-
-
-def _suggested_rename(missing: list[str], extra: list[str]) -> dict[str, str] | None:
-    """A prefix map under which the names agree, if one prefix explains all of the difference."""
-    if not missing or len(missing) != len(extra):
-        return None
-    wanted, all_missing = missing[0], set(missing)
-    for candidate in extra:
-        common = 0
-        for a, b in zip(reversed(wanted.split(".")), reversed(candidate.split(".")), strict=False):
-            if a != b:
-                break
-            common += len(a) + 1
-        if not common:
-            continue
-        old = candidate[: max(len(candidate) - common + 1, 0)]
-        new = wanted[: max(len(wanted) - common + 1, 0)]
-        # The first name that does not fit ends the search, so that this is not quadratic in the number of names.
-        if all((new + name[len(old) :] if name.startswith(old) else name) in all_missing for name in extra):
-            # An empty `old` would put the prefix before every name of every file; dropping it everywhere
-            # comes to the same.
-            return {old: new} if old else {new: ""}
-    return None
 
 
 def _promoted(dtypes: Iterable[torch.dtype]) -> torch.dtype:

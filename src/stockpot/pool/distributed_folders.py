@@ -17,8 +17,7 @@ from torch import Tensor
 
 from stockpot.pool import source
 from stockpot.pool.nesting import find_weights
-from stockpot.pool.pickled_values import Made, Named, Pairs, pickled_values
-from stockpot.pool.pickles import PickleError
+from stockpot.pool.pickles import Made, Named, Pairs, PickleError, pickled_values
 from stockpot.pool.source import COPY_AGAIN, Checkpoint, reason, refusal, shown, spec_of
 from stockpot.pool.torch_files import read_piece
 
@@ -50,7 +49,7 @@ def open_distributed(directory: Path, key: str | None = None) -> Checkpoint:
         fix = f"{COPY_AGAIN}; or convert it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         expected = "the table of a torch.distributed.checkpoint"
         raise refusal(table, expected, reason(error), f"{fix} {shown(directory)} model.pt") from error
-    weights, place, others = find_weights(_nested(metas, places), key, directory)
+    weights, place = find_weights(_nested(metas, places), key, directory)
     stored = {id(meta): name for name, meta in metas.items()}
     names = {name: stored[id(meta)] for name, meta in weights.items() if id(meta) in stored}
     specs = {name: spec_of(metas[flat].dtype, tuple(metas[flat].shape)) for name, flat in names.items()}
@@ -72,9 +71,7 @@ def open_distributed(directory: Path, key: str | None = None) -> Checkpoint:
 
     files = sorted({piece.file for flat in names.values() for piece in pieces[flat]})
     ignored = tuple(name for name in weights if name not in names)
-    return Checkpoint(
-        directory, "torch-distributed", (table, *files), specs, read, key=place, other_keys=others, ignored=ignored
-    )
+    return Checkpoint(directory, "torch-distributed", (table, *files), specs, read, key=place, ignored=ignored)
 
 
 def _read(

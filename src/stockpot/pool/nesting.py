@@ -22,8 +22,9 @@ EMA_KEYS = (
 _DEPTH = 3  # {"checkpoint": {"model": {"state_dict": ...}}} is as deep as real files go
 _CLEARLY = 10  # times as many numbers: then it is clear which of two places has the weights
 
-# A mapping with tensors, the dotted path to it (None: the object itself), and other such paths.
-Weights = tuple[Mapping[Any, Any], str | None, tuple[str, ...]]
+Weights = tuple[
+    Mapping[Any, Any], str | None
+]  # a mapping with tensors, the dotted path to it (None: the object itself)
 
 
 def find_weights(saved: object, key: str | None, path: Path) -> Weights:
@@ -32,10 +33,11 @@ def find_weights(saved: object, key: str | None, path: Path) -> Weights:
     nested = dict(_nested(saved, (), path))
     if nested and _outweighs(saved, nested, "", path):
         nested = {}
-    if order := sorted(nested, key=is_average):  # raw ones first
-        return nested[order[0]], order[0], tuple(order[1:])
+    if nested:
+        place = min(nested, key=is_average)  # raw ones first
+        return nested[place], place
     if isinstance(saved, Mapping) and _holds_tensors(saved):
-        return saved, None, ()
+        return saved, None
     items = saved.items() if isinstance(saved, Mapping) else ()
     inside = [shown_key(name) for name, inner in items if _holds_tensors(inner)]
     expected = "a mapping of names to tensors, at the top or under one of " + ", ".join(RAW_KEYS)
@@ -60,7 +62,7 @@ def _by_key(saved: object, key: str, path: Path) -> Weights:
     if found is None and key == "ema" and averages:
         key, found = averages[0], nested[averages[0]]
     if isinstance(found, Mapping) and _holds_tensors(found):
-        return found, key, tuple(place for place in nested if place != key)
+        return found, key
     what = f"nothing there, in {_outline(saved)}" if found is None else f"{_outline(found)} there"
     fix = f"use one of the keys with weights: {', '.join(nested)}" if nested else "open the file without a key"
     raise refusal(path, f"weights under the key {key!r}", what, fix)

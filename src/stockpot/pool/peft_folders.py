@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from stockpot.files import read_json
+from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.discover import ADAPTER_WEIGHTS as WEIGHTS
-from stockpot.pool.safetensors_files import open_safetensors
 from stockpot.pool.source import Checkpoint, dtype_name, is_directory, listed, reason, refusal, shown
 from stockpot.pool.torch_files import open_torch
 

@@ -73,9 +73,9 @@ class Checkpoint:
     """One opened model: the tensors of a file, or of the shards of a directory. Nothing but headers has been read.
 
     `specs` is in natural order of the names, so that a file and its conversion to another format are laid out alike.
-    `key` says where in a nested file the weights were, `other_keys` where else there were some; `ignored` names entries
-    that are no tensors; `aliases` are groups of names that are one tensor in the file. `spare` are tensors of adapters'
-    base that none of them changes: a model for another task may lack them, such as the head of the base.
+    `key` says where in a nested file the weights were; `ignored` names entries that are no tensors; `aliases` are
+    groups of names that are one tensor in the file. `spare` are tensors of adapters' base that none of them changes: a
+    model for another task may lack them, such as the head of the base.
     """
 
     path: Path
@@ -85,7 +85,6 @@ class Checkpoint:
     read: Callable[[str], Tensor] = field(repr=False)
     aliases: tuple[tuple[str, ...], ...] = ()
     key: str | None = None
-    other_keys: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     spare: frozenset[str] = frozenset()
 
@@ -100,6 +99,11 @@ class Checkpoint:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are kept in fp32, or fp64 when the ingredients are fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def suffix_of(path: Path) -> str:

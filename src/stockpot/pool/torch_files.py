@@ -55,7 +55,7 @@ class ArchiveError(Exception):
 
 def open_torch(path: Path, key: str | None = None) -> Checkpoint:
     size = source.require_file(path)
-    weights, place, others = find_weights(_load(path), key, path)
+    weights, place = find_weights(_load(path), key, path)
     usable = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
     tensors = {name: _plain(value, name, path, size) for name, value in usable.items()}
     # Many names for one stretch of data are fine, within reason: a soup is written as large as its names say.
@@ -66,9 +66,7 @@ def open_torch(path: Path, key: str | None = None) -> Checkpoint:
         raise refusal(path, expected, f"{total:,} bytes in a file of {size:,}", fix)
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     ignored = tuple(shown_key(name) for name in weights if name not in usable)
-    return Checkpoint(
-        path, "torch", (path,), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others, ignored=ignored
-    )
+    return Checkpoint(path, "torch", (path,), specs, tensors.__getitem__, _aliases(tensors), place, ignored=ignored)
 
 
 def values_of(path: Path) -> Mapping[Any, Any]:
@@ -80,12 +78,12 @@ def values_of(path: Path) -> Mapping[Any, Any]:
 
 def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
     """A state dict that is in memory already; `path` is what it is called."""
-    weights, place, others = find_weights(state, None, path)
+    weights, place = find_weights(state, None, path)
     values = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
     here = {name: value.detach() if value.is_meta else value.detach().cpu() for name, value in values.items()}
     tensors = {name: _plain(value, name, path, 2**62) for name, value in here.items()}
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place, other_keys=others)
+    return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place)
 
 
 def _load(path: Path) -> object:

@@ -1,19 +1,172 @@
-"""What a recipe may say, section by section. Nothing here loads torch."""
+"""What a recipe may say, section by section. Nothing here loads torch.
+
+The settings of `method` are those of `stockpot.soups.settings.Settings`: pydantic checks the types, bounds and
+descriptions of that declaration, which are written nowhere else. `stockpot.soups.registry` decides which of them reach
+which method.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import json
+import operator
+import types
+import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 from typing_extensions import Self
 
+from stockpot.errors import MethodError
 from stockpot.files import at_home
 from stockpot.recipe.data import Data
-from stockpot.recipe.method import Method
-from stockpot.recipe.values import Bytes, Code, FolderOrConfig, Names, Number, OfOneKind, Section, ShortSpace, Space
+from stockpot.recipe.values import (
+    Bytes,
+    Code,
+    Donor,
+    FolderOrConfig,
+    Names,
+    Number,
+    OfOneKind,
+    PythonCode,
+    Seconds,
+    Section,
+    Space,
+)
+from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, settings_in_comparison
+from stockpot.soups.settings import Setting, Settings, declared
+from stockpot.zoo.plan import SPACES, Trial, checked, draw_trials
+
+if TYPE_CHECKING:
+    MethodName = str
+    PresetName = str
+else:
+    MethodName = Literal[tuple(METHODS)]
+    PresetName = Literal[tuple(PRESETS)]
+Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
+
+
+def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
+    """One setting as recipes have it; absent means that method and preset decide."""
+    limits = Field(strict=True, ge=setting.at_least, gt=setting.above, le=setting.at_most)
+    about = setting.help.replace("none:", "null:").replace("a function", "`{python: module:function}`")
+    united = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    options: list[Any] = []
+    for option in typing.get_args(kind) if united else (kind,):
+        if option in (int, float, bool):
+            options.append(Annotated[option, Field(strict=True) if option is bool else limits])
+        else:
+            callable_ = typing.get_origin(option) not in (None, Literal)
+            options.append(PythonCode if callable_ else option)
+    if setting.unit == "bytes":
+        options, about = [Bytes], f"{about} A size such as `8GiB`."
+    if setting.unit == "seconds":
+        options, about = [Seconds], f"{about} A time such as `10min`."
+    if name == "seed":
+        about += " Default: `output.seed`."
+    return functools.reduce(operator.or_, [*options, None]), Field(None, description=about)
+
+
+_FIELDS = {name: _field(name, kind, setting) for name, (kind, setting) in declared().items()}
+# Settings whose default is the same for every method and preset, so that a resolved recipe can state them.
+_COMMON = {
+    field.name: field.default
+    for field in dataclasses.fields(Settings)
+    if not any(field.name in method.defaults for method in METHODS.values())
+    and field.name not in ("seed", "epochs", "weight_decay")
+}
+
+
+def _unloaded(code: PythonCode) -> Any:  # noqa: ARG001  (checking a recipe runs no code)
+    """Some function from text to text."""
+    return str
+
+
+class _Stated(Section):
+    def stated(self, load: Load | None = None) -> dict[str, Any]:
+        """The settings that are given; null counts as given. Functions are loaded, or else written as in YAML."""
+        given = {name: getattr(self, name) for name in _FIELDS if name in self.model_fields_set}
+        return {
+            name: value if not isinstance(value, PythonCode) else load(value) if load else value.model_dump()
+            for name, value in given.items()
+        }
+
+
+class _Method(_Stated):
+    """How mixing weights are found. A setting that is not given comes from the method and the preset."""
+
+    name: MethodName = DEFAULT
+    """The method `cook` uses."""
+    preset: PresetName | None = Field(
+        default=None, description="; ".join(f"`{name}`: {about}" for name, about in PRESETS.items()) + "."
+    )
+    methods: tuple[MethodName, ...] | None = Field(default=None, min_length=1)
+    """The methods `compare` runs. Default: all, without those that would do the same as another one: mehl and mehl+
+    where all models fit in one block."""
+    each: dict[MethodName, MethodSettings] = Field(default_factory=dict)
+    """Settings of single methods, such as `{mehl+: {steps: 500}}`; they win over those beside it. In a comparison
+    `crossfit` takes its steps, rates, blocks and folds from here alone."""
+    include: Names | None = None
+    """Patterns of tensor names to mix. Default: all."""
+    exclude: Names | None = None
+    """Patterns of tensor names not to mix; they are copied from the donor."""
+    donor: Donor = 0
+    """Ingredient that gives what is not mixed: its name, or its number counted from 0."""
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        try:
+            if self.preset is None or "name" in self.model_fields_set:  # a preset may be for `methods` alone
+                self.settings()
+            for name in self.compared:
+                self.settings(name)
+        except MethodError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @property
+    def compared(self) -> tuple[MethodName, ...]:
+        """The methods `compare` may run."""
+        return self.methods or tuple(METHODS)
+
+    def own(self, load: Load = _unloaded) -> dict[str, dict[str, Any]]:
+        """The settings of single methods, as Python has them; `load` finds a function that one names."""
+        return {name: section.stated(load) for name, section in self.each.items()}
+
+    def for_cook(self, load: Load = _unloaded) -> dict[str, Any]:
+        """The settings of the recipe's own method, as Python has them."""
+        common, own = self.stated(load), self.own(load).get(self.name, {})
+        for one, other in (("steps", "epochs"), ("epochs", "steps")):
+            if own.get(one) is not None:
+                common.pop(other, None)
+        return {**common, **own}
+
+    def settings(self, method: str | None = None, **defaults: Any) -> Settings:
+        """What `cook` uses for the recipe's method, or `compare` for the one that is named."""
+        if method is None:
+            return settings_for(self.name, self.preset, **{**defaults, **self.for_cook()})
+        return settings_in_comparison(method, self.preset, {**defaults, **self.stated(_unloaded)}, self.own())
+
+    def resolved(self) -> dict[str, Any]:
+        """Everything stated, and every default that does not depend on the method."""
+        whole = self.model_dump(mode="json", exclude={"each", *_FIELDS})
+        each = {name: section.stated() for name, section in self.each.items()}
+        return {**whole, "each": each, **_COMMON, **self.stated()}
+
+
+if TYPE_CHECKING:
+    MethodSettings = _Stated
+    Method = _Method
+else:
+    MethodSettings = create_model(
+        "MethodSettings", __base__=_Stated, __doc__="Settings of one method of a comparison.", **_FIELDS
+    )
+    _Method.model_rebuild()
+    Method = create_model("Method", __base__=_Method, __doc__=_Method.__doc__, **_FIELDS)
 
 
 class PoolSection(Section):
@@ -85,20 +238,18 @@ class Model(OfOneKind):
         return self
 
 
-SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "seed")
-
-
 if TYPE_CHECKING:
-    from stockpot.zoo import Trial
-
     ListedTrial = Section
 else:
-    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SEARCHED}
+    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SPACES}
     ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
 
 
 class Finetune(Section):
-    """Makes the pool: the head is trained alone first, then every trial trains all weights its own way."""
+    """Makes the pool: the head is trained alone first, then every trial trains all weights its own way.
+
+    A search space is a number (fixed), a list (choices), or a range such as `{min: 1e-5, max: 1e-3, scale: log}`, whose
+    scale is else `linear`."""
 
     dir: str = "pool"
     """Folder the checkpoints are written to."""
@@ -112,22 +263,22 @@ class Finetune(Section):
     """Learning rate of that."""
     head: str | None = None
     """Name prefix of the head's tensors. Default: the model's last linear layer."""
-    lr: ShortSpace = Space(min=1e-5, max=3e-4, scale="log")
+    lr: Space = checked(SPACES["lr"])
     """Learning rate."""
-    weight_decay: ShortSpace = Space(min=1e-4, max=0.5, scale="log")
+    weight_decay: Space = checked(SPACES["weight_decay"])
     """Weight decay."""
-    epochs: ShortSpace = Space(min=4, max=16)
+    epochs: Space = checked(SPACES["epochs"])
     """Epochs; a fraction of one is allowed."""
-    label_smoothing: ShortSpace = Space(choices=(0.0, 0.05, 0.1, 0.2))
+    label_smoothing: Space = checked(SPACES["label_smoothing"])
     """Label smoothing."""
-    augmentation: ShortSpace = Space(choices=(0.0, 0.25, 0.5, 1.0))
+    augmentation: Space = checked(SPACES["augmentation"])
     """Strength of image augmentation; 0: none."""
     flip: bool = False
     """Augmentation may mirror images left to right; wrong for digits and text."""
     mixup: float = Field(default=0.0, ge=0)
     """Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. Not for token ids or a loss of your
     own."""
-    seed: ShortSpace = Space(min=0, max=2**31 - 1)
+    seed: Space = checked(SPACES["seed"])
     """Seed of data order, dropout and augmentation."""
     listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
     """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn as
@@ -150,10 +301,7 @@ class Finetune(Section):
 
     def drawn(self, seed: int) -> tuple[Trial, ...]:
         """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
-        from stockpot.zoo import draw_trials
-
-        plain = self.model_dump(include=set(SEARCHED), exclude_none=True)
-        spaces = {name: space.get("choices", space) for name, space in plain.items()}
+        spaces = {name: getattr(self, name) for name in SPACES}
         listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
         return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 

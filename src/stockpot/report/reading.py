@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stockpot import words
 from stockpot.run.record import METHODS, SOUP, MethodRecord, read_run, slug
-from stockpot.soups.registry import LEARNED
-from stockpot.table import Score
+from stockpot.run.verdict import advised
+from stockpot.soups.registry import LEARNED, settings_for
+from stockpot.soups.settings import as_json
+from stockpot.table import DATA, Cell, Row, Score
 from stockpot.words import Metric
 
 Numbers = NDArray[np.float64]
@@ -101,3 +104,147 @@ class Run:
         if self.chosen in able and (self.chosen.learned or len(able) == 1):
             return self.chosen
         return max(able, key=lambda m: (m.learned, m.best_known), default=None)
+
+
+def summary_rows(run_dir: Path) -> list[Row]:
+    """One row per finished method, in the table's order."""
+    return rows_of(Run(run_dir))
+
+
+def rows_of(run: Run) -> list[Row]:
+    return [_row(run, method, common_kind(run, method)) for method in run.methods]
+
+
+def common_kind(run: Run, method: Method | None = None) -> str:
+    """The most honest data that all methods were scored on: scores on different data must not be compared."""
+    shared = [kind for kind in DATA if run.methods and all(kind in m.scores for m in run.methods)]
+    own = [kind for kind in DATA if method is not None and kind in method.scores]
+    return (shared or own or ["fit"])[0]
+
+
+def _row(run: Run, method: Method, kind: str) -> Row:
+    result, scores = method.result, method.scores.get(kind, {})
+    names = dict.fromkeys(name for one in run.methods for name in one.scores.get(kind, {})) or {kind: None}
+    known = run.results["differences"].get(method.name, {}) if run.results.get("compared_on") == kind else {}
+    changes = {name: (one[0], one[1], one[2]) for name, one in known.items() if None not in one}
+    return Row(
+        method.name,
+        kind,
+        {name: Cell(run.metric_of(name), scores.get(name), changes.get(name)) for name in names},
+        result["seconds"], result["peak_host"], result["peak_device"], result["models_used"],
+        chosen=method is run.chosen,
+        recommended=method is run.chosen and advised(run.results["verdict"]),
+        baseline=method.name == run.results["baseline"],
+        servable=method.name != "ensemble",
+    )  # fmt: skip
+
+
+def ingredient_table(run: Run) -> list[dict[str, str]]:
+    """One line per ingredient with its own score, its weight, and how it was trained."""
+    shown = run.showpiece
+    trials = [one["trial"] or {} for one in run.ingredients]
+    settings = list(dict.fromkeys(key for trial in trials for key in trial))[:8]
+    steps: list[Mapping[str, Any]] = next((m.result["greedy"] for m in run.methods if m.result["greedy"]), [])
+    greedy = {step["ingredient"]: step["added"] for step in steps}
+    lines = []
+    for k in run.best_first if run.ingredients else []:
+        one, score = run.ingredients[k], run.own_scores[k]
+        own = "–" if math.isnan(score) else run.metric.value(score) + run.metric.between(one["fit"])
+        line = {"ingredient": run.names[k] + (" (outlier)" if k == run.outlier else ""), "own score": own}
+        if shown is not None and shown.weight is not None:
+            line[f"weight in {shown.name}"] = f"{shown.weight[k]:.3f}".replace("-", "−")
+        if greedy:
+            line["in greedy"] = "✓" if greedy.get(run.names[k]) else ""
+        far = run.pool["to_mean"][k]
+        line["distance to the mean"] = "not finite" if far is None else f"{far:.3g}"
+        lines.append({**line, **{key: _text(trials[k].get(key, "")) for key in settings}, "digest": one["digest"][:8]})
+    return lines
+
+
+def stands_apart(run: Run) -> str:
+    """Whether an ingredient is unlike the others, and how long the distances are."""
+    lengths = [math.nan if d is None else float(d) for d in run.pool.get("to_mean") or []]
+    norms = [float(norm) for norm in run.pool.get("norms") or [] if norm is not None]
+    known = sorted(d for d in lengths if math.isfinite(d))
+    if not known or not norms:
+        return ""
+    middle, norm = known[len(known) // 2], sorted(norms)[len(norms) // 2]
+    scale = f" Weights have a norm of {norm:.3g}, and lie {middle:.3g} from the mean of all (medians)."
+    if run.outlier is None:
+        few = "" if len(lengths) > 2 else "With so few ingredients nothing can be said of outliers."
+        return (few or "No ingredient stands apart.") + scale
+    name, far = words.middle(run.names[run.outlier], 60), lengths[run.outlier]
+    if not math.isfinite(far):
+        return f"{name} has weights that are not finite.{scale}"
+    return f"The outlier is {name}: {far / middle:.1f} times as far from the mean of all as usual.{scale}"
+
+
+def pool_facts(run: Run) -> list[tuple[str, str]]:
+    pool = run.pool
+    facts = {"seed": str(run.about["seed"]), "recipe digest": run.about["recipe_digest"][:16]}
+    if pool:
+        facts |= {
+            "tensors": f"{pool['tensors']:,} of {words.count(pool['parameters'])} parameters",
+            "dtypes": ", ".join(f"{count} {name}" for name, count in pool["dtypes"].items()),
+            "size of one ingredient": words.size(run.ingredients[0]["bytes"]) if run.ingredients else "",
+            "the same in all ingredients": words.plural(len(pool["frozen"]), "tensor") if pool["frozen"] else "",
+            "tied within each ingredient": words.plural(len(pool["tied"]), "group") if pool["tied"] else "",
+            "equal ingredients": "; ".join(" = ".join(run.names[k] for k in same) for same in pool["duplicates"]),
+        }
+    return [(name, value) for name, value in facts.items() if value not in ("", "–")]
+
+
+def changed_settings(run: Run) -> list[tuple[str, str]]:
+    """The settings of the methods that learn, as far as they are not the default; those of all of them once."""
+    given: dict[str, dict[str, Any]] = {}
+    for name, stated in run.about["settings"].items():
+        if name in LEARNED:
+            usual = as_json(settings_for(name, stated.get("preset")))
+            own = {key: value for key, value in stated.items() if key == "preset" or usual.get(key) != value}
+            given[name] = {key: value for key, value in own.items() if key != "seed"}  # a fact of the whole run
+    first = next(iter(given.values()), {})
+    shared = {k: v for k, v in first.items() if all(k in own and own[k] == v for own in given.values())}
+    found = [(key, _text(value)) for key, value in shared.items()]
+    for name, own in given.items():
+        found += [(f"{key} of {name}", _text(value)) for key, value in own.items() if key not in shared]
+    return found
+
+
+def machine_facts(run: Run) -> list[tuple[str, str]]:
+    return [
+        (key, words.size(value) if key == "memory" and isinstance(value, int) else _text(value))
+        for key, value in run.about["environment"].items()
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "–"}[value]
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(inner)}" for key, inner in value.items())
+    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def guard_decision(run: Run) -> tuple[list[tuple[str, str, bool]], str]:
+    """(soup, held-out score, returned) for everything the guard compared, and what it did in words."""
+    method = next((m for m in run.methods if m.result["guard"]), None)
+    if method is None:
+        return [], ""
+    guard = method.result["guard"]
+    winner, ends = guard["winner"], guard["intervals"]
+    table = [
+        (name, run.metric.value(value) + run.metric.between(ends.get(name)), name == winner)
+        for name, value in guard["held_out"].items()
+        if value is not None
+    ]
+    if winner == "learned":
+        return table, (
+            "The guard kept the learned soup: nothing simpler did better on held-out data than chance explains. Scored"
+            " here are the folds' own soups; their average is usually better than they are."
+        )
+    return table, (
+        f"The guard stepped in: {winner} did better on held-out data than chance explains, so {method.name}"
+        f" returned {winner} instead of the learned soup."
+    )

@@ -41,6 +41,7 @@ OWN = KINDS[1:]  # what a method scores itself on
 PARTS = ("table", "units")  # of scores, sample by sample
 VALUES = "values.json"  # the tensor that holds JSON: a safetensors header is for names and is kept small
 COSTS = ("seconds", "peak_host", "peak_device", "models_used")
+BLOCKS = 10**5  # each is a place on a chart's axis, so that a damaged number must not decide how many there are
 POINTS = 200  # of one curve, per fold and block
 
 
@@ -127,6 +128,8 @@ def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) ->
             raise ValueError(f"it is of method {result['method'][:60]!r}")
         if any(len(curve["x"]) != len(curve["loss"]) for every in result["curves"].values() for curve in every):
             raise ValueError("a curve has more places than losses, or fewer")
+        if any(curve["block"] > BLOCKS for every in result["curves"].values() for curve in every):
+            raise ValueError(f"a curve of a block beyond {BLOCKS:,}")
     # A table without a score is that of a process that was killed between the two files; it is made again.
     scores = {**result["reports"], **{kind: result[kind] for kind in OWN if result[kind] is not None}}
     known = list(scores) if tables else []

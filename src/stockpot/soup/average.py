@@ -23,8 +23,8 @@ from stockpot.pool.peft_folders import adapter_folder
 from stockpot.progress import shown
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
-from stockpot.soup.mix import CHUNK
 from stockpot.soup.soup import Soup
+from stockpot.soup.weights import CHUNK
 
 AVERAGES = ("uniform", "weighted", "ema", "model_stock")
 _NO_MEAN = "use mergekit itself: what it does is no weighted mean of the models"

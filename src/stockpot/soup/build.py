@@ -23,11 +23,11 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import ABSENT, STATISTIC, Layout
 from stockpot.pool import Pool, TensorSpec
-from stockpot.pool.safetensors_files import header_of
+from stockpot.pool.checkpoint import header_of
 from stockpot.pool.scan import raw_bytes
-from stockpot.pool.source import dtype_name, spec_of, stays_inside
+from stockpot.pool.source import spec_of, stays_inside
 from stockpot.soup.adapter import Factored
-from stockpot.soup.mix import StatisticsRule, check_holds, kept_tensor, mix_tensor
+from stockpot.soup.weights import StatisticsRule, check_holds, kept_tensor, mix_tensor
 
 THREADS = 4  # eight were slower on 16 slow cores
 MANY = 8  # cores, from which torch's threads do better on one operation than ours on several
@@ -194,27 +194,6 @@ def copy_companions(source: Path, directory: Path, without: Collection[str] = ()
             and stays_inside(source, file.name)
         ):
             shutil.copyfile(file, directory / file.name)
-
-
-def restate_dtype(directory: Path, own: Mapping[str, TensorSpec], stored: Mapping[str, TensorSpec]) -> None:
-    """Let a config that names the donor's dtype name the one that the soup is stored in: loaders go by it."""
-    was, now = ({one.dtype for one in specs.values() if one.dtype.is_floating_point} for specs in (own, stored))
-    if len(was) != 1 or len(now) != 1 or was == now:
-        return
-    try:
-        config = files.read_json(directory / "config.json")
-    except (OSError, ValueError):
-        return
-
-    def renamed(value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        old, new = dtype_name(*was), dtype_name(*now)
-        found = {key: renamed(one) for key, one in value.items()}
-        return found | {key: new for key in ("dtype", "torch_dtype") if found.get(key) == old}
-
-    if (changed := renamed(config)) != config:
-        (directory / "config.json").write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def parse_size(value: int | str) -> int:

@@ -1,7 +1,7 @@
-"""The model card (README.md) of what was mixed: its ingredients, weights and how to load it, in the Hub's form.
+"""What a soup's folder says of itself: to loaders in config.json, to people in the model card (README.md).
 
-The text depends on nothing but its arguments, so that a soup that is made again has the same card; that
-`huggingface_hub.ModelCard` reads it is tested.
+The card has the Hub's form, and names ingredients, weights and how to load the soup. It depends on nothing but its
+arguments, so that a soup that is made again has the same card; that `huggingface_hub.ModelCard` reads it is tested.
 """
 
 from __future__ import annotations
@@ -20,16 +20,27 @@ from stockpot import files, words
 from stockpot._version import __version__
 from stockpot.errors import CheckpointError
 from stockpot.pool import Pool, TensorSpec
-from stockpot.pool.hub import hub_id
-from stockpot.pool.safetensors_files import open_safetensors
-from stockpot.pool.source import is_directory
-from stockpot.soup.heads import TASKS, labels
+from stockpot.pool.checkpoint import open_safetensors
+from stockpot.pool.discover import hub_id
+from stockpot.pool.lora import Adapters
+from stockpot.pool.peft_folders import Adapter
+from stockpot.pool.source import dtype_name, is_directory
 
 CARD = "README.md"
 RESULTS = "## Results"
 _HERE = "path/to/this"  # in a card: nobody knows where its folder will be
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _SHOWN = 200  # ingredients listed at most
+# PEFT's names of tasks, and the end of the name of PEFT's class and, mostly, of the model's.
+TASKS = {
+    "SEQ_CLS": "SequenceClassification",
+    "TOKEN_CLS": "TokenClassification",
+    "QUESTION_ANS": "QuestionAnswering",
+    "CAUSAL_LM": "CausalLM",
+    "SEQ_2_SEQ_LM": "Seq2SeqLM",
+    "FEATURE_EXTRACTION": "FeatureExtraction",
+}
+_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  # tasks that put another head on a base
 
 
 @dataclass(frozen=True)
@@ -188,3 +199,57 @@ def _front_matter(data: Mapping[str, Any]) -> Iterable[str]:
             yield from (f"- {json.dumps(item)}" for item in value)
         else:
             yield f"{key}: {json.dumps(value)}"
+
+
+# ---- config.json
+
+
+def labels(task: Any, whole: Iterable[TensorSpec]) -> int | None:
+    """How many classes a classifier has, by the tensors that its adapter holds whole: the head's last layer is the
+    narrowest of them."""
+    sizes = [spec.shape[0] for spec in whole if len(spec.shape) == 2]
+    return min(sizes) if sizes and task in ("SEQ_CLS", "TOKEN_CLS") else None
+
+
+def restate(
+    folder: Path, own: Mapping[str, TensorSpec], stored: Mapping[str, TensorSpec], adapters: Adapters | None
+) -> None:
+    """Let a config of the ingredients' name what the soup is, for loaders go by it: the type it is stored in, and of
+    merged adapters the class of their model and the size of its head, where the base's config says what the base was.
+    """
+    config = _config(folder)
+    changed = dict(config)
+    was, now = ({one.dtype for one in specs.values() if one.dtype.is_floating_point} for specs in (own, stored))
+    if len(was) == 1 and len(now) == 1:
+        changed = _with_dtype(changed, dtype_name(*was), dtype_name(*now))
+    if adapters is not None and config:
+        changed |= _with_head(changed, adapters.each[0])
+    if changed != config:
+        (folder / "config.json").write_text(json.dumps(changed, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _with_dtype(config: Any, old: str, new: str) -> Any:
+    if not isinstance(config, dict):
+        return config
+    found = {key: _with_dtype(one, old, new) for key, one in config.items()}
+    return found | {key: new for key in ("dtype", "torch_dtype") if found.get(key) == old}
+
+
+def _with_head(config: Mapping[str, Any], adapter: Adapter) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
+    task, mapping, names = (
+        adapter.config.get("task_type"),
+        adapter.config.get("auto_mapping"),
+        config.get("architectures"),
+    )
+    given = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    if isinstance(given, str) and re.fullmatch(r"\w{1,80}", given):
+        changed["architectures"] = [given]
+    elif task in _HEADS and isinstance(names, list) and names and isinstance(names[0], str):
+        family = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", names[0])
+        changed["architectures"] = [f"{family}For{TASKS[task]}"]
+    count = labels(task, (adapter.file.specs[key] for key in adapter.dense.values()))
+    if count is not None and len(config.get("id2label") or "ab") != count:  # without names there are two
+        changed["id2label"] = {str(n): f"LABEL_{n}" for n in range(count)}
+        changed["label2id"] = {f"LABEL_{n}": n for n in range(count)}
+    return changed

@@ -18,11 +18,10 @@ from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore
 from stockpot.layout import EXCLUDED, FROZEN, STATISTIC, Layout
 from stockpot.pool import Pool
-from stockpot.pool.hub import hub_id
+from stockpot.pool.discover import hub_id
 from stockpot.pool.source import dtype_name
-from stockpot.soup.mix import statistics_weights
 from stockpot.soup.soup import Soup
-from stockpot.soup.weights import SUM_TOLERANCE, heaviest
+from stockpot.soup.weights import SUM_TOLERANCE, heaviest, statistics_weights
 
 _KNOWN = {"merge_method", "models", "parameters", "dtype", "out_dtype", "base_model"}
 _DTYPES = ("float32", "float64", "bfloat16", "float16")

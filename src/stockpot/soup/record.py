@@ -17,9 +17,9 @@ from stockpot.errors import CheckpointError, DigestError, PoolError, SoupError
 from stockpot.events import Listener
 from stockpot.layout import ABSENT, Layout
 from stockpot.pool import Pool
-from stockpot.pool.safetensors_files import open_safetensors
+from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.source import dtype_name, listed
-from stockpot.soup.mix import StatisticsRule
+from stockpot.soup.weights import StatisticsRule
 
 if TYPE_CHECKING:
     from stockpot.soup.soup import Soup

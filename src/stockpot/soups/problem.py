@@ -16,7 +16,6 @@ from stockpot import ranks
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import Ahead, LastBlock
-from stockpot.engine.sharded import ShardedFactoredLive, ShardedLive
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -25,8 +24,7 @@ from stockpot.names import left_out, quantised_weights
 from stockpot.pool import Pool, PoolFacts
 from stockpot.soup import Soup
 from stockpot.soup.adapter import Form, resolve
-from stockpot.soup.mix import kept_tensor
-from stockpot.soup.weights import chosen, single
+from stockpot.soup.weights import chosen, kept_tensor, single
 from stockpot.task import Scores, Task
 from stockpot.task.scores import odd
 
@@ -62,7 +60,6 @@ class Decision:
     scores: Scores | None = None  # on the fitting data, where the method knows them already
     held_out: Scores | None = None  # each sample scored by coefficients that were not fitted on it
     history: tuple[Any, ...] = ()  # decisions, steps and evaluations, in order
-    models_used: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -128,11 +125,8 @@ class Problem:
         release(self.task.model)
         self.task.evaluator.forget()  # its graphs know nothing of adapters, or of those that were in the model before
         if self._wide is not None and factored:
-            kind = ShardedFactoredLive if self.task.sharded else FactoredLive
-            return kind(self.task, self.pool, layout, wide or self._wide, self._quantised)
+            return FactoredLive(self.task, self.pool, layout, wide or self._wide, self._quantised)
         check_no_codes(self._quantised)
-        if self.task.sharded:
-            return ShardedLive(self.task, self.pool, layout)
         return Live(self.task, self.pool, layout)
 
     @contextmanager

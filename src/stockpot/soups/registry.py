@@ -39,7 +39,7 @@ METHODS: Mapping[str, Method] = {
         Method("best", "the single best model: what one would take without a soup", "baselines:best",
                scores_ingredients=True),
         Method("uniform", "the plain average of all models", "baselines:uniform"),
-        Method("greedy", "the average of the models that helped when added one by one", "greedy:greedy_soup",
+        Method("greedy", "the average of the models that helped when added one by one", "baselines:greedy_soup",
                scores_ingredients=True, vectors=5),
         Method("ensemble", "averages the outputs of all models: no soup, and as slow as all of them together",
                "baselines:ensemble"),

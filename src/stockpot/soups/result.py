@@ -12,16 +12,17 @@ import hashlib
 import html
 import json
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
 from stockpot import ranks, table, words
-from stockpot.engine import PeakMemory
 from stockpot.errors import LearningError, SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
@@ -33,11 +34,12 @@ from stockpot.soups.problem import Problem, StateStore
 from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
-from stockpot.task.benchmark import Benchmark
 from stockpot.task.checks import REPORT
 from stockpot.task.data import open_report
+from stockpot.task.metric import Benchmark
 from stockpot.task.scores import worded
 
+_STATUS = Path("/proc/self/status")
 Key = TypeVar("Key")
 Changes = Mapping[str, Sequence[float | None]]  # by set of data: difference, low, high
 SHOWN = 5  # ingredients named in one note
@@ -161,7 +163,8 @@ def decided(
     seconds = time.perf_counter() - began
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
-    used, notes = found.models_used, (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
+    used = len(problem.pool) if found.W is None else int((found.W != 0).any(dim=1).sum())
+    notes = (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,
@@ -260,3 +263,52 @@ def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
             " data"
         )
     return tuple(found)
+
+
+# What it took ----------------------------------------------------------------------------------------------
+
+
+def anonymous_bytes() -> int:
+    """Resident memory that is not backed by a file; memory-mapped checkpoints do not count. 0 where unknown."""
+    try:
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+class PeakMemory:
+    """Sample while a block of work runs. `host` counts everything the process holds, not only what was added."""
+
+    def __init__(self, device: torch.device, interval: float = 0.02) -> None:
+        self.host = 0
+        self.device = 0
+        self._cuda = device if device.type == "cuda" else None
+        self._interval = interval
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self.host = anonymous_bytes()
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        self.host, self.device = self.so_far()
+
+    def so_far(self) -> tuple[int, int]:
+        """Bytes of host and device at most, until now."""
+        device = 0 if self._cuda is None else torch.cuda.max_memory_allocated(self._cuda)
+        return max(self.host, anonymous_bytes()), device
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._interval):
+            self.host = max(self.host, anonymous_bytes())

@@ -197,13 +197,11 @@ def find_labels(batch: Any) -> Any:
 
 
 def find_logits(outputs: Any) -> Tensor | None:
-    found = outputs
     if isinstance(outputs, Mapping):
         found = outputs.get("logits")
-    elif hasattr(outputs, "logits"):
-        found = outputs.logits
-    elif isinstance(outputs, (tuple, list)) and outputs:
-        found = outputs[0]
+    else:
+        first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+        found = getattr(outputs, "logits", first)
     return found if isinstance(found, Tensor) else None
 
 

@@ -15,11 +15,10 @@ from stockpot import ranks
 from stockpot.errors import DataError, TaskError
 from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
-from stockpot.task.loss import IGNORED, OWN, Loss
-from stockpot.task.metric import Metric
+from stockpot.task.loss import IGNORED, OWN, Loss, check_torch_loss
+from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.metrics import METRICS
 from stockpot.task.shards import backward, needed, shard
-from stockpot.task.torch_losses import check_torch_loss
 
 CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
 VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
@@ -75,14 +74,11 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
     if unknown := [name for name in groups or () if name not in report]:
         fix = f"use the names of report: {', '.join(report)}"
         raise TaskError.of("report_groups", expected="groups of sets that are there", found=repr(unknown[0]), fix=fix)
+    for name in groups or ():
+        if isinstance(report[name], Benchmark):  # whose questions stand for themselves
+            found, fix = f"a benchmark in {name!r}", "leave its groups out"
+            raise TaskError.of("report_groups", expected="sets of samples", found=found, fix=fix)
     return {name: (source, (groups or {}).get(name)) for name, source in report.items()}
-
-
-def no_groups(name: str, groups: Any) -> None:
-    """A benchmark's questions stand for themselves."""
-    if groups is not None:
-        fix = "leave its groups out"
-        raise TaskError.of("report_groups", expected="sets of samples", found=f"a benchmark in {name!r}", fix=fix)
 
 
 def place(model: nn.Module, device: str | torch.device | None) -> torch.device:

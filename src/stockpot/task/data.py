@@ -15,8 +15,7 @@ from torch import Tensor
 from stockpot.errors import DataError, TaskError
 from stockpot.events import Listener, ignore
 from stockpot.task.batches import leaves
-from stockpot.task.benchmark import Benchmark
-from stockpot.task.metric import Metric
+from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.read_data import Columns, Reader, Samples
 
 if TYPE_CHECKING:
@@ -53,14 +52,13 @@ class Data:
         name: str = "data",
         memory_limit: int = MEMORY_LIMIT,
         memory_used: int = 0,
-        workers: int = 0,
         listen: Listener = ignore,
     ) -> Data:
         """`groups`: one number or name per sample, in the order of the samples."""
         if isinstance(source, Data):
             data: Data = source
         else:
-            data = cls(Reader(name, memory_limit, memory_used, workers, listen).read(source), name=name)
+            data = cls(Reader(name, memory_limit, memory_used, listen).read(source), name=name)
         return data if groups is None else cls(data._store, data._rows, data.name, _numbered(groups, len(data), name))
 
     def __len__(self) -> int:
@@ -288,8 +286,8 @@ class Sealed:
 
     def equal(self, data: Data) -> tuple[str, ...]:
         """The sets that have the same samples; only those of the same size are looked at."""
-        sets = {name: one for name, one in self.__sets.items() if isinstance(one, Data) and len(one) == len(data)}
-        return tuple(name for name, one in sets.items() if fingerprint(one) == fingerprint(data))
+        sets = ((name, one) for name, one in self.__sets.items() if isinstance(one, Data) and len(one) == len(data))
+        return tuple(name for name, one in sets if fingerprint(one) == fingerprint(data))
 
     def fingerprints(self) -> dict[str, str]:
         """Tells each set of samples from others, and nothing else about it."""
@@ -304,7 +302,7 @@ class Sealed:
 
 def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
     """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
-    if task._sealed is None:
+    if not task.has_report:
         fix = "give Task(..., report=...) data that nothing was fitted on"
         raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)
     return task._sealed.open(decisions)

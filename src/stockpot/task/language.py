@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stockpot.errors import TaskError
 from stockpot.task.batches import find_labels, need_logits
 from stockpot.task.loss import IGNORED, next_tokens
-from stockpot.task.metric import Counted, Metric
+from stockpot.task.metric import Metric, mean_over, of_sums
 
 MOST_CLASSES = 1000  # of token F1: a table has three numbers per class and sample
 Decode = Callable[[list[list[int]]], Sequence[str]]
@@ -77,27 +76,9 @@ def _token_classes(outputs: Any, batch: Any) -> Tensor:
     return torch.cat([counted(labels, known & (found == labels)), counted(found, known), counted(labels, known)], dim=1)
 
 
-def _macro_f1(table: Tensor) -> Counted:
-    def values(counts: Tensor) -> Tensor:
-        right, said, true = (counts @ table).chunk(3, dim=1)  # (B, C) each
-        seen = said + true > 0
-        return torch.where(seen, 2 * right / (said + true), 0).sum(1) / seen.sum(1)
-
-    return values
-
-
-def _f1(table: Tensor) -> Counted:
-    """From right, predicted and true entities; 0 where there are none, as in seqeval."""
-
-    def values(counts: Tensor) -> Tensor:
-        right, said, true = (counts @ table).unbind(1)
-        return (2 * right / (said + true)).nan_to_num(0.0)
-
-    return values
-
-
-def _once(counted: Callable[[Tensor], Counted], table: Tensor) -> float:
-    return float(counted(table)(torch.ones(1, len(table), dtype=table.dtype)))
+_macro_f1 = of_sums(lambda right, said, true: mean_over(said + true > 0, 2 * right / (said + true)), 3)  # (B, C) each
+# From right, predicted and true entities; 0 where there are none, as in seqeval.
+_f1 = of_sums(lambda right, said, true: (2 * right / (said + true)).nan_to_num(0.0), 3)
 
 
 def is_iob2(names: Sequence[str]) -> bool:
@@ -149,7 +130,7 @@ def entity_f1(names: Sequence[str]) -> Metric:
         sums = [torch.zeros(len(labels)).index_add_(0, row, each.float()) for each in (right, said, true)]
         return torch.stack(sums, dim=1)
 
-    return Metric("entity_f1", statistics, partial(_once, _f1), percent=True, counted=_f1, tokens=True)
+    return Metric("entity_f1", statistics, percent=True, counted=_f1, tokens=True)
 
 
 def _nameless(outputs: Any, batch: Any) -> Tensor:  # noqa: ARG001
@@ -164,19 +145,22 @@ def _nameless(outputs: Any, batch: Any) -> Tensor:  # noqa: ARG001
 # Multiple choice --------------------------------------------------------------------------------------------
 
 
-def _multiple_choice(model: nn.Module, batch: Any, *, normalised: bool) -> Tensor:
-    """Whether the right option has the highest log-likelihood, or that per character; (n, 1)."""
-    name = "multiple_choice_normalised" if normalised else "multiple_choice"
-    options, labels, answer = (column(batch, key, name) for key in ("options", "option_labels", "answer"))
-    scores = []
-    for ids, wanted in zip(options.unbind(1), labels.unbind(1), strict=True):
-        losses = next_tokens(need_logits(model(input_ids=ids), name), wanted)
-        scores.append(torch.where(losses.weight > 0, -losses.total, -math.inf))
-    score = torch.stack(scores, dim=1)  # (n, O)
-    if normalised:
-        score = score / column(batch, "option_lengths", name).to(score).clamp(min=1)
-    right = (score.argmax(1) == answer.to(score.device)) & ~score.isnan().any(1)
-    return right[:, None].to(score.dtype)
+def _multiple_choice(name: str, *, normalised: bool) -> Metric:
+    """Whether the right option has the highest log-likelihood, or that per character."""
+
+    def statistics(model: Any, batch: Any) -> Tensor:
+        options, labels, answer = (column(batch, key, name) for key in ("options", "option_labels", "answer"))
+        scores = []
+        for ids, wanted in zip(options.unbind(1), labels.unbind(1), strict=True):
+            losses = next_tokens(need_logits(model(input_ids=ids), name), wanted)
+            scores.append(torch.where(losses.weight > 0, -losses.total, -math.inf))
+        score = torch.stack(scores, dim=1)  # (n, O)
+        if normalised:
+            score = score / column(batch, "option_lengths", name).to(score).clamp(min=1)
+        right = (score.argmax(1) == answer.to(score.device)) & ~score.isnan().any(1)
+        return right[:, None].to(score.dtype)
+
+    return Metric(name, statistics, is_mean=True, ceiling=1.0, percent=True, calls_model=True)
 
 
 # Generation ----------------------------------------------------------------------------------------------------
@@ -235,21 +219,12 @@ def _until(row: list[int], ends: set[int]) -> list[int]:
 # By name --------------------------------------------------------------------------------------------------------
 
 
-ENTITIES = Metric("entity_f1", _nameless, partial(_once, _f1), percent=True, counted=_f1, tokens=True)
+ENTITIES = Metric("entity_f1", _nameless, percent=True, counted=_f1, tokens=True)
 METRICS = (
     Metric("token_accuracy", _token_accuracy, ratio=1.0, percent=True, tokens=True),
-    Metric("token_f1", _token_classes, partial(_once, _macro_f1), percent=True, counted=_macro_f1, tokens=True),
+    Metric("token_f1", _token_classes, percent=True, counted=_macro_f1, tokens=True),
     ENTITIES,
-    *(
-        Metric(
-            name,
-            partial(_multiple_choice, normalised="norm" in name),
-            is_mean=True,
-            ceiling=1.0,
-            percent=True,
-            calls_model=True,
-        )
-        for name in ("multiple_choice", "multiple_choice_normalised")
-    ),
+    _multiple_choice("multiple_choice", normalised=False),
+    _multiple_choice("multiple_choice_normalised", normalised=True),
     exact_match(),
 )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stockpot import words
 from stockpot.errors import TaskError
+from stockpot.events import Listener
 from stockpot.task.batches import users_code
 
 Counted = Callable[[Tensor], Tensor]  # counts (B, N), how often each sample was drawn -> values (B,)
@@ -35,6 +37,28 @@ def _ratio(scale: float, table: Tensor) -> float:
     return scale * total / weight if weight else math.nan
 
 
+def _once(counted: Reduction, table: Tensor) -> float:
+    """The value of all samples, each drawn once."""
+    every = torch.ones(1, len(table), dtype=table.dtype)
+    return math.nan if bool(table.isnan().any()) else float(counted(table)(every))
+
+
+def of_sums(value: Callable[..., Tensor], columns: Callable[[Tensor], Sequence[Tensor]] | int = 2) -> Reduction:
+    """A value of sums over the samples: of columns (N, D), or so many parts of the table; its mean over D outputs."""
+
+    def counted(table: Tensor) -> Counted:
+        parts = table.chunk(columns, dim=1) if isinstance(columns, int) else columns(table)
+        every = torch.cat([*parts], dim=1)
+        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)  # of (B, D) each
+
+    return counted
+
+
+def mean_over(seen: Tensor, shares: Tensor) -> Tensor:
+    """Of (B, C), over the classes that are seen; (B, 1)."""
+    return torch.where(seen, shares, 0).sum(1, keepdim=True) / seen.sum(1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Metric:
     """How good outputs are: `statistics(outputs, batch)` for each sample, `reduce(table)` over all samples.
@@ -44,7 +68,8 @@ class Metric:
     of the second, such as right tokens over tokens. With `tokens`, statistics are given logits (n, T, C) and a batch
     with labels (n, T) of the same positions, after the shift by one of causal models. With `calls_model` they are given
     the live model in place of its outputs. `counted(table)` gives a function of counts (B, N), how often each sample
-    was drawn, to the B values of those draws; it only makes intervals faster than reducing a thousand drawn tables.
+    was drawn, to the B values of those draws: it makes intervals faster than reducing a thousand drawn tables, and
+    stands for `reduce` where that is left out.
     """
 
     name: str
@@ -59,9 +84,11 @@ class Metric:
     calls_model: bool = False
 
     def __post_init__(self) -> None:
+        # A frozen dataclass is filled in by its class's setter.
         if self.ratio is not None:
-            # A frozen dataclass is filled in by its class's setter.
             object.__setattr__(self, "reduce", partial(_ratio, self.ratio))
+        elif self.counted is not None and self.reduce is mean:
+            object.__setattr__(self, "reduce", partial(_once, self.counted))
         if (self.is_mean and self.reduce is not mean) or (self.ceiling is not None and not self.is_mean):
             raise TaskError.of(
                 f"Metric {self.name!r}",
@@ -118,3 +145,27 @@ class Metric:
                 return torch.tensor([value(count) for count in counts.long()], dtype=torch.float64)
 
         return values
+
+
+class Benchmark(ABC):
+    """Report data that asks and judges the model in its own way, such as a task of lm-evaluation-harness.
+
+    Nothing is learned on it. The model is in evaluation mode, without gradients, whenever it is handed over.
+    """
+
+    metric: Metric
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What tells its samples, and how they are judged, from others."""
+
+    @abstractmethod
+    def check(self, model: nn.Module, autocast: torch.dtype | None) -> None:
+        """Refuse a model that cannot be asked, before anything long."""
+
+    @abstractmethod
+    def table(self, model: nn.Module, autocast: torch.dtype | None, listen: Listener) -> Tensor:
+        """The metric's statistics of each sample, always in the same order; (N, m) float64 on the host."""

@@ -6,7 +6,7 @@ The built-in ones are as scikit-learn and scipy define them; losses and errors a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from stockpot.errors import TaskError
 from stockpot.task import language
 from stockpot.task.batches import find_labels, need_logits
 from stockpot.task.loss import IGNORED, Loss, check_pair, sample_losses
-from stockpot.task.metric import Counted, Metric, Reduction
+from stockpot.task.metric import Counted, Metric, Reduction, mean_over, of_sums
 
 MetricFunction = Callable[[Any, Any], Any]
 Statistics = Callable[[Tensor, Any, str], Tensor]  # logits, labels, purpose (for messages) -> (n, m)
@@ -118,17 +118,6 @@ def _unfit(purpose: str, expected: str, outputs: Tensor, labels: Any) -> TaskErr
 # Reductions of all samples ----------------------------------------------------------------------------
 
 
-def _of_sums(value: Callable[..., Tensor], columns: Callable[[Tensor], Sequence[Tensor]] | int = 2) -> Reduction:
-    """A value of sums over the samples: of columns (N, D), or so many parts of the table; its mean over D outputs."""
-
-    def counted(table: Tensor) -> Counted:
-        parts = table.chunk(columns, dim=1) if isinstance(columns, int) else columns(table)
-        every = torch.cat([*parts], dim=1)
-        return lambda counts: value(*(counts @ every).chunk(len(parts), dim=1)).mean(1)  # of (B, D) each
-
-    return counted
-
-
 def _f1(hit: Tensor, false: Tensor, missed: Tensor) -> Tensor:
     """0 for a label that neither occurs nor is predicted, as scikit-learn has it."""
     return (2 * hit / (2 * hit + false + missed)).nan_to_num(0.0)
@@ -178,7 +167,7 @@ def _totals(counts: Tensor, group: Tensor, size: int) -> Tensor:
 
 
 def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Reduction:
-    """From how often each class was right, predicted and the label, (B, C) each, to values (B,)."""
+    """From how often each class was right, predicted and the label, (B, C) each, to values (B, 1)."""
 
     def counted(table: Tensor) -> Counted:
         predicted, label = (table.long() + 1).unbind(1)  # class -1 becomes 0
@@ -186,16 +175,11 @@ def _by_class(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Reduction:
 
         def values(counts: Tensor) -> Tensor:
             drawn = ((counts * right, label), (counts, predicted), (counts, label))
-            return value(*(_totals(count, group, size)[:, 1:] for count, group in drawn))
+            return value(*(_totals(count, group, size)[:, 1:] for count, group in drawn)).mean(1)
 
         return values
 
     return counted
-
-
-def _mean_over(seen: Tensor, shares: Tensor) -> Tensor:
-    """Of (B, C), over the classes that are seen."""
-    return torch.where(seen, shares, 0).sum(1) / seen.sum(1)
 
 
 def _groups(values: Tensor) -> tuple[Tensor, int]:
@@ -239,35 +223,28 @@ def _spearman(table: Tensor) -> Counted:
 
 
 def _metric(name: str, statistics: Statistics, counted: Reduction | None = None) -> Metric:
-    """A mean, or what `counted` makes of all samples counted once."""
-    purpose = f'metric="{name}"'
-    percent = name.endswith(("accuracy", "f1"))
+    """A mean, or what `counted` makes of all samples."""
+    purpose, percent = f'metric="{name}"', name.endswith(("accuracy", "f1"))
 
     def of_outputs(outputs: Any, batch: Any) -> Tensor:
         return statistics(need_logits(outputs, purpose), find_labels(batch), purpose)
 
-    if counted is None:
-        return Metric(name, of_outputs, is_mean=True, ceiling=1.0 if name == "accuracy" else None, percent=percent)
-
-    def reduce(table: Tensor) -> float:
-        every = torch.ones(1, len(table), dtype=table.dtype)
-        return math.nan if bool(table.isnan().any()) else float(counted(table)(every))
-
-    return Metric(name, of_outputs, reduce, percent=percent, counted=counted)
+    ceiling = 1.0 if name == "accuracy" else None
+    return Metric(name, of_outputs, is_mean=counted is None, ceiling=ceiling, percent=percent, counted=counted)
 
 
 _BUILT_IN: dict[str, tuple[Statistics, Reduction | None]] = {
     "accuracy": (_accuracy, None),
     "loss": (_losses(weighted=False), None),
-    "perplexity": (_losses(weighted=True), _of_sums(lambda total, weight: -(total / weight).exp())),
-    "macro_f1": (_classes, _by_class(lambda right, said, true: _mean_over(said + true > 0, 2 * right / (said + true)))),
+    "perplexity": (_losses(weighted=True), of_sums(lambda total, weight: -(total / weight).exp())),
+    "macro_f1": (_classes, _by_class(lambda right, said, true: mean_over(said + true > 0, 2 * right / (said + true)))),
     # Every sample has one prediction, so precision is recall.
-    "micro_f1": (_classes, _by_class(lambda right, _, true: right.sum(1) / true.sum(1))),
-    "balanced_accuracy": (_classes, _by_class(lambda right, _, true: _mean_over(true > 0, right / true))),
-    "r2": (_values, _of_sums(_r2, _r2_columns)),
+    "micro_f1": (_classes, _by_class(lambda right, _, true: right.sum(1, True) / true.sum(1, True))),
+    "balanced_accuracy": (_classes, _by_class(lambda right, _, true: mean_over(true > 0, right / true))),
+    "r2": (_values, of_sums(_r2, _r2_columns)),
     "negative_mse": (lambda *given: -_errors(*given).square().mean(1, keepdim=True), None),
     "negative_mae": (lambda *given: -_errors(*given).abs().mean(1, keepdim=True), None),
-    "pearson": (_values, _of_sums(_pearson, _pearson_columns)),
+    "pearson": (_values, of_sums(_pearson, _pearson_columns)),
     "spearman": (_values, _spearman),
     "roc_auc": (_binary, _auc),
 }
@@ -279,8 +256,8 @@ METRICS |= {metric.name: metric for metric in (NATS, BITS, *language.METRICS)}
 # have several labels.
 WEIGHTED_LOSS = Metric("loss", METRICS["perplexity"].statistics, ratio=-1.0)
 MULTI_LABEL = {
-    "macro_f1": _metric("macro_f1", _hits, _of_sums(_f1, 3)),
-    "micro_f1": _metric("micro_f1", _hits, _of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
+    "macro_f1": _metric("macro_f1", _hits, of_sums(_f1, 3)),
+    "micro_f1": _metric("micro_f1", _hits, of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
 }
 OURS = (*METRICS.values(), WEIGHTED_LOSS, *MULTI_LABEL.values())
 # What a task computes by its own loss.

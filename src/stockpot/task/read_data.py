@@ -170,7 +170,6 @@ class Reader:
     name: str
     limit: int
     used: int
-    workers: int
     listen: Listener
 
     def read(self, source: Any) -> Columns | Samples:
@@ -192,7 +191,7 @@ class Reader:
         if isinstance(source, DataLoader):
             return self._loader(source)
         if isinstance(source, IterableDataset):
-            return self._batches(DataLoader(source, batch_size=CHUNK, num_workers=self.workers))
+            return self._batches(DataLoader(source, batch_size=CHUNK))
         if isinstance(source, list):
             if source and all(isinstance(part, arrays) for part in source):
                 return self._columns(source)
@@ -203,10 +202,11 @@ class Reader:
                 return self._batches(source)
         if isinstance(source, (*arrays, tuple, Mapping)):
             return self._columns(source)
-        if hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, (str, bytes)):
-            return self._dataset(source, range(len(source)), default_collate, num_workers=self.workers)
-        if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
-            return self._batches(source)
+        if not isinstance(source, (str, bytes)):
+            if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+                return self._dataset(source, range(len(source)), default_collate)
+            if isinstance(source, Iterable):
+                return self._batches(source)
         fix, known = "for example (inputs, labels) as two tensors", "a Dataset, a DataLoader, or an iterable of batches"
         raise DataError.of(self.name, expected=f"tensors, {known}", found=type(source).__name__, fix=fix)
 
@@ -243,14 +243,9 @@ class Reader:
         whole = isinstance(dataset, TensorDataset) and len(indices) == len(dataset)
         if whole and loader.collate_fn is default_collate:
             return self._columns(dataset.tensors)
-        return self._dataset(
-            dataset,
-            indices,
-            loader.collate_fn,
-            num_workers=self.workers or loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context if loader.num_workers else None,
-        )
+        options = {"num_workers": loader.num_workers, "worker_init_fn": loader.worker_init_fn}
+        context = loader.multiprocessing_context if loader.num_workers else None
+        return self._dataset(dataset, indices, loader.collate_fn, multiprocessing_context=context, **options)
 
     def _indices(self, loader: DataLoader[Any]) -> Sequence[int]:
         """The samples a loader visits, in the dataset's order: its shuffling is ignored, its choice is not."""

@@ -113,7 +113,10 @@ def _check(model: nn.Module, blocks: list[nn.Module]) -> None:
         expected = "normalisation that does not look at a batch: ranks see parts of it"
         raise refused(expected, f"running statistics ({statistics[0]})")
     inside = {id(parameter): number for number, block in enumerate(blocks) for parameter in block.parameters()}
-    for name, parameter, owner in _owners(model, blocks):
+    modules = model.named_modules(remove_duplicate=False)
+    owners = {f"{name}.": number for name, module in modules for number, block in enumerate(blocks) if module is block}
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # under every name
+        owner = next((number for prefix, number in owners.items() if name.startswith(prefix)), None)
         if inside.get(id(parameter)) != owner:
             raise refused("weights that are tied within a block or outside of all", f"{name}, tied across")
         if parameter.ndim == 0:
@@ -122,20 +125,6 @@ def _check(model: nn.Module, blocks: list[nn.Module]) -> None:
         own = [p for p in part.parameters() if part is not model or id(p) not in inside]
         if len(kinds := {str(p.dtype).removeprefix("torch.") for p in own}) > 1:
             raise refused(f"one dtype in each {type(part).__name__}", ", ".join(sorted(kinds)))
-
-
-def _owners(model: nn.Module, blocks: list[nn.Module]) -> Iterator[tuple[str, Tensor, int | None]]:
-    """Every parameter under every name, with the block that the name is in."""
-    number = {id(block): n for n, block in enumerate(blocks)}
-
-    def look(module: nn.Module, prefix: str, block: int | None) -> Iterator[tuple[str, Tensor, int | None]]:
-        block = number.get(id(module), block)
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield prefix + name, parameter, block
-        for name, child in module.named_children():
-            yield from look(child, f"{prefix}{name}.", block)
-
-    yield from look(model, "", None)
 
 
 @contextmanager

@@ -14,20 +14,18 @@ from torch import Tensor, nn
 from stockpot import ranks
 from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.names import differences, file_names
+from stockpot.names import differences, fill
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
-from stockpot.task.benchmark import Benchmark
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, LossFunction
-from stockpot.task.metric import Metric
+from stockpot.task.loss import Loss, LossFunction, as_function
+from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.scores import Scores
 from stockpot.task.shards import called_as_a_whole, shard
-from stockpot.task.torch_losses import as_function
 
 SMALL = 8  # samples of a trial batch
 MOST_OUTPUTS = 2**28  # numbers that a model returns for one batch that is scored: 1 GiB of logits in single precision
@@ -62,7 +60,6 @@ class Task:
         batch_size: int = 256,
         statistics: Statistics = "recalibrate",
         memory_limit: int = MEMORY_LIMIT,
-        workers: int = 0,
         listen: Listener = ignore,
     ) -> None:
         checks.check_arguments(model, loss, metric, autocast, batch_size, statistics)
@@ -71,7 +68,7 @@ class Task:
         self.autocast = autocast
         self.batch_size = batch_size
         self.statistics: Statistics = statistics
-        read = partial(Data.of, memory_limit=memory_limit, workers=workers, listen=listen)
+        read = partial(Data.of, memory_limit=memory_limit, listen=listen)
         self.fit = read(fit, name="fit data", groups=groups)
         self._judge = Judge(
             model, as_function(loss, self._first(self.fit, 1)), as_metric(metric), self.device, autocast
@@ -80,11 +77,9 @@ class Task:
         self._check_data(self.fit)
         if loss is None and not self.has_statistics:  # then a batch says nothing that its parts do not
             self.batch_size = max(1, min(batch_size, MOST_OUTPUTS // self._judge.width))
-        self._sealed: Sealed | None = None
         sets: dict[str, Data | Benchmark] = {}
         for key, (source, own_groups) in checks.report_sets(report, report_groups, fit).items():
             if isinstance(source, Benchmark):
-                checks.no_groups(key, own_groups)
                 with self._asking():
                     source.check(model, autocast)
                 sets[key] = source
@@ -93,8 +88,7 @@ class Task:
             name = "report data" if key == checks.REPORT else f"report data {key!r}"
             data = sets[key] = read(source, name=name, groups=own_groups, memory_used=used)
             self._check_data(data)
-        if sets:
-            self._sealed = Sealed(sets)
+        self._sealed = Sealed(sets)
 
     @property
     def metric(self) -> Metric:
@@ -104,32 +98,31 @@ class Task:
 
     @property
     def has_report(self) -> bool:
-        return self._sealed is not None
+        return bool(self._sealed.names)
 
     @property
     def report_names(self) -> list[str]:
         """The sets of report data; the first one counts."""
-        return [] if self._sealed is None else self._sealed.names
+        return self._sealed.names
 
     @property
     def report_metrics(self) -> dict[str, Metric]:
         """Of each set of report data."""
-        own = {} if self._sealed is None else self._sealed.metrics()
+        own = self._sealed.metrics()
         return {name: own.get(name, self.metric) for name in self.report_names}
 
     def check_may_decide(self, decision: str) -> None:
         """Refuse to learn or choose anything new once the report data has been looked at."""
-        if self._sealed is not None:
-            self._sealed.check_may_decide(decision)
+        self._sealed.check_may_decide(decision)
 
     @cached_property
     def reports_on_fit(self) -> tuple[str, ...]:
         """The sets of report data that are the fitting data over again."""
-        return () if self._sealed is None else self._sealed.equal(self.fit)
+        return self._sealed.equal(self.fit)
 
     def report_fingerprints(self) -> dict[str, str]:
         """Tells each set of report data from others, and nothing else about it."""
-        return {} if self._sealed is None else self._sealed.fingerprints()
+        return self._sealed.fingerprints()
 
     def to_device(self, batch: Any) -> Any:
         return on_device(batch, self.device)
@@ -295,13 +288,13 @@ class Task:
 
     def ensemble_scores(self, members: Iterable[int], data: Data | None = None, *, listen: Listener = ignore) -> Scores:
         """The mean of several models' logits; each turn of `members` puts the next one into the model."""
-        if own := [] if self._sealed is None else list(self._sealed.metrics()):
+        if own := list(self._sealed.metrics()):
             raise EnsembleError(f"report data {own[0]!r}, which calls the model itself")
         data = self.fit if data is None else data
-        largest = max(len(data), 0 if self._sealed is None else self._sealed.largest)
+        largest = max(len(data), self._sealed.largest)
         sums: list[Tensor] = []  # per batch, (n, C), on the host
         count, dtype = 0, torch.float32
-        for _ in members:
+        for count, _ in enumerate(members, start=1):
             with self.evaluating():
                 for i, (part, logits) in enumerate(self.evaluator.logits(data, self.batch_size)):
                     dtype = logits.dtype
@@ -312,11 +305,10 @@ class Task:
                             f"outputs of {nbytes / 2**30:.1f} GiB for all samples, more than"
                             f" {MEMORY_LIMIT / 2**30:.0f} GiB"
                         )
-                    if count == 0:
+                    if count == 1:
                         sums.append(on_host(logits))
                     else:
                         sums[i] += on_host(logits)
-            count += 1
             progress(listen, "scoring the ensemble", count, count, unit="models")
         parts = torch.arange(len(data)).split(self.batch_size)  # type: ignore[no-untyped-call]
         with self.evaluating():
@@ -391,14 +383,4 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor], spare: Collection[str] = ()) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors, spare=spare)
-        own = file_names(self.model, tensors)
-        if self.sharded:
-            ranks.fill_model(self.model, ((own.get(name, name), tensors[name]) for name in tensors))
-            return
-        # Not strict: names that the model ties to each other may be stored once.
-        given = {own.get(name, name): tensors[name] for name in tensors}
-        self.model.load_state_dict(given, strict=False)
-        saved = self.model.state_dict().keys()
-        for name, buffer in self.model.named_buffers(remove_duplicate=False):
-            if name in given and name not in saved:
-                buffer.copy_(given[name])
+        fill(self.model, tensors, tensors.items())

@@ -27,11 +27,10 @@ from stockpot.errors import DataError, RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Task
 from stockpot.task.data import generator
-from stockpot.zoo.folder import TrialRecord
+from stockpot.zoo.folder import TrialRecord, load_weights, read_file, weights_of, write_file
 from stockpot.zoo.plan import Augmentation, Plan, Probe, Space, Trial, draw_trials
 from stockpot.zoo.search import finetune
 from stockpot.zoo.training import train
-from stockpot.zoo.weights import load_weights, read_file, weights_of, write_file
 
 TRIALS = 12
 SPACES: Mapping[str, Space] = {

@@ -27,10 +27,20 @@ from stockpot.task.loss import LossFunction
 from stockpot.task.metrics import MetricFunction
 from stockpot.task.normalisation import modes_restored
 from stockpot.zoo.augment import check_mixup
-from stockpot.zoo.folder import INTERVAL, POLL, Folder, TrialRecord, read_record
+from stockpot.zoo.folder import (
+    INTERVAL,
+    POLL,
+    Folder,
+    TrialRecord,
+    load_weights,
+    read_file,
+    read_record,
+    weights_of,
+    write_directory,
+    write_file,
+)
 from stockpot.zoo.plan import Plan
 from stockpot.zoo.training import DivergedError, find_head, run_probe, train
-from stockpot.zoo.weights import load_weights, read_file, weights_of, write_directory, write_file
 
 
 def finetune(

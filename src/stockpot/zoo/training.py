@@ -23,9 +23,8 @@ from stockpot.signals import held
 from stockpot.task import Task
 from stockpot.task.normalisation import modes_restored
 from stockpot.zoo.augment import augment, mixed_loss
-from stockpot.zoo.folder import Saved
+from stockpot.zoo.folder import Saved, load_weights
 from stockpot.zoo.plan import Plan, Probe, Trial
-from stockpot.zoo.weights import load_weights
 
 CHECKED = 64  # steps between looks at the losses; each look waits for the device
 

@@ -1,16 +1,20 @@
-"""Which samples fall into which split: listed one by one in a file, or a stratified share by labels and seed."""
+"""Where samples are, which columns are what, and which samples fall into which split.
+
+A split is listed one by one in a file, or is a stratified share by labels and seed.
+"""
 
 from __future__ import annotations
 
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from stockpot.adapters.tables import Array, Table, bad_data, not_there
+from stockpot.adapters.labels import DEFAULTS
+from stockpot.adapters.tables import LIMITS, Array, Limits, Table, bad_data, not_there
 from stockpot.errors import DataError
 from stockpot.files import read_bytes
 
@@ -38,6 +42,72 @@ class Share:
 
     def __str__(self) -> str:
         return str(self.count) if self.count is not None else f"{self.fraction or 1:g}"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are what; at most one kind of input is named, or the only candidate is taken."""
+
+    text: tuple[str, ...] | None = None
+    messages: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    choices: tuple[str, ...] | None = None
+    answer: str | None = None
+    words: str | None = None
+    tags: str | None = None
+    image: str | None = None
+    features: tuple[str, ...] | None = None
+    tokens: str | None = None
+    label: str | tuple[str, ...] | None = None
+    group: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.text or self.messages or self.prompt or self.words)
+
+    def with_input_of(self, table: Table) -> Columns:
+        """Find the input where the recipe names none."""
+        if self.is_text or self.image or self.features or self.tokens:
+            return self
+        labels = (self.label,) if isinstance(self.label, str) else self.label or DEFAULTS
+        skipped = {self.group, *labels}
+        others = [name for name in table.columns if name not in skipped]
+        usual = [name for name in ("x", "text", "image") if name in others][-1:]
+        if len(others) != 1 and not usual:
+            expected = "the name of its column in data.text, data.image, data.features or data.tokens"
+            found = f"none named, and columns {', '.join(table.columns)}"
+            raise bad_data(f"input in {table.where}", expected, found, "name it")
+        (name,) = usual or others
+        column = table.columns[name]
+        array = column if isinstance(column, np.ndarray) else None
+        if name == "image" or (array is not None and array.dtype == np.uint8 and array.ndim >= 3):
+            return replace(self, image=name)
+        return replace(self, text=(name,)) if array is None else replace(self, features=(name,))
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where samples are and how they are divided; the adapters' side of a recipe's `data`."""
+
+    kind: str
+    path: Path
+    columns: Columns
+    shares: Mapping[str, Share]
+    seed: int = 0
+    classes: tuple[str, ...] | None = None
+    max_length: int | None = None
+    long_texts: str = "refuse"  # refuse, truncate, split or pack
+    separator: str | None = None  # between documents of a .txt file
+    memory_limit: int = 8 * 2**30
+    cache: Path | None = None  # folder for decoded images
+    target: str = "class"
+    metric: str = ""  # which may need columns of its own
+    generate: int | None = None  # samples whose answers are generated for it; None: all
+    limits: Limits = LIMITS
+
+
+# Splits ---------------------------------------------------------------------------------------------
 
 
 def cut(
