@@ -28,7 +28,7 @@ from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
-from stockpot.task import Scores
+from stockpot.task import Data, Scores
 from stockpot.task.data import generator
 from stockpot.task.scores import worded
 
@@ -105,9 +105,10 @@ def best_start(problem: Problem, live: Live, splits: Sequence[Split], few: Tenso
 
     n = fewer = len(problem.pool)
     best = scored(n)
+    confidence = 1 - 0.05 / max(1, n.bit_length() - 1)  # each comparison is another chance to be ahead by luck
     while fewer := fewer // 2:
         found = scored(fewer)
-        if math.isnan(best.value) or found.difference(best)[1] > 0:
+        if math.isnan(best.value) or found.difference(best, confidence)[1] > 0:
             n, best = fewer, found
     return tuple(ranked(few)[:n])
 
@@ -124,13 +125,15 @@ def _learned(
 ) -> Decision:
     """`begin` finds the start; without it, the folds set out from the mean of all models."""
     data = problem.task.fit
+    halves = [_halves(data, outside) for _, outside in splits]
     folds = [
-        Fold(f, data.subset(inside), data.subset(_both(outside, few))) for f, (inside, outside) in enumerate(splits)
+        Fold(f, data.subset(inside), [data.subset(_both(half, few)) for half in halves[f]])
+        for f, (inside, _) in enumerate(splits)
     ]
-    parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
+    parts: dict[tuple[int, int], Scores] = {}  # each fold's own soup on the samples it did not fit on
 
-    def judge(fold: Fold, W: Tensor) -> None:
-        parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
+    def judge(fold: Fold, half: int, W: Tensor) -> None:
+        parts[fold.number, half] = problem.score_live(live, W, indices=halves[fold.number][half], with_loss=False)
 
     learner = FoldLearner(problem, live, method, settings, folds, store, judge=judge, begin=begin)
     learner.run()
@@ -139,10 +142,18 @@ def _learned(
         W,
         live.layout,
         beta,
-        held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
+        held_out=together([parts[place] for place in sorted(parts)], [half for both in halves for half in both]),
         history=learner.history(),
         notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
+
+
+def _halves(data: Data, outside: Tensor) -> list[Tensor]:
+    """What a fold leaves out in two parts, or in one where that is a single group."""
+    units = torch.arange(len(outside))
+    if data.groups is not None:
+        units = torch.unique(data.groups[outside], return_inverse=True)[1]
+    return [half for half in (outside[units % 2 == 0], outside[units % 2 == 1]) if len(half)]
 
 
 def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
