@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
 
+from stockpot import words
 from stockpot.zoo.plan import checked, number
 
 
@@ -40,22 +41,7 @@ def _any_of(*schemas: Any) -> WithJsonSchema:
 
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
-
-
-def parse_bytes(value: object) -> int:
-    """A number of bytes, or a size with its unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"expected a size such as 5GB, 512MB or a number of bytes, found {value!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
+Bytes = Annotated[int, BeforeValidator(words.parse_bytes), _any_of(_COUNT, _TEXT)]
 
 
 _SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
