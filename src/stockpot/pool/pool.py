@@ -15,7 +15,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import Run, find_checkpoints, ingredient_names
-from stockpot.pool.facts import Distances, PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
@@ -115,9 +115,7 @@ class Pool:
                 fix = "give several checkpoints of the same model"
                 # A Trainer leaves the last model beside the folders of earlier ones.
                 if paths and any(paths[0].glob("checkpoint-*")):
-                    fix += (
-                        f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
-                    )
+                    fix += f"; folders in this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
                 problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
             if problems or unreadable or differing:
                 raise _error(problems, unreadable, differing, len(paths))
@@ -208,11 +206,6 @@ class Pool:
         if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
-
-    @property
-    def measured(self) -> Distances | None:
-        """How far apart the ingredients are, where a pass over the files has found it out already."""
-        return self.facts().measured if self._scan is not None else None
 
     def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
         """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
