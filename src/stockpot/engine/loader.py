@@ -17,8 +17,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from stockpot.engine.directions import Directions, encode_plain
-from stockpot.engine.flat import Tiles
+from stockpot.engine.directions import Directions, Tiles, encode_plain
 from stockpot.engine.live import Live
 from stockpot.events import Listener, ignore, progress
 
