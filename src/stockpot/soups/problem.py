@@ -15,7 +15,7 @@ from torch import Tensor
 from stockpot import ranks
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
-from stockpot.engine.loader import Ahead, LastBlock
+from stockpot.engine.loader import LastBlock, reading_ahead
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -170,9 +170,9 @@ class Problem:
         """Load one ingredient after the other into the model, all or some of them."""
         order = list(range(len(self.pool)) if some is None else some)
         model = nullcontext(self._open) if self._open else self.live(self.layout("model"))
-        with model as live, Ahead(live, order) as ahead:
+        with model as live, reading_ahead(live, order) as read:
             for k in order:
-                live.load_ingredient(k, ahead.read)
+                live.load_ingredient(k, read)
                 yield k
                 live.check_bound()
 
