@@ -210,8 +210,14 @@ class Judge:
                     found=f"{', '.join(unread)}, which nothing reads",
                     fix="correct the name, leave the column out, or give a loss or metric of your own that reads it",
                 )
+        blank = batch  # no model trips over labels that are all zero
+        if isinstance(batch, Mapping):
+            zero = {
+                key: batches.map_tensors(torch.zeros_like, batch[key]) for key in batches.LABEL_KEYS if key in batch
+            }
+            blank = {**batch, **zero}
         try:
-            outputs = self.call(_with_blank_labels(batch))
+            outputs = self.call(blank)
         except Exception:
             if not default and self.metric in LOSSES:  # the user's loss knows how to call this model
                 self._learn_form(batch, None)
@@ -266,13 +272,3 @@ class Judge:
             )
         if weighted and self.metric == METRICS["loss"]:
             self.metric = WEIGHTED_LOSS
-
-
-def _with_blank_labels(batch: Any) -> Any:
-    """A batch that no model can trip over because of its labels: all of them zero."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {
-        key: batches.map_tensors(torch.zeros_like, value) if key in batches.LABEL_KEYS else value
-        for key, value in batch.items()
-    }
