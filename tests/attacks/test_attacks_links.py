@@ -165,22 +165,24 @@ class Scene:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Reports without charts, which take seconds to draw and touch no file, and a demo of a few steps."""
+    """Reports without their pages, and a demo of a few steps."""
     from stockpot.zoo import demo
 
+    whole, make = demo.demo_recipe, demo.make_demo_pool
+
     def recipe(seed: int) -> str:
-        begin = demo.demo_recipe(seed).partition("method:")[0]
+        begin = whole(seed).partition("method:")[0]
         return f"{begin}method: {{methods: [best, greedy]}}\noutput: {{dir: run}}\n"
 
     def pool(out: Path, **options: Any) -> Any:
-        return demo.make_demo_pool(out, trials=2, processes=1, **options)
+        return make(out, trials=2, processes=1, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})
         patch.setattr("stockpot.report.page.html", lambda page: "<html></html>\n")
         patch.setattr("stockpot.report.page.markdown", lambda page: "page\n")
-        patch.setattr("stockpot.zoo.demo_recipe", recipe)
-        patch.setattr("stockpot.zoo.make_demo_pool", pool)
+        patch.setattr("stockpot.zoo.demo.demo_recipe", recipe)
+        patch.setattr("stockpot.zoo.demo.make_demo_pool", pool)
         patch.setattr(demo, "EPOCHS", 0.2)
         patch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
         for split in demo.SIZES:

@@ -17,16 +17,17 @@ pytest.importorskip("sklearn")
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stockpot import zoo
     from stockpot.zoo import demo
+
+    make = demo.make_demo_pool
 
     def small(out: Path, **options: Any) -> Any:
         # In this process, where the rest is patched too.
-        return demo.make_demo_pool(out, trials=3, processes=1, **options)
+        return make(out, trials=3, processes=1, **options)
 
     monkeypatch.setattr(demo, "EPOCHS", 1.0)
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
-    monkeypatch.setattr(zoo, "make_demo_pool", small)
+    monkeypatch.setattr(demo, "make_demo_pool", small)
     monkeypatch.setattr(demo, "STEPS", 3)
     monkeypatch.setattr(demo, "OWN_STEPS", 3)
     for split in demo.SIZES:

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stockpot.recipe.load import model_in
-from stockpot.recipe.schema import ListedTrial, MethodSettings, Recipe
-from stockpot.recipe.values import LmEval, PythonCode, Space, Split
+from stockpot.recipe.schema import Finetune, ListedTrial, MethodSettings, Recipe
+from stockpot.recipe.values import LmEval, PythonCode, Split
+from stockpot.zoo.plan import SPACES
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 EXAMPLE = """\
@@ -58,11 +59,10 @@ def recipe_reference() -> str:
             parts.append(_table(f"`{name}`", section))
             for inner, inner_field in section.model_fields.items():
                 below = model_in(inner_field.annotation)
-                if below is not None and below not in (Split, Space, PythonCode, MethodSettings, ListedTrial):
+                if below is not None and below not in (Split, PythonCode, MethodSettings, ListedTrial):
                     parts.append(_table(f"`{name}.{inner}`", below))
     parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split))
     parts.append(_table("Tasks of lm-evaluation-harness: `data.report.lm_eval`", LmEval))
-    parts.append(_table("A search space: `finetune.lr` and others", Space))
     return "\n".join(parts)
 
 
@@ -71,7 +71,8 @@ def _table(title: str, section: type[BaseModel]) -> str:
     rows = [f"## {title}", "", said, "", "| key | value | default | meaning |", "|---|---|---|---|"]
     for name, field in section.model_fields.items():
         about = " ".join((field.description or "").split()).replace("|", "\\|")
-        rows.append(f"| `{name}` | {_words(field.annotation)} | {_default(field)} | {about} |")
+        kind = "search space" if section is Finetune and name in SPACES else _words(field.annotation)
+        rows.append(f"| `{name}` | {kind} | {_default(field)} | {about} |")
     return "\n".join(rows) + "\n"
 
 
@@ -79,11 +80,10 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, Space):
-        if value.choices is not None:
-            return f"`[{', '.join(f'{v:g}' for v in value.choices)}]`"
-        given = value.model_dump(exclude_none=True)
-        return "`{" + ", ".join(f"{k}: {v}" for k, v in given.items()) + "}`"
+    if isinstance(value, tuple) and value and isinstance(value[0], float):
+        return f"`[{', '.join(f'{v:g}' for v in value)}]`"
+    if isinstance(value, dict) and value:
+        return "`{" + ", ".join(f"{k}: {v}" for k, v in value.items()) + "}`"
     if isinstance(value, (BaseModel, tuple)) or value in (None, {}):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
@@ -101,7 +101,7 @@ def _words(annotation: Any) -> str:
     if origin is tuple:
         return "list" if args[-1] is ... else "pair"
     named = {
-        Split: "split", LmEval: "tasks", Space: "search space", str: "text", int: "whole number", float: "number",
+        Split: "split", LmEval: "tasks", str: "text", int: "whole number", float: "number",
         bool: "true or false", Any: "text or mapping",
     }  # fmt: skip
     return named.get(annotation, "mapping")

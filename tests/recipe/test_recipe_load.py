@@ -148,7 +148,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"finetune": {}}, "data.train: required by finetune"),
         ({"finetune": {"lr": {"min": 0, "max": 1, "scale": "log"}}}, "finetune.lr: expected min > 0 for a log range"),
         ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
-        ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs.1: expected a number of at least 0, found 'x'"),
+        ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs: expected a number of at least 0, found 'x'"),
         ({"finetune": {"lr": -1}}, "finetune.lr: expected a number of at least 0, found -1"),
         ({"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}}, "finetune.listed.1.lrr: unknown key; did you mean lr?"),
     ],
@@ -387,7 +387,7 @@ def test_listed_trials_are_taken_as_they_are() -> None:
 
 
 def test_the_spaces_of_recipes_are_those_of_searches() -> None:
-    from stockpot.zoo import draw_trials
+    from stockpot.zoo.plan import draw_trials
 
     data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
     finetune = made(finetune={"trials": 20}, data=data).finetune

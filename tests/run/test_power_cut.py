@@ -13,7 +13,8 @@ import torch
 
 from stockpot import cook, files
 from stockpot.run.directory import RecipeFacts
-from stockpot.zoo import Plan, Trial, finetune
+from stockpot.zoo.plan import Plan, Trial
+from stockpot.zoo.search import finetune
 from zoo import normed, samples, zoo
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc what a handle is of")

@@ -18,7 +18,8 @@ from stockpot.cli.app import app
 from stockpot.errors import WriteError
 from stockpot.soup import Soup
 from stockpot.task import Task
-from stockpot.zoo import Plan, Trial, finetune
+from stockpot.zoo.plan import Plan, Trial
+from stockpot.zoo.search import finetune
 from torture.cases import prepare
 from zoo import mlp, samples, zoo
 

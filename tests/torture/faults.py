@@ -184,7 +184,7 @@ class _Wrapped:
 def _save_often(seconds: float) -> None:
     state: Any = importlib.import_module("stockpot.run.state")
     state.INTERVAL = seconds
-    home: Any = importlib.import_module("stockpot.zoo")
+    home: Any = importlib.import_module("stockpot.zoo.search")
     home.finetune = functools.partial(home.finetune, save_every=seconds)
 
 

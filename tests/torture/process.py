@@ -27,7 +27,7 @@ def warm_up() -> None:
     import stockpot.recipe.build
     import stockpot.report.page
     import stockpot.run.rebuild
-    import stockpot.zoo  # noqa: F401
+    import stockpot.zoo.demo  # noqa: F401
 
 
 class Board:

@@ -21,8 +21,8 @@ from stockpot.errors import DataError, LinkError, RunError
 from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.task import Task
-from stockpot.zoo import clear_demo, demo, demo_recipe, make_demo_pool
-from stockpot.zoo.demo import SIZES, DigitViT, digits
+from stockpot.zoo import demo
+from stockpot.zoo.demo import SIZES, DigitViT, clear_demo, demo_recipe, digits, make_demo_pool
 from stockpot.zoo.folder import read_file
 
 pytest.importorskip("sklearn")

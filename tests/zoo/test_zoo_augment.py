@@ -110,9 +110,8 @@ def test_dropped_tokens_spare_padding_and_the_first_position() -> None:
     attention = torch.ones_like(ids)
     attention[:, 20:] = 0
     batch = {"input_ids": ids, "attention_mask": attention, "token_type_ids": torch.zeros_like(ids), "labels": ids}
-    out, _ = augment(batch, 1.0, Augmentation(mask_id=3), seed=0, step=0)
+    out, _ = augment(batch, 1.0, Augmentation(), seed=0, step=0)
     dropped = out["input_ids"] != ids
-    assert set(out["input_ids"][dropped].tolist()) == {3}
     assert not dropped[:, 0].any()
     assert not dropped[:, 20:].any()
     assert 0.25 < float(dropped[:, 1:20].double().mean()) < 0.35
@@ -120,7 +119,7 @@ def test_dropped_tokens_spare_padding_and_the_first_position() -> None:
         assert out[name] is batch[name]
 
 
-def test_without_a_mask_token_the_replacement_is_a_token_of_the_batch_at_that_place() -> None:
+def test_the_replacement_of_a_token_is_a_token_of_the_batch_at_that_place() -> None:
     ids = torch.arange(20).repeat(8, 1) + 100 * torch.arange(8).unsqueeze(1)
     out = augment((ids, None), 1.0, Augmentation(), seed=0, step=0)[0][0]
     assert (out != ids).any()

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from stockpot.errors import RunError, StockpotError
-from stockpot.zoo import Plan, Trial, TrialRecord, finetune, read_records
+from stockpot.zoo.folder import TrialRecord, read_records
+from stockpot.zoo.plan import Plan, Trial
+from stockpot.zoo.search import finetune
 from zoo import mlp, samples
 
 PLAN = Plan((Trial(lr=0.1, epochs=1), Trial(lr=0.2, epochs=1)), batch_size=64, probe=None)

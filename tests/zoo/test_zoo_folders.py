@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from stockpot.pool import Pool
-from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
+from stockpot.zoo.plan import Plan, Probe, Trial
+from stockpot.zoo.search import finetune
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,7 +40,6 @@ def test_trials_are_folders_that_the_library_loads(tmp_path: Path) -> None:
         batch_size=8,
         probe=Probe(epochs=1),
         head="classifier",
-        augmentation=Augmentation(mask_id=0),
     )
     records = finetune(model, data, data, tmp_path / "pool", plan, as_directories=True, companions=source)
     assert [record.path for record in records] == [tmp_path / "pool" / f"trial_00{n}" for n in (0, 1)]

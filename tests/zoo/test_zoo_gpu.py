@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from stockpot.events import Event
-from stockpot.zoo import Augmentation, Plan, Probe, Trial, finetune
 from stockpot.zoo.folder import read_file
+from stockpot.zoo.plan import Augmentation, Plan, Probe, Trial
+from stockpot.zoo.search import finetune
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PLAN = Plan(

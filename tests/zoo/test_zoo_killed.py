@@ -19,16 +19,19 @@ from safetensors import safe_open
 from stockpot import files
 from stockpot.errors import RunError
 from stockpot.events import Event
-from stockpot.zoo import Plan, Trial, claims, finetune, read_records, training
+from stockpot.zoo import claims, training
 from stockpot.zoo.claims import Claims
-from stockpot.zoo.folder import Folder, read_record
+from stockpot.zoo.folder import Folder, read_record, read_records
+from stockpot.zoo.plan import Plan, Trial
+from stockpot.zoo.search import finetune
 from zoo import mlp, samples
 
 TRIALS = 4
 SCRIPT = """
 import sys
 import torch
-from stockpot.zoo import Plan, Probe, Trial, finetune
+from stockpot.zoo.plan import Plan, Probe, Trial
+from stockpot.zoo.search import finetune
 
 if sys.argv[4:]:  # another host, over a file system that shows locks to nobody else
     from stockpot import files

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stockpot.errors import MethodError
-from stockpot.zoo import SPACES, Augmentation, Plan, Probe, Trial, draw_trials
-from stockpot.zoo.plan import draw
+from stockpot.zoo.plan import SPACES, Augmentation, Plan, Probe, Trial, draw, draw_trials
 
 
 @given(
@@ -63,10 +62,11 @@ def test_listed_trials_keep_their_values_and_draw_the_rest() -> None:
         ({"min": 2, "max": 1}, "expected min <= max, found 2 > 1"),
         ({"min": 0, "max": 1, "scale": "log"}, "expected min > 0 for a log range, found 0"),
         ({"min": 1, "max": 2, "scale": "cubic"}, "expected scale 'log' or 'linear', found 'cubic'"),
-        (["a"], "expected finite numbers, found 'a'"),
-        (float("nan"), "expected finite numbers, found nan"),
-        (True, "expected finite numbers, found True"),
-        (-1e-3, "fine-tuning setting lr: expected a number above 0, found -0.001"),
+        (["a"], "space of lr: expected a number of at least 0, found 'a'"),
+        (float("nan"), "expected a number of at least 0, found nan"),
+        (True, "expected a number of at least 0, found True"),
+        (-1e-3, "expected a number of at least 0, found -0.001"),
+        (0, "fine-tuning setting lr: expected a number above 0, found 0"),
     ],
 )
 def test_impossible_spaces_are_refused(space: Any, said: str) -> None:

@@ -15,9 +15,9 @@ from stockpot.errors import DataError, LearningError, MethodError, RunError, Tas
 from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.task import Task
-from stockpot.zoo import Augmentation, Plan, Probe, Trial, draw_trials, finetune, read_records
-from stockpot.zoo.folder import read_file, weights_of
-from stockpot.zoo.plan import Space
+from stockpot.zoo.folder import read_file, read_records, weights_of
+from stockpot.zoo.plan import Augmentation, Plan, Probe, Space, Trial, draw_trials
+from stockpot.zoo.search import finetune
 from zoo import Tied, mlp, normed, same, samples
 
 SPACES: dict[str, Space] = {"lr": {"min": 1e-3, "max": 3e-2, "scale": "log"}, "epochs": {"min": 1, "max": 3}}

@@ -13,8 +13,8 @@ from torch import nn
 from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.task import Data, Task
-from stockpot.zoo import Plan, Trial
 from stockpot.zoo.folder import Saved, weights_of
+from stockpot.zoo.plan import Plan, Trial
 from stockpot.zoo.training import DivergedError, Optimiser, train
 from zoo import mlp, normed, same, samples
 

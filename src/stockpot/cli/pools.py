@@ -19,7 +19,7 @@ from stockpot.events import Event
 from stockpot.progress import drawing
 
 if TYPE_CHECKING:
-    from stockpot.zoo import TrialRecord
+    from stockpot.zoo.folder import TrialRecord
 
 Trials = Annotated[
     int | None, typer.Option("--trials", metavar="N", help="How many checkpoints, instead of the recipe's.")
@@ -116,8 +116,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
     """
     from stockpot.recipe import load_recipe
     from stockpot.report import write_report
-    from stockpot.zoo import make_demo_pool
-    from stockpot.zoo.demo import one_thread
+    from stockpot.zoo.demo import make_demo_pool, one_thread
 
     began = time.perf_counter()
     path = _demo_recipe(out, seed, overwrite)
@@ -145,7 +144,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
 
 def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
     """The demo's recipe in its folder. What no demo made is neither run nor removed."""
-    from stockpot.zoo import clear_demo, demo_recipe
+    from stockpot.zoo.demo import clear_demo, demo_recipe
 
     try:
         ours = files.read_bytes(out / MARKER, root=out) == MARKED

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stockpot.adapters.models import ImageInput, LoadedModel
     from stockpot.pool import Pool
     from stockpot.task import Task
-    from stockpot.zoo import TrialRecord
+    from stockpot.zoo.folder import TrialRecord
 
 
 def pool_paths(recipe: Recipe) -> list[str]:
@@ -213,7 +213,8 @@ def build_data(
 def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:
     """Every trial of the recipe that nobody has finished or holds; the records of all of them."""
     from stockpot.task import Data
-    from stockpot.zoo import Augmentation, Plan, Probe, finetune
+    from stockpot.zoo.plan import Augmentation, Plan, Probe
+    from stockpot.zoo.search import finetune
 
     section, seed = recipe.finetune, recipe.output.seed
     if section is None:

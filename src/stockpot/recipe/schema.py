@@ -35,11 +35,11 @@ from stockpot.recipe.values import (
     PythonCode,
     Seconds,
     Section,
-    ShortSpace,
     Space,
 )
 from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, settings_in_comparison
 from stockpot.soups.settings import Setting, Settings, declared
+from stockpot.zoo.plan import SPACES, Trial, checked, draw_trials
 
 if TYPE_CHECKING:
     MethodName = str
@@ -238,20 +238,18 @@ class Model(OfOneKind):
         return self
 
 
-SEARCHED = ("lr", "weight_decay", "epochs", "label_smoothing", "augmentation", "seed")
-
-
 if TYPE_CHECKING:
-    from stockpot.zoo import Trial
-
     ListedTrial = Section
 else:
-    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SEARCHED}
+    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SPACES}
     ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
 
 
 class Finetune(Section):
-    """Makes the pool: the head is trained alone first, then every trial trains all weights its own way."""
+    """Makes the pool: the head is trained alone first, then every trial trains all weights its own way.
+
+    A search space is a number (fixed), a list (choices), or a range such as `{min: 1e-5, max: 1e-3, scale: log}`, whose
+    scale is else `linear`."""
 
     dir: str = "pool"
     """Folder the checkpoints are written to."""
@@ -265,22 +263,22 @@ class Finetune(Section):
     """Learning rate of that."""
     head: str | None = None
     """Name prefix of the head's tensors. Default: the model's last linear layer."""
-    lr: ShortSpace = Space(min=1e-5, max=3e-4, scale="log")
+    lr: Space = checked(SPACES["lr"])
     """Learning rate."""
-    weight_decay: ShortSpace = Space(min=1e-4, max=0.5, scale="log")
+    weight_decay: Space = checked(SPACES["weight_decay"])
     """Weight decay."""
-    epochs: ShortSpace = Space(min=4, max=16)
+    epochs: Space = checked(SPACES["epochs"])
     """Epochs; a fraction of one is allowed."""
-    label_smoothing: ShortSpace = Space(choices=(0.0, 0.05, 0.1, 0.2))
+    label_smoothing: Space = checked(SPACES["label_smoothing"])
     """Label smoothing."""
-    augmentation: ShortSpace = Space(choices=(0.0, 0.25, 0.5, 1.0))
+    augmentation: Space = checked(SPACES["augmentation"])
     """Strength of image augmentation; 0: none."""
     flip: bool = False
     """Augmentation may mirror images left to right; wrong for digits and text."""
     mixup: float = Field(default=0.0, ge=0)
     """Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. Not for token ids or a loss of your
     own."""
-    seed: ShortSpace = Space(min=0, max=2**31 - 1)
+    seed: Space = checked(SPACES["seed"])
     """Seed of data order, dropout and augmentation."""
     listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
     """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn as
@@ -303,10 +301,7 @@ class Finetune(Section):
 
     def drawn(self, seed: int) -> tuple[Trial, ...]:
         """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
-        from stockpot.zoo import draw_trials
-
-        plain = self.model_dump(include=set(SEARCHED), exclude_none=True)
-        spaces = {name: space.get("choices", space) for name, space in plain.items()}
+        spaces = {name: getattr(self, name) for name in SPACES}
         listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
         return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
+
+from stockpot.zoo.plan import checked, number
 
 
 class Section(BaseModel):
@@ -117,13 +118,8 @@ _PAIR = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
 Pixels = Annotated[tuple[int, int], BeforeValidator(_pixels), _any_of(_COUNT, _PAIR)]
 
 
-def _number(value: Any) -> int | float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
-        return value
-    raise ValueError(f"expected a number of at least 0, found {value!r}")
-
-
-Number = Annotated[int | float, BeforeValidator(_number), WithJsonSchema({"type": "number", "minimum": 0})]
+_LEAST_0 = {"type": "number", "minimum": 0}
+Number = Annotated[int | float, BeforeValidator(number), WithJsonSchema(_LEAST_0)]
 
 
 class Split(Section):
@@ -210,42 +206,11 @@ _Sets = Annotated[dict[SetName, _Set], BeforeValidator(_tasks_in_full)]
 Report = Annotated[Annotated[ShortSplit, Tag("one")] | Annotated[_Sets, Tag("several")], Discriminator(_sets)]
 
 
-class Space(Section):
-    """Written short: `0.1` (fixed), `[0, 0.1]` (choices); or `{min, max, scale}` for a range."""
-
-    choices: tuple[Number, ...] | None = Field(default=None, min_length=1)
-    """Values to choose from."""
-    min: Number | None = None
-    """Lower end of a range."""
-    max: Number | None = None
-    """Upper end of a range."""
-    scale: Literal["linear", "log"] = "linear"
-    """How a range is sampled."""
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if self.choices is not None:
-            if self.min is not None or self.max is not None:
-                raise ValueError("expected choices or a range, found both")
-        elif self.min is None or self.max is None:
-            raise ValueError("expected a value, a list of choices, or a range with min and max")
-        elif self.min > self.max:
-            raise ValueError(f"expected min <= max, found {self.min} > {self.max}")
-        elif self.scale == "log" and self.min <= 0:
-            raise ValueError(f"expected min > 0 for a log range, found {self.min}")
-        return self
-
-
-def _short_space(value: Any) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"choices": (value,)}
-    return {"choices": tuple(value)} if isinstance(value, (list, tuple)) else value
-
-
-ShortSpace = Annotated[
-    Space,
-    BeforeValidator(_short_space),
-    _any_of(
-        {"type": "number"}, {"type": "array", "items": {"type": "number"}, "minItems": 1}, Space.model_json_schema()
-    ),
+_RANGE = {
+    "type": "object", "required": ["min", "max"], "additionalProperties": False,
+    "properties": {"min": _LEAST_0, "max": _LEAST_0, "scale": {"enum": ["linear", "log"]}},
+}  # fmt: skip
+# A search space, written out by `stockpot.zoo.plan`, which draws from it.
+Space = Annotated[
+    Any, BeforeValidator(checked), _any_of(_LEAST_0, {"type": "array", "items": _LEAST_0, "minItems": 1}, _RANGE)
 ]

@@ -43,7 +43,7 @@ def augment(
         if leaf.ndim == 4 and (leaf.is_floating_point() or leaf.dtype == torch.uint8):
             return _change_images(leaf, strength, options, stream)
         if leaf.dtype in (torch.int32, torch.int64) and leaf.ndim == 2 and name in (None, TOKENS):
-            return _drop_tokens(leaf, strength, options.mask_id, stream, attention)
+            return _drop_tokens(leaf, strength, stream, attention)
         if leaf.is_floating_point() and leaf.ndim >= 2:
             return _add_noise(leaf, strength, stream)
         return leaf
@@ -125,10 +125,8 @@ def _erase(pixels: Tensor, strength: float, stream: Generator) -> Tensor:
     return torch.where(inside, pixels.mean(dim=(2, 3), keepdim=True), pixels)
 
 
-def _drop_tokens(
-    ids: Tensor, strength: float, mask_id: int | None, stream: Generator, attention: Tensor | None
-) -> Tensor:
-    """Put `mask_id`, or a token from elsewhere in the batch, where a token is dropped.
+def _drop_tokens(ids: Tensor, strength: float, stream: Generator, attention: Tensor | None) -> Tensor:
+    """Put a token from elsewhere in the batch where one is dropped.
 
     Padding stays, and so does the first position, where encoders keep the token they classify by.
     """
@@ -136,8 +134,6 @@ def _drop_tokens(
     dropped[:, 0] = False
     if attention is not None and attention.shape == ids.shape:
         dropped &= attention != 0
-    if mask_id is not None:
-        return ids.masked_fill(dropped, mask_id)
     elsewhere = torch.randint(0, len(ids), ids.shape, generator=stream, device=ids.device)
     return torch.where(dropped, ids.gather(0, elsewhere), ids)
 

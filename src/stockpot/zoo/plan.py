@@ -30,7 +30,7 @@ _FROM_0: Bound = ("of at least 0", lambda value: value >= 0)
 _SHARE: Bound = ("from 0 to below 1", lambda value: 0 <= value < 1)
 _BOUNDS: Mapping[str, Bound] = {
     **dict.fromkeys(("lr", "epochs", "clip"), _POSITIVE),
-    **dict.fromkeys(("weight_decay", "seed", "mixup", "mask_id"), _FROM_0),
+    **dict.fromkeys(("weight_decay", "seed", "mixup"), _FROM_0),
     **dict.fromkeys(("label_smoothing", "warmup"), _SHARE),
     "augmentation": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "batch_size": ("of at least 1", lambda value: value >= 1),
@@ -38,11 +38,11 @@ _BOUNDS: Mapping[str, Bound] = {
 
 
 class Checked:
-    """Settings whose numbers are looked at as soon as they are made; `clip` and `mask_id` may be None."""
+    """Settings whose numbers are looked at as soon as they are made; `clip` may be None."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name not in _BOUNDS or isinstance(value, Checked) or (value is None and name in ("clip", "mask_id")):
+            if name not in _BOUNDS or isinstance(value, Checked) or (value is None and name == "clip"):
                 continue
             bound, fits = _BOUNDS[name]
             if not (_is_number(value) and fits(value)):
@@ -71,7 +71,6 @@ class Augmentation(Checked):
     erase: bool = True
     jitter: bool = True  # brightness and contrast
     mixup: float = 0.0  # alpha of the Beta distribution at strength 1
-    mask_id: int | None = None  # token put where one is dropped; None: another token of the batch
 
 
 @dataclass(frozen=True)
@@ -145,38 +144,44 @@ def draw(space: Space, name: str, *, seed: int, number: int, whole: bool = False
     It depends on the seed, the trial's number and the name alone, so searching one more thing changes no other.
     """
     source = random.Random(f"{seed}/{number}/{name}")
-    if not isinstance(space, Mapping):
-        choices = space if isinstance(space, (list, tuple)) else [space]
-        if not choices:
-            raise _wrong_space(name, "at least one choice", "an empty list", "list the values, or give one")
-        return source.choice([_number(value, name) for value in choices])
-    low, high, is_log = _range(space, name)
-    if is_log:
-        value = math.exp(source.uniform(math.log(low), math.log(high)))
+    try:
+        known = checked(space)
+    except ValueError as error:
+        fix = 'give a number, a list of numbers, or {"min": 1e-5, "max": 1e-3, "scale": "log"}'
+        raise MethodError(f"space of {name}: {error}.\n  Fix: {fix}.") from error
+    if isinstance(known, tuple):
+        return source.choice(known)
+    low, high = known["min"], known["max"]
+    if known["scale"] == "log":
+        value: Value = math.exp(source.uniform(math.log(low), math.log(high)))
         value = min(max(value, low), high)  # exp(log(x)) may miss x by one rounding, and the ends are promises
         return round(value) if whole else value
     return source.randint(math.ceil(low), math.floor(high)) if whole else source.uniform(low, high)
 
 
-def _range(space: Mapping[str, Any], name: str) -> tuple[Value, Value, bool]:
+def checked(space: Any) -> tuple[Value, ...] | dict[str, Any]:
+    """A space written out, as its choices or as the range with its scale."""
+    if not isinstance(space, Mapping):
+        choices = tuple(space) if isinstance(space, (list, tuple)) else (space,)
+        if not choices:
+            raise ValueError("expected at least one choice, found an empty list")
+        return tuple(map(number, choices))
     if not {"min", "max"} <= set(space) <= {"min", "max", "scale"}:
         found = ", ".join(map(str, space)) or "an empty mapping"
-        fix = 'write {"min": 1e-5, "max": 1e-3, "scale": "log"}'
-        raise _wrong_space(name, "a range with min, max and perhaps scale", found, fix)
-    low, high = _number(space["min"], name), _number(space["max"], name)
-    scale = space.get("scale", "linear")
+        raise ValueError(f"expected a range with min, max and perhaps scale, found {found}")
+    low, high, scale = number(space["min"]), number(space["max"]), space.get("scale", "linear")
     if scale not in ("log", "linear"):
-        raise _wrong_space(name, "scale 'log' or 'linear'", repr(scale), "use one of the two")
+        raise ValueError(f"expected scale 'log' or 'linear', found {scale!r}")
     if low > high:
-        raise _wrong_space(name, "min <= max", f"{low} > {high}", "exchange the two")
+        raise ValueError(f"expected min <= max, found {low} > {high}")
     if scale == "log" and low <= 0:
-        raise _wrong_space(name, "min > 0 for a log range", str(low), "raise min, or use scale 'linear'")
-    return low, high, scale == "log"
+        raise ValueError(f"expected min > 0 for a log range, found {low}")
+    return {"min": low, "max": high, "scale": scale}
 
 
-def _number(value: Value, name: str) -> Value:
-    if not _is_number(value):
-        raise _wrong_space(name, "finite numbers", repr(value), "give a number, a list of numbers or a range")
+def number(value: Any) -> Any:
+    if not _is_number(value) or value < 0:
+        raise ValueError(f"expected a number of at least 0, found {value!r}")
     return value
 
 
@@ -186,7 +191,3 @@ def _is_number(value: Any) -> bool:
 
 def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:
     return MethodError.of(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix)
-
-
-def _wrong_space(name: str, expected: str, found: str, fix: str) -> MethodError:
-    return MethodError.of(f"space of {name}", expected=expected, found=found, fix=fix)
