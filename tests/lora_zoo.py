@@ -65,5 +65,5 @@ def merged(pool: Pool, folder: Path) -> Pool:
     for k, name in enumerate(pool.names):
         save_file({n: pool.tensor(k, n).clone().contiguous() for n in pool.specs}, folder / f"{name}.safetensors")
     full = Pool.open([folder / f"{name}.safetensors" for name in pool.names])
-    full._scan = replace(full._scanned(lambda _: None), digests=pool.digests())
+    full._scan = replace(full.scanned(lambda _: None), digests=pool.digests())
     return full

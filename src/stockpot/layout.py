@@ -6,13 +6,14 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from stockpot.errors import LayoutError
 from stockpot.pool import Pool, PoolFacts
+from stockpot.pool.source import mixing_dtype as mixing_dtype  # part of this interface
 
 # Why a tensor is not mixed.
 FROZEN = "frozen"  # identical in all ingredients: copied through
@@ -112,14 +113,7 @@ class Layout:
         return len(self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "granularity": self.granularity,
-            "groups": list(self.groups),
-            "group_of": dict(self.group_of),
-            "kept": dict(self.kept),
-            "donor": self.donor,
-            "tied": [list(names) for names in self.tied],
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Layout:
@@ -131,11 +125,6 @@ class Layout:
             tied=tuple(tuple(names) for names in value["tied"]),
             granularity=str(value["granularity"]),
         )
-
-
-def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Sums are kept in fp32, or fp64 when the ingredients are fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def by_block(name: str) -> str:

@@ -163,6 +163,21 @@ def differences(
     return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}), joined)
 
 
+def fill(model: nn.Module, specs: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Put a pool's tensors into a model that takes them, also into buffers that it never saves itself."""
+    own = file_names(model, specs)
+    given = ((own.get(name, name), tensor) for name, tensor in tensors)
+    if ranks.hold_parts(model):
+        ranks.fill_model(model, given)
+        return
+    state = dict(given)
+    model.load_state_dict(state, strict=False)  # not strict: names that the model ties may be stored once
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name in state and name not in saved:
+            buffer.copy_(state[name])
+
+
 def _inside(name: str, modules: set[str]) -> bool:
     return any(name[:at] in modules for at, sign in enumerate(name) if sign == ".")
 

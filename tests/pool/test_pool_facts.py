@@ -117,7 +117,7 @@ def test_blocks_chunks_and_threads_change_nothing(tmp_path: Path, monkeypatch: p
         torch.save({**tensors, "one": torch.randn(1, 70, generator=generator).t()}, tmp_path / f"{k}.pt")
     whole = Pool.open(tmp_path).facts()
     expected = [hashlib.sha256(torch.load(tmp_path / "0.pt")["turned"].contiguous().numpy()).hexdigest()]
-    assert [Pool.open(tmp_path)._scanned(lambda event: None).tensors["turned"].stored[0]] == expected
+    assert [Pool.open(tmp_path).scanned(lambda event: None).tensors["turned"].stored[0]] == expected
     for block, chunk, inline in ((1, 1, 0), (100, 7, 0), (1000, 64, 1 << 20), (1 << 20, 10, 0)):
         for name, value in (("BLOCK", block), ("CHUNK", chunk), ("_INLINE", inline), ("_WAITING", 1)):
             monkeypatch.setattr(f"stockpot.pool.scan.{name}", value)

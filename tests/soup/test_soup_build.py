@@ -229,12 +229,12 @@ def test_load_into_gives_the_model_the_soup(tmp_path: Path) -> None:
 def test_load_into_another_model_says_what_differs_and_touches_nothing(tmp_path: Path) -> None:
     soup = Soup.uniform(write(tmp_path, fine_tunes(mlp, 3)))
     for model, found in (
-        (torch.nn.Sequential(torch.nn.Linear(6, 8)), "0 without a value [], 2 unknown ['2.bias', '2.weight'], 0 of"),
+        (torch.nn.Sequential(torch.nn.Linear(6, 8)), "found the model lacks 2: 2.bias, 2.weight."),
         (
             torch.nn.Sequential(*mlp().children(), torch.nn.Linear(3, 3)),
-            "2 without a value ['3.weight', '3.bias'], 0 unknown",
+            "found the model has 2 more: 3.weight, 3.bias.",
         ),
-        (mlp(hidden=9), "3 of another shape ['0.bias', '0.weight', '2.weight']"),
+        (mlp(hidden=9), "found 3 with other shapes: 0.bias: model (9,), pool"),
     ):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with pytest.raises(SoupError) as caught:

@@ -73,7 +73,7 @@ def test_a_rank_that_has_no_fold_is_interrupted_as_the_others_are(
     known = Learner._so_far
 
     def without_folds(self: Learner) -> Tensor:
-        self._mine = []
+        self._ranks.mine = []
         return known(self)
 
     def listen(event: Event) -> None:

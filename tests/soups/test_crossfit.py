@@ -14,9 +14,10 @@ from stockpot import Event, Result, Soup, Task, cook
 from stockpot.engine import Engine
 from stockpot.pool import Pool
 from stockpot.soup import weights
-from stockpot.soups import crossfit, learn
+from stockpot.soups import crossfit, judging
 from stockpot.soups.crossfit import best_start
 from stockpot.soups.fold import Fold
+from stockpot.soups.judging import FoldLearner
 from stockpot.soups.learn import Learner
 from stockpot.soups.mehl import weights as mixed
 from stockpot.soups.problem import Problem
@@ -103,7 +104,7 @@ def test_starts_from_loaded_models_are_those_from_files(tmp_path: Path, monkeypa
     from_files = cook(pool, task, "crossfit", **BRIEF)
     monkeypatch.setattr(crossfit, "ENOUGH", 80)
     from_files_few = cook(pool, task, "crossfit", **BRIEF)
-    monkeypatch.setattr(learn, "mixes_fast", lambda live: True)
+    monkeypatch.setattr(judging, "mixes_fast", lambda live: True)
     reads: list[int] = []
     tensor = Pool.tensor
 
@@ -218,20 +219,20 @@ def test_judged_is_the_mean_of_the_steps_since_the_last_judgement(
     pool, task = zoo(tmp_path, 4)
     taken: list[list[Tensor]] = [[]]
     told: list[tuple[Tensor, list[Tensor]]] = []
-    look, judge = Learner._after_steps, Learner._loss_held_out
+    look, judge = Learner._after_steps, FoldLearner._loss_held_out
 
     def looked(self: Learner, engine: Any, fold: Fold) -> None:
         taken[-1].append(fold.state.alpha.clone())
         look(self, engine, fold)
 
-    def judging(self: Learner, engine: Any, fold: Fold) -> float:
+    def judge_noted(self: FoldLearner, engine: Any, fold: Fold) -> float:
         assert fold.judged is not None
         told.append((fold.judged["x"].view_as(fold.state.alpha), taken.pop()))
         taken.append([])
         return judge(self, engine, fold)
 
     monkeypatch.setattr(Learner, "_after_steps", looked)
-    monkeypatch.setattr(Learner, "_loss_held_out", judging)
+    monkeypatch.setattr(FoldLearner, "_loss_held_out", judge_noted)
     cook(pool, task, "hl+", **{**BRIEF, "steps": 150, "lr": 0.5})
     windows = [(alpha, steps) for alpha, steps in told if steps]
     assert len(windows) >= 6

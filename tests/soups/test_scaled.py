@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stockpot.soups.forecast import Size
-from stockpot.soups.scaled import Pieces, Work, _memory, _scaled, arranged, work_of
+from stockpot.soups.forecast import Pieces, Size, Work, _memory, _scaled, arranged, work_of
 
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "scaling.md").read_text()

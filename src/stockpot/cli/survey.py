@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stockpot.pool import Pool
     from stockpot.pool.lora import Adapters
     from stockpot.recipe import Recipe
-    from stockpot.soups.scaled import Work
+    from stockpot.soups.forecast import Work
 
 
 def survey(
@@ -167,7 +167,7 @@ def _architecture(recipe: Recipe) -> nn.Module:
 
 def describe_scaled(recipe: Recipe, pool: Pool, ranks: int, memory: int, bandwidth: int | None) -> dict[str, Any]:
     """The arrangement of the recipe's method on so many ranks, as plain values."""
-    from stockpot.soups.scaled import Pieces, arranged
+    from stockpot.soups.forecast import Pieces, arranged
 
     work, method, why = _work(recipe, pool)
     pieces = Pieces() if bandwidth is None else Pieces(inside=float(bandwidth), between=float(bandwidth))
@@ -179,9 +179,8 @@ def _work(recipe: Recipe, pool: Pool) -> tuple[Work, str, str | None]:
     """What is learned, by which method, and why the FLOPs are not known."""
     from stockpot.layout import Layout
     from stockpot.recipe.build import cook_arguments
-    from stockpot.soups.forecast import Size
+    from stockpot.soups.forecast import Size, work_of
     from stockpot.soups.registry import DEFAULT, METHODS, settings_for
-    from stockpot.soups.scaled import work_of
     from stockpot.soups.settings import Settings, block_size_for
 
     arguments = cook_arguments(recipe)

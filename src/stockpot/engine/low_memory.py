@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from stockpot import ranks
 from stockpot.engine.directions import Directions
 from stockpot.engine.flat import TILE
 from stockpot.engine.live import Live
+from stockpot.engine.wide import replaced
 
 
 class Projector:
@@ -29,23 +30,11 @@ class Projector:
         self._partial = torch.zeros(shape, dtype=live.dtype, device=live.device)
         self._group = {slot.start: slot.group for slot in live.plan.slots}
         self._tile_of = {} if live.tiles is None else {s: i for i, s in enumerate(live.tiles.start.tolist())}
-        self._handles = [
-            tensor.register_post_accumulate_grad_hook(self._hook(start, stop))  # type: ignore[no-untyped-call]
-            for tensor, start, stop in live.bound
-            if isinstance(tensor, nn.Parameter)
-        ]
-
-    def _hook(self, start: int, stop: int) -> Any:
-        def project(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            if stop > start:  # a rank may have no rows of it
-                self._add(ranks.local(parameter.grad).reshape(-1), start, stop)
-            parameter.grad = None
-
-        return project
+        self._handles = _as_they_come(live, self._add)
 
     def _add(self, gradient: Tensor, start: int, stop: int) -> None:
         directions, tiles = self.directions, self._tiles
+        gradient = ranks.local(gradient).reshape(-1)
         if tiles is not None:
             from stockpot.engine import kernels
 
@@ -74,18 +63,29 @@ class Projector:
             handle.remove()
 
 
+def _as_they_come(live: Live, use: Callable[[Tensor, int, int], None]) -> list[Any]:
+    """Give each parameter's gradient and its place to `use` as soon as backward has made it, and free it."""
+
+    def hook(start: int, stop: int) -> Callable[[Tensor], None]:
+        def taken(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if stop > start:  # a rank may have no rows of it
+                use(parameter.grad, start, stop)
+            parameter.grad = None
+
+        return taken
+
+    return [
+        tensor.register_post_accumulate_grad_hook(hook(start, stop))  # type: ignore[no-untyped-call]
+        for tensor, start, stop in live.bound
+        if isinstance(tensor, nn.Parameter)
+    ]
+
+
 @contextmanager
 def gradients_freed(live: Live) -> Iterator[None]:
     """Each parameter's gradient is gone as soon as backward has made it."""
-
-    def free(parameter: Tensor) -> None:
-        parameter.grad = None
-
-    handles = [
-        tensor.register_post_accumulate_grad_hook(free)  # type: ignore[no-untyped-call]
-        for tensor, _, _ in live.bound
-        if isinstance(tensor, nn.Parameter)
-    ]
+    handles = _as_they_come(live, lambda *_: None)
     try:
         yield
     finally:
@@ -94,19 +94,10 @@ def gradients_freed(live: Live) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(model: nn.Module) -> Iterator[int]:
-    """Checkpoint the activations of the model's repeated blocks; yields how many there are."""
-    blocks = repeated_blocks(model)
-    own = [vars(block).get("forward") for block in blocks]  # some libraries put one into the instance
-    for block in blocks:
-        block.forward = _checkpointed(block.forward)
-    try:
-        yield len(blocks)
-    finally:
-        for block, forward in zip(blocks, own, strict=True):
-            del block.forward
-            if forward is not None:
-                block.forward = forward
+def recomputing(model: nn.Module) -> Iterator[None]:
+    """Checkpoint the activations of the model's repeated blocks."""
+    with replaced([(block, _checkpointed(block.forward)) for block in repeated_blocks(model)]):
+        yield
 
 
 def _checkpointed(forward: Any) -> Any:

@@ -23,7 +23,16 @@ from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import cached
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
-from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, is_directory, listed, natural_order, shown
+from stockpot.pool.source import (
+    Checkpoint,
+    TensorSpec,
+    dtype_name,
+    is_directory,
+    listed,
+    mixing_dtype,
+    natural_order,
+    shown,
+)
 
 
 def open_adapters(
@@ -179,28 +188,24 @@ def _prefix(base: Checkpoint, opened: Sequence[Adapter]) -> str | None:
 
 def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapter) -> list[str]:
     """What stands between an adapter and the base."""
+    specs, misshapen, kinds = adapter.file.specs, [], []
+    changes = [(name, _shape(one, specs), specs[one.A].dtype) for name, one in adapter.factors.items()]
+    changes += [(name, specs[key].shape, specs[key].dtype) for name, key in adapter.dense.items()]
+    changes += [(name, specs[key].shape, specs[key].dtype) for name, (key, _) in adapter.added.items()]
+    for name, shape, dtype in changes:
+        there = base.specs.get(name) or (first.dense.get(name) and first.file.specs[first.dense[name]])
+        if there and there.shape != shape:
+            misshapen.append(f"{name} has {list(shape)} instead of {list(there.shape)}")
+        if name in base.specs and base.specs[name].dtype.is_floating_point != dtype.is_floating_point:
+            kinds.append(f"{name} is {dtype_name(base.specs[name].dtype)} there, {dtype_name(dtype)} here")
     unknown = [name for name in (*adapter.factors, *adapter.added) if name not in base.specs]
-    shapes, specs = [], adapter.file.specs
-    for name, one in adapter.factors.items():
-        made = _shape(one, specs)
-        if name in base.specs and base.specs[name].shape != made:
-            shapes.append(f"{name} has {list(made)} instead of {list(base.specs[name].shape)}")
-    for name, key in adapter.dense.items():
-        wanted = base.specs.get(name) or (first.dense.get(name) and first.file.specs[first.dense[name]])
-        if wanted and wanted.shape != specs[key].shape:
-            shapes.append(f"{name} has {list(specs[key].shape)} instead of {list(wanted.shape)}")
-    for name, (key, _) in adapter.added.items():
-        if name in base.specs and base.specs[name].shape != specs[key].shape:
-            shapes.append(f"{name} has {list(specs[key].shape)} instead of {list(base.specs[name].shape)}")
-    changed = {**adapter.dense, **{name: one.A for name, one in adapter.factors.items()}}
-    changed |= {name: key for name, (key, _) in adapter.added.items()}
-    kinds = [
-        f"{name} is {dtype_name(base.specs[name].dtype)} there, {dtype_name(specs[key].dtype)} here"
-        for name, key in changed.items()
-        if name in base.specs and base.specs[name].dtype.is_floating_point != specs[key].dtype.is_floating_point
-    ]
     absent = sorted(lacking - adapter.dense.keys()) + _left_out(adapter, base)
-    sorts = {"not in the base": unknown, "of another shape": shapes, "of another kind": kinds, "missing here": absent}
+    sorts = {
+        "not in the base": unknown,
+        "of another shape": misshapen,
+        "of another kind": kinds,
+        "missing here": absent,
+    }
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []
@@ -262,9 +267,9 @@ class Adapters:
             made = self.base.tensor(name)
         if name in one.added:
             key, scale = one.added[name]
-            made = made.to(_wide(dtype)) + scale * one.file.tensor(key).to(_wide(dtype))
+            made = made.to(mixing_dtype(dtype)) + scale * one.file.tensor(key).to(mixing_dtype(dtype))
         if name in one.factors:
-            made = made.to(_wide(dtype)) + self.delta(k, name, _wide(dtype))
+            made = made.to(mixing_dtype(dtype)) + self.delta(k, name, mixing_dtype(dtype))
         return made.to(dtype)
 
     def delta(self, k: int, name: str, dtype: torch.dtype) -> Tensor:
@@ -279,6 +284,20 @@ class Adapters:
         file, one = self.each[k].file, self.each[k].factors[name]
         return file.tensor(one.A), file.tensor(one.B), one.scale, one.transposed
 
+    def stacked(self, name: str, weights: Mapping[int, float], dtype: torch.dtype) -> tuple[Tensor, Tensor, bool]:
+        """The deltas of these adapters times their weights as one, B A, in the orientation of the first."""
+        turned = self.each[next(iter(weights))].factors[name].transposed
+        parts = []
+        for k, weight in weights.items():
+            A, B, scale, own = self.factors(k, name)
+            A, B = (A.to(dtype), B.to(dtype)) if own == turned else (B.T.to(dtype), A.T.to(dtype))  # (B A)^T = A^T B^T
+            parts.append((A, B * (weight * scale)))
+        return torch.cat([A for A, _ in parts]), torch.cat([B for _, B in parts], dim=1), turned
+
+    def rank(self, k: int, name: str) -> int:
+        one = self.each[k]
+        return one.file.specs[one.factors[name].A].shape[0]
+
     def only_factors(self, name: str) -> bool:
         """Whether all adapters have the base's values here, or the base's and s B A in one orientation."""
         turned = {one.factors[name].transposed for one in self.each if name in one.factors}
@@ -288,7 +307,3 @@ class Adapters:
         """Bytes of the factors of one tensor; 0 where there are none."""
         one, specs = self.each[k].factors.get(name), self.each[k].file.specs
         return 0 if one is None else specs[one.A].nbytes + specs[one.B].nbytes
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

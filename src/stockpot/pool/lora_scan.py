@@ -48,9 +48,7 @@ def scan_adapters(
         if products is not None and tensor.stored not in seen:
             gram += products
         elif products is not None:
-            found[name] = TensorScan(
-                tensor.stored, tensor.values, tensor.constant, tensor.counts, tensor.squares, products
-            )
+            found[name] = replace(tensor, gram=products)
         seen.add(tensor.stored)
     digests = tuple(_digest(adapters, k, base.digests[0], hashes[k]) for k in range(K))
     return Scan(not hashes_only, digests, found, gram, base.digests[0])
@@ -103,12 +101,9 @@ def inner_products(adapters: Adapters) -> Tensor:
 def _inner(adapters: Adapters, name: str, moved: list[int], *, with_base: bool = True) -> tuple[Tensor, Tensor]:
     """<theta_0, delta_k> (K,), where it is asked for, and <delta_i, delta_j> (K, K)."""
     K = len(adapters.each)
-    parts = [adapters.factors(k, name) for k in moved]
-    turned = parts[0][3]
-    parts = [(A, B, s, t) if t == turned else (B.T, A.T, s, t) for A, B, s, t in parts]  # (B A)^T = A^T B^T
-    A = torch.cat([A.double().flatten(1) for A, _, _, _ in parts])  # (R, in)
-    B = torch.cat([B.double().flatten(1) * scale for _, B, scale, _ in parts], dim=1)  # (out, R)
-    owner = torch.cat([torch.full((len(A),), k) for k, (A, _, _, _) in zip(moved, parts, strict=True)])  # (R,)
+    A, B, turned = adapters.stacked(name, dict.fromkeys(moved, 1.0), torch.float64)
+    A, B = A.flatten(1), B.flatten(1)  # (R, in), (out, R)
+    owner = torch.tensor([k for k in moved for _ in range(adapters.rank(k, name))])  # (R,)
     base = adapters.base.tensor(name).double() if with_base else None
     along = torch.zeros(K, dtype=torch.float64)
     gram = torch.zeros(K, K, dtype=torch.float64)

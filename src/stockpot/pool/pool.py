@@ -171,7 +171,7 @@ class Pool:
 
     def drop_nonfinite(self, listen: Listener = ignore) -> Pool:
         """The same pool without ingredients that have NaN or infinite weights. Reads everything once."""
-        bad = nonfinite(self.checkpoints, self._scanned(listen))
+        bad = nonfinite(self.checkpoints, self.scanned(listen))
         kept = [k for k in range(len(self)) if k not in bad]
         if len(kept) < 2:
             expected, found = "at least two checkpoints without NaN or infinity", f"{len(kept)} of {len(self)}"
@@ -186,7 +186,7 @@ class Pool:
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Raise if there is a NaN or infinite weight, naming every file and tensor. Reads everything once."""
-        require_finite(self.checkpoints, self._scanned(listen))
+        require_finite(self.checkpoints, self.scanned(listen))
 
     def verify_unchanged(self) -> None:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
@@ -215,9 +215,7 @@ class Pool:
 
     def digests(self, listen: Listener = ignore) -> tuple[str, ...]:
         """SHA-256 of each ingredient's content, whatever its file format. Reads everything once."""
-        if self._scan is None:
-            self._scan = self._pass(listen, hashes_only=True)
-        return self._scan.digests
+        return self.scanned(listen, measured=False).digests
 
     @property
     def base_digest(self) -> str | None:
@@ -229,9 +227,7 @@ class Pool:
 
         With many large models the K x K inner products behind distances take longer than hashing.
         """
-        if not measured and self._scan is None:
-            self.digests(listen)
-        found = self._scanned(listen) if measured or self._scan is None else self._scan
+        found = self.scanned(listen, measured=measured)
         if self._facts is None or (self._facts.measured is None and found.measured):
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
@@ -243,23 +239,17 @@ class Pool:
 
     def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
         """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
-        self.facts(listen, measured=measured)
-        assert self._scan is not None
+        if self._scan is None or (measured and not self._scan.measured):
+            options: dict[str, Any] = {"no_weights": self.statistics} if measured else {"hashes_only": True}
+            if self.adapters is None:
+                self._scan = scan(self.checkpoints, self.specs, listen, **options)
+            else:
+                self._scan = scan_adapters(self.adapters, listen, **options)
         return self._scan
 
     def adopt(self, found: Scan) -> None:
         """What another process has found in the same files, instead of reading them here."""
         self._scan, self._facts = found, None
-
-    def _scanned(self, listen: Listener) -> Scan:
-        if self._scan is None or not self._scan.measured:
-            self._scan = self._pass(listen, no_weights=self.statistics)
-        return self._scan
-
-    def _pass(self, listen: Listener, **options: Any) -> Scan:
-        if self.adapters is None:
-            return scan(self.checkpoints, self.specs, listen, **options)
-        return scan_adapters(self.adapters, listen, **options)
 
 
 def _sample(paths: Iterable[Path]) -> str:

@@ -101,6 +101,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def mixing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums are kept in fp32, or fp64 when the ingredients are fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def suffix_of(path: Path) -> str:
     """The ending that says what a file is, in small letters: `.pth.tar` is one."""
     name = path.name.lower()

@@ -52,7 +52,7 @@ class Factored:
     def __init__(self, pool: Pool, layout: Layout, W: Tensor, rank: int | None) -> None:
         assert pool.adapters is not None
         self.pool, self.layout, self.W, self.rank = pool, layout, W, rank
-        self.base, self.each = pool.adapters.base, pool.adapters.each
+        self.adapters, self.base, self.each = pool.adapters, pool.adapters.base, pool.adapters.each
         self._reduced: dict[str, Part] = {}  # made once: these are small, and the work is not
 
     @cached_property
@@ -107,23 +107,14 @@ class Factored:
         return set(self._weights(name).values()) == {1.0}
 
     def _rank(self, name: str) -> int:
-        part_of = ((self.each[k].file.specs, self.each[k].factors[name]) for k in self._weights(name))
-        total = sum(specs[factors.A].shape[0] for specs, factors in part_of)
+        total = sum(self.adapters.rank(k, name) for k in self._weights(name))
         shape = self.pool.specs[name].shape
         return min(total, shape[0], self.pool.specs[name].numel // max(shape[0], 1))
 
     def _side_by_side(self, name: str) -> Part:
         """The factors of all adapters in one, in fp32 or better."""
-        dtype, stacked = mixing_dtype(self.pool.specs[name].dtype), []
-        weights = self._weights(name)
-        turned = self.each[next(iter(weights))].factors[name].transposed
-        for k, weight in weights.items():
-            factors = self.each[k].factors[name]
-            A, B = (self.each[k].file.tensor(key).to(dtype) for key in (factors.A, factors.B))
-            if factors.transposed != turned:  # (B A)^T = A^T B^T
-                A, B = B.T, A.T
-            stacked.append((A, B * (weight * factors.scale)))
-        A, B = torch.cat([A for A, _ in stacked]), torch.cat([B for _, B in stacked], dim=1)
+        dtype = mixing_dtype(self.pool.specs[name].dtype)
+        A, B, turned = self.adapters.stacked(name, self._weights(name), dtype)
         for factor in (A, B):
             check_holds(factor, f"{name}, its factors", dtype)
         return Part(A, B, turned)

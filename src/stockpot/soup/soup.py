@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from stockpot import files, ranks
+from stockpot import files
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, one_at_a_time
 from stockpot.layout import Layout
-from stockpot.names import by_file_names, file_names
-from stockpot.pool import Pool, TensorSpec
+from stockpot.names import differences, fill
+from stockpot.pool import Pool
 from stockpot.soup import build, card, record, weights
 from stockpot.soup.adapter import Factored, Form, resolve
 from stockpot.soup.build import MAX_SHARD, parse_size
@@ -71,22 +71,11 @@ class Soup:
 
     def load_into(self, model: nn.Module) -> None:
         """Put the soup's weights into a model that has the ingredients' tensors."""
-        other = file_names(model, self.pool.specs)
-        own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        own = by_file_names(model, self.pool.specs, own)
-        unsaved = dict(model.named_buffers(remove_duplicate=False))  # some of them are never in a state dict
         # First: a model must not be left half soup.
-        holds = unsaved | own
-        specs = {name: spec for name, spec in self.pool.specs.items() if name in holds or name not in self.pool.spare}
-        _check_takes(model, own, holds, specs)
-        if ranks.hold_parts(model):
-            ranks.fill_model(model, ((other.get(name, name), value) for name, value in self._tensors(None, ignore)))
-            return
-        state = self.state_dict()
-        given = {other.get(name, name): value for name, value in state.items() if name in own}
-        model.load_state_dict(given, strict=False)
-        for name in specs.keys() - own.keys():
-            unsaved[name].copy_(state[name])
+        if found := differences(model, self.pool.specs, spare=self.pool.spare):
+            subject, expected = f"model {type(model).__name__}", "the tensors of the ingredients"
+            raise SoupError.of(subject, expected=expected, found=";\n  ".join(found.sentences()), fix=found.fix())
+        fill(model, self.pool.specs, self._tensors(None, ignore))
 
     def save(
         self,
@@ -105,19 +94,17 @@ class Soup:
         full model; `auto`, the default, is the exact adapter where servers take its rank, and otherwise merged.
         `root`: the directory that the user named, below which no link is followed.
         """
-        if form is not None and form != self.form:
-            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen, "root": root}
-            return self.as_form(form).save(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
-        with self._writing(path, dtype, overwrite, root) as folder:
+        soup = self if form is None else self.as_form(form)
+        with soup._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
                 alone = self.pool.hashed
                 hashing = beside.submit(self.pool.digests, listen)  # reads the same pages as mixing does
-                self._write_weights(folder, dtype, shard, listen, alone=alone)
+                soup._write_weights(folder, dtype, shard, listen, alone=alone)
                 hashing.result()
-            record.write(folder, self, shard, dtype)
+            record.write(folder, soup, shard, dtype)
             bases, made = card.base_models(self.pool), card.ingredients_of(self.pool, self.W)
-            relation, what = ("merge", "model soup") if self.written_as == "merged" else ("adapter", "soup of adapters")
+            relation, what = ("merge", "model soup") if soup.written_as == "merged" else ("adapter", "soup of adapters")
             card.write_card(folder, made, base_models=bases, relation=relation, what=what, recipe=self.about)
         return path
 
@@ -132,12 +119,10 @@ class Soup:
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
-        if form is not None and form != self.form:
-            options: dict[str, Any] = {"overwrite": overwrite, "listen": listen}
-            return self.as_form(form).export(path, dtype=dtype, max_shard=max_shard, **options)
         path, shard = Path(path), parse_size(max_shard)
-        with self._writing(path, dtype, overwrite, None) as folder:
-            self._write_weights(folder, dtype, shard, listen)
+        soup = self if form is None else self.as_form(form)
+        with soup._writing(path, dtype, overwrite, None) as folder:
+            soup._write_weights(folder, dtype, shard, listen)
         return path
 
     def _write_weights(
@@ -200,23 +185,6 @@ class Soup:
         given, rule = self.statistics, self.statistics_rule
         options: dict[str, Any] = {"factored": self.factored, "only": only, "alone": alone, "listen": listen}
         return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
-
-
-def _check_takes(
-    model: nn.Module, own: Mapping[str, Tensor], holds: Mapping[str, Tensor], specs: Mapping[str, TensorSpec]
-) -> None:
-    given = {ranks.local(own[name]).data_ptr() for name in specs if name in own}
-    # One name of a tied tensor is enough, and nothing depends on the number of batches.
-    others = [name for name in own if name not in specs and not name.endswith("num_batches_tracked")]
-    lacking = [name for name in others if ranks.local(own[name]).data_ptr() not in given]
-    unknown = [name for name in specs if name not in holds]
-    shapes = [name for name, spec in specs.items() if name in holds and tuple(holds[name].shape) != spec.shape]
-    if lacking or unknown or shapes:
-        sorts = {"without a value": lacking, "unknown": unknown, "of another shape": shapes}
-        found = ", ".join(f"{len(names)} {what} {names[:3]}" for what, names in sorts.items())
-        subject, expected = f"model {type(model).__name__}", "the tensors of the ingredients"
-        fix = "pass the same architecture that was fine-tuned, or open the pool with rename="
-        raise SoupError.of(subject, expected=expected, found=found, fix=fix)
 
 
 def rebuild(

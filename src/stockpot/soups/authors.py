@@ -104,7 +104,7 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
         for t, j, loss, rate in s.history
     )
     notes = () if problem.pool.adapters is None else (MELTED,)
-    return Decision(s.W, layout, history=history, models_used=int((s.W != 0).any(dim=1).sum()), notes=notes)
+    return Decision(s.W, layout, history=history, notes=notes)
 
 
 def _steps(

@@ -31,21 +31,20 @@ def best(problem: Problem, method: Method, settings: Settings, store: StateStore
     winner = problem.best_on()
     note = f"the best ingredient on the fitting data is {problem.pool.names[winner]}"
     W = weights.chosen(len(problem.pool), len(layout), [winner])
-    return Decision(W, layout, models_used=1, notes=(note,))
+    return Decision(W, layout, notes=(note,))
 
 
 def uniform(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
     """The mean of all ingredients."""
     layout = problem.layout("model")
-    K = len(problem.pool)
-    return Decision(weights.uniform(K, len(layout)), layout, models_used=K)
+    return Decision(weights.uniform(len(problem.pool), len(layout)), layout)
 
 
 def ensemble(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
     """The mean of all models' outputs."""
     scores = problem.task.ensemble_scores(problem.members(), listen=problem.listen)
     note = "averages the outputs of all models: a baseline that costs K times as much to serve, not a soup"
-    return Decision(None, scores=scores, models_used=len(problem.pool), notes=(note,))
+    return Decision(None, scores=scores, notes=(note,))
 
 
 def greedy_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
@@ -54,7 +53,7 @@ def greedy_soup(problem: Problem, method: Method, settings: Settings, store: Sta
         found = greedy(problem, live, ties=settings.ties)
     tried = len(found.history)
     notes = () if tried == K else (f"its budget was over when {tried} of {K} models had been tried",)
-    return Decision(found.W, layout, history=found.history, models_used=len(found.chosen), notes=notes)
+    return Decision(found.W, layout, history=found.history, notes=notes)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
 from stockpot.soups.fold import Fold, average
-from stockpot.soups.learn import Learner, Put
+from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
@@ -127,13 +127,13 @@ def _learned(
     folds = [
         Fold(f, data.subset(inside), data.subset(_both(outside, few))) for f, (inside, outside) in enumerate(splits)
     ]
-    learner = Learner(problem, live, method, settings, folds, store)
     parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
 
     def judge(fold: Fold, W: Tensor) -> None:
         parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
 
-    learner.run(judge, begin)
+    learner = FoldLearner(problem, live, method, settings, folds, store, judge=judge, begin=begin)
+    learner.run()
     W, beta = average(folds, method.simplex)
     return Decision(
         W,
@@ -141,7 +141,6 @@ def _learned(
         beta,
         held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
         history=learner.history(),
-        models_used=int((W != 0).any(dim=1).sum()),
         notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
 
@@ -180,9 +179,8 @@ def _guarded(problem: Problem, live: Live, found: Decision, simple: Mapping[str,
     )
     K, G = len(problem.pool), len(live.layout)
     W = weights.uniform(K, G) if winner == "uniform" else weights.chosen(K, G, [problem.best_on(by_content=True)])
-    used = int((W != 0).any(dim=1).sum())
     notes = (note, *found.notes)
-    return Decision(W, live.layout, None, None, known[winner], history, models_used=used, notes=notes)
+    return Decision(W, live.layout, None, None, known[winner], history, notes)
 
 
 def _simple(

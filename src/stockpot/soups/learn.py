@@ -1,48 +1,37 @@
-"""Whoever drives Algorithm 1: folds, early stopping, saving and going on, signals, and memory that runs out.
+"""Whoever drives Algorithm 1: blocks, saving and going on, signals, and memory that runs out.
 
-The algorithm is soups/mehl.py. A *fold* (soups/fold.py) is one set of coefficients and the data it learns from: one
-fold with all fitting data for the plain methods, several for cross-fitting, which a loaded block serves one after the
-other. Several ranks divide every batch, or the folds (soups/arrangement.py): then each learns its own as a process
-alone does, and all tell each other what came of it at the end.
-
-Folds with data left out are judged, paced and stopped together (soups/stopping.py). What is judged is the mean of the
-coefficients since the last judgement: less noisy than where the last step ended. After a block of several, all go on
-from their average.
+The algorithm is soups/mehl.py. A *fold* (soups/fold.py) is one set of coefficients and the data it learns from. Here
+there is one, with all fitting data; several, which a loaded block serves one after the other, are soups/judging.py.
+Several ranks divide every batch, or the folds (soups/arrangement.py).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stockpot import ranks
-from stockpot.engine import AdamW, Engine, Live, Options
+from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
-from stockpot.engine.optimiser import judged
 from stockpot.engine.plan import NAMES
-from stockpot.errors import LearningError, StockpotError, describe
+from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
-from stockpot.soup import weights as mixing
-from stockpot.soups import arrangement
-from stockpot.soups.fold import Fold, average, check_same_settings, coefficients, fold_states, restore_folds
+from stockpot.soups.arrangement import Arrangement, Entry
+from stockpot.soups.fold import Fold, average, check_same_settings, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, schedule, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
-from stockpot.soups.stopping import Verdict, earliest, together, verdict
 from stockpot.task.data import forked_random
 
-Put = Callable[[Sequence[int]], None]
-T = TypeVar("T")
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
 
@@ -58,7 +47,7 @@ def learned_soup(problem: Problem, method: Method, settings: Settings, store: St
         learner.run()
     fold = learner.folds[0]
     W = weights(fold.state.alpha, method.simplex)
-    return Decision(W, layout, fold.state.beta, history=learner.history(), models_used=_used(W), notes=learner.notes())
+    return Decision(W, layout, fold.state.beta, history=learner.history(), notes=learner.notes())
 
 
 class Learner:
@@ -75,10 +64,7 @@ class Learner:
     ) -> None:
         self.problem, self.live, self.method, self.settings = problem, live, method, settings
         self.folds, self.listen, self._store = folds, problem.listen, store
-        self._way = ranks.decided_once(lambda: arrangement.way(settings, problem.task))
-        alone = self._way == "folds"
-        self._apart = self._way in ("folds", "alike")  # whether each rank computes as a process alone does
-        self._mine = [fold for fold in folds if not alone or arrangement.owner(fold.number, self._way) == ranks.own()]
+        self._ranks = Arrangement(settings, problem.task, folds)
         K, G = len(problem.pool), len(live.layout)
         # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
         ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])
@@ -90,7 +76,7 @@ class Learner:
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
         self._engine: Engine | None = None
-        self._entries: list[tuple[int, int, int, int, float, float]] = []  # kind, block, fold, step, loss, rate
+        self._entries: list[Entry] = []
         self._saved_at = time.monotonic()
         self._paced: float | None = None  # when the first steps were done; infinite once the pace was told
         self._stop = Stop()
@@ -98,36 +84,20 @@ class Learner:
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
             fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
-        self.start: tuple[int, ...] | None = None  # the ingredients whose mean all set out from; None: all
         # Where a block that cannot be finished begins again, by fold.
         self._at_block = {fold.number: fold.block_start() for fold in folds}
 
-    def run(
-        self,
-        judge: Callable[[Fold, Tensor], None] | None = None,
-        begin: Callable[[Put | None], tuple[int, ...]] | None = None,
-    ) -> None:
-        """`judge` is called in the end for every fold with the soup that its own samples had no say in, in the model.
-
-        `begin` finds the ingredients whose mean the folds set out from. Where a GPU holds all of them, it is given what
-        puts such means into the model without a look at the files.
-        """
+    def run(self) -> None:
+        """Learn, from where an earlier process stopped if it did."""
         s = self.settings
-        begin = None if self._restore() else begin
+        self._continued = self._restore()
         while True:
             try:
-                if begin is not None:
-                    put = self._means(self._open_engine()) if mixes_fast(self.live) else None
-                    if put is None and self._engine is not None:
-                        self._engine.close()  # what files are read into needs the room
-                        self._engine = None
-                    self._set_out(begin(put))
-                    put = begin = None
-                    self.live.task.evaluator.forget()  # learning needs the room of its graphs
+                self._prepare()
                 engine = self._engine or self._open_engine()
                 # Losses may draw numbers: these depend on the step, not on what ran before.
                 with (
-                    self._shared(), forked_random(self.live.device) as reseed, self.live.task.learning(),
+                    self._ranks.working(), forked_random(self.live.device) as reseed, self.live.task.learning(),
                     held() as self._stop,
                 ):  # fmt: skip
                     for fold, until in self._turns(engine):
@@ -141,9 +111,7 @@ class Learner:
                             if until is None and self._late(0.0):
                                 fold.state.t, fold.state.j, fold.state.optimiser = len(self.blocks), 0, None
                                 break
-                if judge is not None:
-                    for fold in self.folds:
-                        judge(fold, self._put_unseen(engine, fold))
+                self._finish(engine)
                 return
             except KeyboardInterrupt as error:
                 error.best = self._so_far()  # type: ignore[attr-defined]
@@ -153,153 +121,32 @@ class Learner:
                     raise  # the others did not run out: they would go on with another plan
                 self._take_less(error)
             finally:
-                if self._engine is not None:
-                    self._engine.close()
-                    self._engine = None
+                self._close_engine()
+
+    def _prepare(self) -> None:
+        """What comes before the first step."""
+
+    def _finish(self, engine: Engine) -> None:
+        """What comes after the last step, while a block is loaded."""
 
     def _turns(self, engine: Engine) -> Iterator[tuple[Fold, int | None]]:
-        """Whose steps of a block come next, all of them or until they are so many; folds are judged in between."""
+        """Whose steps of a block come next, all of them or until they are so many."""
         while min(fold.state.t for fold in self.folds) < len(self.blocks):
-            if self.folds[0].held_out is None:
-                self._begin_block(self.folds[0])
-                yield self.folds[0], None
-            else:
-                yield from self._from_judgement_to_judgement(engine)
-            self._tell_all()
+            yield from self._turns_of_a_block(engine)
+            # In the end of a block all ranks know what came of every fold.
+            self._entries = self._ranks.told(self.folds, self._at_block, self._entries)
             self._end_block()
 
-    # A block with folds: all of them from judgement to judgement ---------------------------------------
-
-    def _from_judgement_to_judgement(self, engine: Engine) -> Iterator[tuple[Fold, int]]:
-        began, J = time.monotonic(), self._steps_of_a_block
-        while True:
-            judgement = min(len(fold.losses) for fold in self.folds)
-            before, here, after = (self._verdict(max(0, n)) for n in range(judgement - 2, judgement + 1))
-            longer = (after.next - here.next) / max(1, here.next - before.next)  # than the last round
-            now = time.monotonic()
-            if after.over or (judgement and here.next == J) or (judgement and self._late(longer * (now - began))):
-                break
-            began = now
-            least, most = self._left()
-            budget = finite(self.problem.deadline - now)
-            self.listen(Event("left", {"least": least, "most": most, "budget": budget}))
-            for fold in self._mine:
-                if len(fold.losses) > judgement:
-                    continue  # it is ahead, in a run that was continued
-                if judgement == 0:
-                    self._first_look(engine, fold)
-                else:
-                    self._decide(fold)
-                    yield fold, after.next
-                    assert fold.state.saved is not None
-                    fold.judged = judged(fold.state.saved)
-                fold.losses.append(self._loss_held_out(engine, fold))
-            for found in self._exchanged({fold.number: fold.losses for fold in self._mine}):
-                for number, losses in found.items():
-                    self.folds[number].losses = losses
-        for fold in self._mine:
-            self._decide(fold)
-            assert fold.best is not None
-            fold.begin(fold.best, self.blocks[fold.state.t])
-
-    def _first_look(self, engine: Engine, fold: Fold) -> None:
-        """Before the first step."""
-        s, block = fold.state, self.blocks[fold.state.t]
-        self._begin_block(fold)
-        engine.load(block)
-        engine.theta_fix(s.alpha, block)
-        fold.judged = AdamW(s.alpha[block], s.beta, self.settings.weight_decay).save()
-
-    def _decide(self, fold: Fold) -> None:
-        """Go on from where the fold is, or go back to its best, as the losses of all of them say."""
-        if fold.decided == len(fold.losses):
-            return
-        assert fold.judged is not None
-        last, block = len(fold.losses) - 1, self.blocks[fold.state.t]
-        found = self._verdict(last + 1)
-        if self._verdict(last + 1, without=fold).best == last:
-            fold.unseen = coefficients(fold.judged["x"], block, fold.state)
-        if found.best == last:
-            fold.best = fold.judged
-        else:
-            assert fold.best is not None
-            fold.begin(fold.best, block)
-        fold.state.pace, fold.decided, fold.judged = found.pace, last + 1, None
-
-    def _verdict(self, judgements: int, without: Fold | None = None) -> Verdict:
-        """What followed, or follows, from the first so many."""
-        return verdict(together(self.folds, without)[:judgements], self._steps_of_a_block)
+    def _turns_of_a_block(self, engine: Engine) -> Iterator[tuple[Fold, int | None]]:  # noqa: ARG002
+        self._begin_block(self.folds[0])
+        yield self.folds[0], None
 
     def _left(self) -> tuple[int, int]:
         """Steps of this process that are left, at least and at most."""
-        J, rest = self._steps_of_a_block, [len(self.blocks) - fold.state.t for fold in self._mine]
-        done = sum(fold.state.j for fold in self._mine)
-        most = J * sum(rest) - done
-        if not self._mine or self._mine[0].held_out is None:  # there may be more ranks than folds
-            return most, most
-        now, later = earliest(together(self.folds), J), earliest((), J)
-        return sum(now + later * (blocks - 1) for blocks in rest) - done, most
-
-    # Several ranks --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _shared(self) -> Iterator[None]:
-        """Where each rank learns folds by itself, all know what came of every one, or why it had to stop."""
-        if not self._apart:
-            yield
-            return
-        with ranks.apart():
-            try:
-                yield
-            except StockpotError as error:
-                self._exchanged(None, error)
-                raise
-
-    def _exchanged(self, mine: T, failed: StockpotError | None = None) -> list[T]:
-        """What every rank has, where each learns by itself; an error of one is an error of all."""
-        if not self._apart:
-            return [mine]
-        with ranks.meeting():
-            found = ranks.gathered((mine, failed))
-        for _, reason in found:
-            if reason is not None and reason is not failed:
-                raise reason
-        return [one for one, _ in found]
-
-    def _tell_all(self) -> None:
-        """In the end of a block all ranks know what came of every fold."""
-        mine = [fold for fold in self._mine if arrangement.owner(fold.number, self._way) == ranks.own()]
-        numbers = {fold.number for fold in mine}
-        entries = [entry for entry in self._entries if entry[2] in numbers]
-        found = self._exchanged((fold_states(mine, self._at_block), entries))
-        if len(found) > 1:
-            for (tensors, values), _ in found:
-                restore_folds(self.folds, tensors, values)
-            self._entries = [entry for _, entries in found for entry in entries]
-
-    def _means(self, engine: Engine) -> Put | None:
-        """What makes the model the mean of some ingredients, where the engine holds all of them."""
-        block = self.blocks[0]
-        K, G = len(self.problem.pool), len(self.live.layout)
-        if len(block) < K or len(self.blocks) > 1:
-            return None
-        engine.load(block)
-        theta_bar = engine.theta_fix(torch.zeros(K, G), block)
-
-        def put(members: Sequence[int]) -> None:
-            c = mixing.chosen(K, G, members) - 1 / K
-            engine.mix(theta_bar, c[block].to(self.live.device, self.live.dtype))
-
-        return put
-
-    def _set_out(self, start: tuple[int, ...] | None) -> None:
-        """Make the mean of these ingredients the folds' coefficients."""
-        self.start = start
-        K, G = len(self.problem.pool), len(self.live.layout)
-        for fold in self.folds:
-            if start is not None:
-                fold.state.alpha.copy_(mixing.chosen(K, G, start) - 1 / K)
-        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+        mine = self._ranks.mine
+        steps = self._steps_of_a_block * sum(len(self.blocks) - fold.state.t for fold in mine)
+        most = steps - sum(fold.state.j for fold in mine)
+        return most, most
 
     @property
     def _steps_of_a_block(self) -> int:
@@ -319,7 +166,7 @@ class Learner:
         if s.j or fold.losses:
             return  # it goes on
         block = self.blocks[s.t]
-        if fold is self._mine[0]:
+        if fold is self._ranks.mine[0]:
             names = [self.problem.pool.names[k] for k in block]
             self.listen(Event("block", {"block": s.t, "of": len(self.blocks), "models": names}))
         s.pace, fold.taken, fold.skipped = 1.0, 0, 0
@@ -361,59 +208,22 @@ class Learner:
 
     def _end_block(self) -> None:
         for fold in self.folds:
-            s = fold.state
-            if fold.held_out is not None:
-                if fold.skipped > fold.taken / 2:  # it may have stopped long before J
-                    raise self._stopped(fold)
-                s.t, s.j, s.saved = s.t + 1, 0, None
             fold.taken_before, fold.skipped_before = fold.taken_before + fold.taken, fold.skipped_before + fold.skipped
-            if s.t < len(self.blocks):
+            if fold.state.t < len(self.blocks):
                 fold.forget()
-        if self.folds[0].held_out is not None and self.folds[0].state.t < len(self.blocks):
-            alpha = torch.stack([fold.state.alpha for fold in self.folds]).mean(dim=0)
-            beta = average(self.folds, self.method.simplex)[1]
-            for fold in self.folds:
-                fold.state.alpha.copy_(alpha)
-                fold.state.beta = beta
         self._at_block = {fold.number: fold.block_start() for fold in self.folds}
         self._save()
 
-    # Judging on what a fold leaves out ----------------------------------------------------------------
-
-    def _loss_held_out(self, engine: Engine, fold: Fold) -> float:
-        """The mean loss, the one that is learned with, of what is judged, on the samples left out."""
-        assert fold.held_out is not None
-        assert fold.judged is not None
-        s, block, x = fold.state, self.blocks[fold.state.t], fold.judged["x"]
-        alpha = coefficients(x, block, s)
-        c = alpha.softmax(dim=0) if self.method.simplex else alpha
-        engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
-        loss = engine.loss_on(fold.held_out, None if s.beta is None else float(x[-1]))
-        self._enter("held_out", fold, s.j, loss)
-        told = {"block": s.t, "fold": fold.number, "step": s.j, "loss": finite(loss)}
-        self.listen(Event("held_out", told))
-        return loss
-
-    def _put_unseen(self, engine: Engine, fold: Fold) -> Tensor:
-        """Make the model the fold's soup as it was when the other folds were best together; returns its weights."""
-        alpha, block = fold.state.alpha.clone(), self.blocks[-1]
-        if fold.unseen is not None:
-            alpha[block] = fold.unseen.to(alpha)
-        c = alpha.softmax(dim=0) if self.method.simplex else alpha
-        engine.load(block)
-        engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
-        return weights(alpha, self.method.simplex)
-
     def _late(self, seconds: float) -> bool:
         """Whether the budget would be over when this has been done."""
-        late = self.settings.budget is not None and any(self._exchanged(self.problem.late(seconds)))
+        late = self.settings.budget is not None and any(self._ranks.exchanged(self.problem.late(seconds)))
         if late:
             self._notes = (f"its budget of {self.settings.budget:g} s ended learning before it would have stopped",)
         return late
 
     def _so_far(self) -> Tensor:
         """The mixing weights of the best that is known now."""
-        folds = self._mine or self.folds  # there may be more ranks than folds
+        folds = self._ranks.mine or self.folds  # there may be more ranks than folds
         for fold in folds:
             if fold.best is not None and fold.state.t < len(self.blocks):
                 fold.begin(fold.best, self.blocks[fold.state.t])
@@ -479,6 +289,11 @@ class Learner:
         self._cut(plan.block_size)
         return engine
 
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
     def _take_less(self, error: BaseException) -> None:
         """Blocks of half the size, then rounder directions, then low-memory mode; each only ever goes down."""
         planned = self._limit if self._engine is None else min(self._limit, self._engine.plan.block_size)
@@ -537,12 +352,11 @@ class Learner:
             tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
             o = self._options
             values |= {
-                "start": None if self.start is None else list(self.start),
                 "settings": as_json(self.settings),
                 "blocks": self.blocks,
                 "options": [o.directions, o.accumulate, o.low_memory],
             }
-            self._store.save(tensors, values, ranks.own() if self._way == "folds" else None)
+            self._store.save(tensors, values, self._ranks.part)
         self._saved_at = time.monotonic()
         self._stop.obey()
 
@@ -561,7 +375,6 @@ class Learner:
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
         self._at_block |= restore_folds(self.folds, tensors, values)
-        self.start = None if values["start"] is None else tuple(values["start"])
         return True
 
     def _stopped(self, fold: Fold) -> LearningError:
@@ -583,14 +396,5 @@ class Learner:
         )
 
 
-def mixes_fast(live: Live) -> bool:
-    """Whether mixing what is loaded takes less time than reading one ingredient from its file."""
-    return live.device.type == "cuda"
-
-
 def _reseed(reseed: Callable[[int], None], stream: int, i: int) -> None:
     reseed((stream * 1_000_000_007 + i) % 2**63)
-
-
-def _used(W: Tensor) -> int:
-    return int((W != 0).any(dim=1).sum())

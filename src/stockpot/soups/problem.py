@@ -60,7 +60,6 @@ class Decision:
     scores: Scores | None = None  # on the fitting data, where the method knows them already
     held_out: Scores | None = None  # each sample scored by coefficients that were not fitted on it
     history: tuple[Any, ...] = ()  # decisions, steps and evaluations, in order
-    models_used: int = 0
     notes: tuple[str, ...] = ()
 
 

@@ -163,7 +163,8 @@ def decided(
     seconds = time.perf_counter() - began
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
-    used, notes = found.models_used, (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
+    used = len(problem.pool) if found.W is None else int((found.W != 0).any(dim=1).sum())
+    notes = (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,

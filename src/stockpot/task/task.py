@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stockpot import ranks
 from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Listener, ignore, progress
-from stockpot.names import differences, file_names
+from stockpot.names import differences, fill
 from stockpot.task import checks
 from stockpot.task import normalisation as stats
 from stockpot.task.batches import on_device
@@ -383,14 +383,4 @@ class Task:
     def load(self, tensors: Mapping[str, Tensor], spare: Collection[str] = ()) -> None:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors, spare=spare)
-        own = file_names(self.model, tensors)
-        if self.sharded:
-            ranks.fill_model(self.model, ((own.get(name, name), tensors[name]) for name in tensors))
-            return
-        # Not strict: names that the model ties to each other may be stored once.
-        given = {own.get(name, name): tensors[name] for name in tensors}
-        self.model.load_state_dict(given, strict=False)
-        saved = self.model.state_dict().keys()
-        for name, buffer in self.model.named_buffers(remove_duplicate=False):
-            if name in given and name not in saved:
-                buffer.copy_(given[name])
+        fill(self.model, tensors, tensors.items())

@@ -1,0 +1,187 @@
+"""Algorithm 1 for several folds: judged, paced and stopped together on what each leaves out.
+
+The rules are soups/stopping.py. What is judged is the mean of the coefficients since the last judgement: less noisy
+than where the last step ended. After a block of several, all go on from their average. Ranks that divide the folds
+learn each as a process alone does, and tell each other what came of it at every judgement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stockpot.engine import AdamW, Engine, Live
+from stockpot.engine.optimiser import judged
+from stockpot.events import Event
+from stockpot.soup import weights as mixing
+from stockpot.soups.fold import Fold, average, coefficients
+from stockpot.soups.learn import Learner
+from stockpot.soups.mehl import weights
+from stockpot.soups.problem import finite
+from stockpot.soups.stopping import Verdict, earliest, together, verdict
+
+Put = Callable[[Sequence[int]], None]  # makes the model the mean of some ingredients
+
+
+class FoldLearner(Learner):
+    """Learns every fold; in the end each is judged once more, by whoever makes this, before they are averaged.
+
+    `judge` is called for every fold with the soup that its own samples had no say in, in the model. `begin` finds the
+    ingredients whose mean the folds set out from. Where a GPU holds all of them, it is given what puts such means into
+    the model without a look at the files.
+    """
+
+    def __init__(
+        self,
+        *learner: Any,
+        judge: Callable[[Fold, Tensor], None],
+        begin: Callable[[Put | None], tuple[int, ...]] | None = None,
+    ) -> None:
+        super().__init__(*learner)
+        self._judge, self._begin = judge, begin
+
+    def _prepare(self) -> None:
+        if self._begin is None or self._continued:
+            return
+        put = self._means(self._open_engine()) if mixes_fast(self.live) else None
+        if put is None:
+            self._close_engine()  # what files are read into needs the room
+        start = mixing.chosen(len(self.problem.pool), len(self.live.layout), self._begin(put))
+        self._begin = None
+        for fold in self.folds:
+            fold.state.alpha.copy_(start - 1 / len(start))
+        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+        self.live.task.evaluator.forget()  # learning needs the room of its graphs
+
+    def _means(self, engine: Engine) -> Put | None:
+        """What makes the model the mean of some ingredients, where the engine holds all of them."""
+        block = self.blocks[0]
+        K, G = len(self.problem.pool), len(self.live.layout)
+        if len(block) < K or len(self.blocks) > 1:
+            return None
+        engine.load(block)
+        theta_bar = engine.theta_fix(torch.zeros(K, G), block)
+
+        def put(members: Sequence[int]) -> None:
+            c = mixing.chosen(K, G, members) - 1 / K
+            engine.mix(theta_bar, c[block].to(self.live.device, self.live.dtype))
+
+        return put
+
+    def _finish(self, engine: Engine) -> None:
+        """Each fold's soup as it was when the other folds were best together, in the model."""
+        block = self.blocks[-1]
+        for fold in self.folds:
+            alpha = fold.state.alpha.clone()
+            if fold.unseen is not None:
+                alpha[block] = fold.unseen.to(alpha)
+            c = alpha.softmax(dim=0) if self.method.simplex else alpha
+            engine.load(block)
+            engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
+            self._judge(fold, weights(alpha, self.method.simplex))
+
+    # A block, from judgement to judgement ---------------------------------------------------------------
+
+    def _turns_of_a_block(self, engine: Engine) -> Iterator[tuple[Fold, int]]:
+        began, J = time.monotonic(), self._steps_of_a_block
+        while True:
+            judgement = min(len(fold.losses) for fold in self.folds)
+            before, here, after = (self._verdict(max(0, n)) for n in range(judgement - 2, judgement + 1))
+            longer = (after.next - here.next) / max(1, here.next - before.next)  # than the last round
+            now = time.monotonic()
+            if after.over or (judgement and here.next == J) or (judgement and self._late(longer * (now - began))):
+                break
+            began = now
+            least, most = self._left()
+            budget = finite(self.problem.deadline - now)
+            self.listen(Event("left", {"least": least, "most": most, "budget": budget}))
+            for fold in self._ranks.mine:
+                if len(fold.losses) > judgement:
+                    continue  # it is ahead, in a run that was continued
+                if judgement == 0:
+                    self._first_look(engine, fold)
+                else:
+                    self._decide(fold)
+                    yield fold, after.next
+                    assert fold.state.saved is not None
+                    fold.judged = judged(fold.state.saved)
+                fold.losses.append(self._loss_held_out(engine, fold))
+            for found in self._ranks.exchanged({fold.number: fold.losses for fold in self._ranks.mine}):
+                for number, losses in found.items():
+                    self.folds[number].losses = losses
+        for fold in self._ranks.mine:
+            self._decide(fold)
+            assert fold.best is not None
+            fold.begin(fold.best, self.blocks[fold.state.t])
+
+    def _first_look(self, engine: Engine, fold: Fold) -> None:
+        """Before the first step."""
+        s, block = fold.state, self.blocks[fold.state.t]
+        self._begin_block(fold)
+        engine.load(block)
+        engine.theta_fix(s.alpha, block)
+        fold.judged = AdamW(s.alpha[block], s.beta, self.settings.weight_decay).save()
+
+    def _decide(self, fold: Fold) -> None:
+        """Go on from where the fold is, or go back to its best, as the losses of all of them say."""
+        if fold.decided == len(fold.losses):
+            return
+        assert fold.judged is not None
+        last, block = len(fold.losses) - 1, self.blocks[fold.state.t]
+        found = self._verdict(last + 1)
+        if self._verdict(last + 1, without=fold).best == last:
+            fold.unseen = coefficients(fold.judged["x"], block, fold.state)
+        if found.best == last:
+            fold.best = fold.judged
+        else:
+            assert fold.best is not None
+            fold.begin(fold.best, block)
+        fold.state.pace, fold.decided, fold.judged = found.pace, last + 1, None
+
+    def _verdict(self, judgements: int, without: Fold | None = None) -> Verdict:
+        """What followed, or follows, from the first so many."""
+        return verdict(together(self.folds, without)[:judgements], self._steps_of_a_block)
+
+    def _loss_held_out(self, engine: Engine, fold: Fold) -> float:
+        """The mean loss, the one that is learned with, of what is judged, on the samples left out."""
+        assert fold.held_out is not None
+        assert fold.judged is not None
+        s, block, x = fold.state, self.blocks[fold.state.t], fold.judged["x"]
+        alpha = coefficients(x, block, s)
+        c = alpha.softmax(dim=0) if self.method.simplex else alpha
+        engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
+        loss = engine.loss_on(fold.held_out, None if s.beta is None else float(x[-1]))
+        self._enter("held_out", fold, s.j, loss)
+        told = {"block": s.t, "fold": fold.number, "step": s.j, "loss": finite(loss)}
+        self.listen(Event("held_out", told))
+        return loss
+
+    def _left(self) -> tuple[int, int]:
+        _, most = super()._left()
+        J, mine = self._steps_of_a_block, self._ranks.mine
+        now, later = earliest(together(self.folds), J), earliest((), J)
+        blocks = [len(self.blocks) - fold.state.t for fold in mine]
+        return sum(now + later * (n - 1) for n in blocks) - sum(fold.state.j for fold in mine), most
+
+    def _end_block(self) -> None:
+        for fold in self.folds:
+            if fold.skipped > fold.taken / 2:  # it may have stopped long before J
+                raise self._stopped(fold)
+            s = fold.state
+            s.t, s.j, s.saved = s.t + 1, 0, None
+        if self.folds[0].state.t < len(self.blocks):
+            alpha = torch.stack([fold.state.alpha for fold in self.folds]).mean(dim=0)
+            beta = average(self.folds, self.method.simplex)[1]
+            for fold in self.folds:
+                fold.state.alpha.copy_(alpha)
+                fold.state.beta = beta
+        super()._end_block()
+
+
+def mixes_fast(live: Live) -> bool:
+    """Whether mixing what is loaded takes less time than reading one ingredient from its file."""
+    return live.device.type == "cuda"
