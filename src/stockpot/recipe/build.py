@@ -211,7 +211,6 @@ def build_data(
 def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:
     """Every trial of the recipe that nobody has finished or holds; the records of all of them."""
     from stockpot.task import Data
-    from stockpot.zoo.plan import Augmentation, Plan, Probe
     from stockpot.zoo.search import finetune
 
     section, seed = recipe.finetune, recipe.output.seed
@@ -226,18 +225,12 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
     # Checkpoints made from a Hugging Face folder, and soups made from those, should load like it.
     given = recipe.model.transformers
     folder = recipe.path(given) if isinstance(given, str) and recipe.path(given).is_dir() else None
-    plan = Plan(
-        trials=section.drawn(seed),
-        probe=Probe(section.probe_epochs, section.probe_lr, seed=seed) if section.probe else None,
-        augmentation=Augmentation(flip=section.flip, mixup=section.mixup),
-        **section.model_dump(include={"batch_size", "optimizer", "warmup", "clip", "head"}),
-    )
     return finetune(
         loaded.model,
         train,
         fit,
         recipe.path(section.dir),
-        plan,
+        section.plan(seed),
         **judged(recipe, loaded),
         code=code_digests(recipe),
         as_directories=folder is not None,
