@@ -86,21 +86,6 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
-
-
-def parse_bytes(value: object) -> int:
-    """A number of bytes, or a size with its unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"expected a size such as 5GB, 512MB or a number of bytes, found {value!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
 def count(value: int) -> str:
     """Large counts as a person says them: 22.7 million."""
     for step, word in ((1e9, "billion"), (1e6, "million")):

@@ -110,7 +110,7 @@ def prefixes_of(pairs: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bytes(budget: str, option: str = "--budget") -> int:
-    from stockpot.words import parse_bytes
+    from stockpot.recipe.values import parse_bytes
 
     try:
         found = parse_bytes(budget)
