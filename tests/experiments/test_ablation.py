@@ -58,12 +58,12 @@ def test_what_a_candidate_replaces_is_put_back_also_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", pools.POOLS)
-def test_what_soups_are_judged_on_was_neither_trained_nor_fitted_on(name: str) -> None:
+def test_samples_to_fit_on_and_to_judge_on_were_seen_by_no_model(name: str) -> None:
     small = pools.POOLS[name]
     parts = small.parts(0, small.fitted)
     seen = {part: {tuple(x.flatten().tolist()) for x in parts[part][0]} for part in parts}
-    assert not seen["dev"] & (seen["fit"] | seen["train"])
-    assert not seen["fit"] & seen["train"]
+    assert not seen["dev"] & (seen["fit"] | seen["train"] | seen["pretrain"])
+    assert not seen["fit"] & (seen["train"] | seen["pretrain"])
     assert len(parts["fit"][0]) == small.fitted
     assert len(parts["dev"][0]) > 900
     assert not torch.equal(parts["fit"][0], small.parts(1, small.fitted)["fit"][0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,8 +131,7 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
         document(summary(run, report))
         return
     show(run, report)
-    peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
-    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.\n")
+    say(f"Took {words.seconds(time.perf_counter() - began)}.\n")
     quoted, pool = shlex.quote(shown(path)), shlex.quote(shown(out / "pool"))
     say("Next:")
     say(f"  open {shown(report)} in a browser")
@@ -172,13 +170,3 @@ def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
         fix = f"run that one with `{run}`, choose another --out, or make the demo anew with --overwrite"
         raise RunError.of(str(path), expected=expected, found="another one", fix=fix)
     return path
-
-
-def _peak() -> int:
-    """Largest resident memory of this process, file-backed pages included; 0 where unknown."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if sys.platform == "darwin" else kilobytes * 1024

@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from stockpot.engine.directions import Directions, encode_plain
-from stockpot.engine.flat import Tiles
+from stockpot.engine.directions import Directions, Tiles, encode_plain
 from stockpot.engine.live import Live
 from stockpot.events import Listener, ignore, progress
 
@@ -28,47 +27,42 @@ PREFETCHED = (
 )  # bytes of a block at most that is prepared in host memory; a larger one is read when its turn comes
 
 
-class Ahead:
-    """Reads ingredients in an order that is known, the next one on another thread while the GPU works on this one.
+Read = Callable[[int, Tensor], Tensor]  # ingredient k as a flat vector (P,), into out: (P,)
 
-    On other devices, and where an ingredient is large, it reads when it is asked. Use as a context manager.
+
+@contextmanager
+def reading_ahead(live: Live, order: Iterable[int]) -> Iterator[Read]:
+    """Ingredients in an order that is known, the next one on another thread while the GPU works on this one.
+
+    On other devices, and where an ingredient is large, it is read when it is asked for.
     """
+    left = deque(order)
+    if not left or live.device.type != "cuda" or live.plan.size * live.dtype.itemsize > PREFETCHED // 4:
+        yield live.read
+        return
+    buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    threads = ThreadPoolExecutor(1, "stockpot-ahead")
 
-    def __init__(self, live: Live, order: Iterable[int]) -> None:
-        self._live, self._left = live, deque(order)
-        self._threads: ThreadPoolExecutor | None = None
-        self._next: tuple[int, Future[Tensor]] | None = None
-        if self._left and live.device.type == "cuda" and live.plan.size * live.dtype.itemsize <= PREFETCHED // 4:
-            self._buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._threads = ThreadPoolExecutor(1, "stockpot-ahead")
-            self._begin()
+    def fill(k: int) -> Tensor:
+        copied.synchronize()  # the buffer is free again
+        return live.read(k, out=buffer)
 
-    def _begin(self) -> None:
-        assert self._threads is not None
-        self._next = (k := self._left.popleft(), self._threads.submit(self._fill, k)) if self._left else None
+    waiting = deque([(left[0], threads.submit(fill, left.popleft()))])
 
-    def _fill(self, k: int) -> Tensor:
-        self._copied.synchronize()  # the buffer is free again
-        return self._live.read(k, out=self._buffer)
-
-    def read(self, k: int, out: Tensor) -> Tensor:
-        """Ingredient k as a flat vector. out: (P,)"""
-        if self._next is None or self._next[0] != k:
-            return self._live.read(k, out)
-        out.copy_(self._next[1].result(), non_blocking=True)
-        self._copied.record()
-        self._begin()
+    def read(k: int, out: Tensor) -> Tensor:
+        if not waiting or waiting[0][0] != k:
+            return live.read(k, out)
+        out.copy_(waiting.popleft()[1].result(), non_blocking=True)
+        copied.record()
+        if left:
+            waiting.append((left[0], threads.submit(fill, left.popleft())))
         return out
 
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+    try:
+        yield read
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 class LastBlock:
@@ -94,9 +88,9 @@ class Loader:
         if self.dtype == torch.int8 and self._tiles is None:
             self._tiles = Tiles.of(live.plan, live.device)
 
-    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        """theta_bar of some or all ingredients. (P,)"""
-        return self.live.mean(over, listen)
+    def mean(self, listen: Listener = ignore) -> Tensor:
+        """theta_bar. (P,)"""
+        return self.live.mean(listen=listen)
 
     def load(self, block: list[int], theta_bar: Tensor) -> Directions:
         """d_k = theta_k - theta_bar of the block's models, on the device."""
@@ -169,20 +163,19 @@ class StreamingLoader(Loader):
         self._host_scale: Tensor | None = None
         self._failed: BaseException | None = None
 
-    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        models = list(range(len(self.live.pool))) if over is None else over
+    def mean(self, listen: Listener = ignore) -> Tensor:
         # On the host: pieces of it go along with the models.
         out = torch.empty(self.live.plan.size, dtype=self.live.soup_dtype, pin_memory=True)
         total = self._centre_piece
         with torch.cuda.stream(self._stream):
             for lo, hi, _, _ in self._pieces:
                 here = total[: hi - lo]
-                for i, k in enumerate(models):
+                for k in range(len(self.live.pool)):
                     piece = self._upload(k, lo, hi)
-                    if i == 0:
+                    if k == 0:
                         here.copy_(piece)
                     else:
-                        here.lerp_(piece.float(), 1.0 / (i + 1))  # a running mean: identical models stay identical
+                        here.lerp_(piece.float(), 1.0 / (k + 1))  # a running mean: identical models stay identical
                 out[lo:hi].copy_(here.to(out.dtype), non_blocking=True)
                 self._stream.synchronize()
                 progress(listen, "averaging the ingredients", hi, self.live.plan.size, "parameters")

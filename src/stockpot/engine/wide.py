@@ -22,6 +22,7 @@ from stockpot import ranks
 from stockpot.errors import TaskError
 from stockpot.names import file_names, is_quantised
 from stockpot.pool.lora import Adapters
+from stockpot.pool.source import listed
 from stockpot.task import Task
 from stockpot.task.checks import gradients
 
@@ -166,12 +167,8 @@ def wide_modules(task: Task, adapters: Adapters) -> tuple[dict[str, Wide], tuple
     reasons: dict[str, list[str]] = {}
     for name, reason in melted.items():
         reasons.setdefault(reason, []).append(name)
-    notes = (f"learned with full weights, not factors, because {r}: {_few(n)}" for r, n in reasons.items())
+    notes = (f"learned with full weights, not factors, because {r}: {listed(n, 3)}" for r, n in reasons.items())
     return found, tuple(notes)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide | str:
