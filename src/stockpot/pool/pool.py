@@ -235,7 +235,7 @@ class Pool:
     @property
     def measured(self) -> Distances | None:
         """How far apart the ingredients are, where a pass over the files has found it out already."""
-        return self.facts().measured if self._scan is not None else None
+        return self.facts(measured=False).measured if self._scan is not None else None
 
     def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
         """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
