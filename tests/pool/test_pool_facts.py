@@ -426,9 +426,7 @@ def test_facts_of_hashes_alone_have_no_distances(tmp_path: Path) -> None:
         write(tmp_path / f"{k}.safetensors", state(seed=k))
     pool = Pool.open(tmp_path)
     facts = pool.facts(measured=False)
-    assert pool.measured is None  # asking what is known does not read the files again
     with pytest.raises(PoolError, match=r"distances: expected facts of a measuring pass, found hashes only"):
         _ = facts.distances
     assert pool.facts().digests == facts.digests
     assert pool.facts(measured=False).distances is pool.facts().distances  # known by now
-    assert pool.measured is pool.facts().distances

@@ -86,6 +86,8 @@ def strangers_of(checkpoints: Sequence[Checkpoint], common: Mapping[str, TensorS
     Models of two random starts are about 1.4 times their own length apart, fine-tunes a fraction of it. The beginnings
     of some matrices tell, so that asking costs next to nothing.
     """
+    if checkpoints[0].format == "lora":
+        return []  # adapters share their base
     matrices = [name for name, spec in common.items() if spec.dtype.is_floating_point and len(spec.shape) > 1]
     size, gram = _SAMPLE // len(checkpoints), torch.zeros(len(checkpoints), len(checkpoints), dtype=torch.float64)
     for name in matrices[:: len(matrices) // _MATRICES + 1]:
