@@ -143,9 +143,10 @@ class StreamingLoader(Loader):
 
     def __init__(self, live: Live, dtype: torch.dtype, block_size: int) -> None:
         super().__init__(live, dtype)
-        assert self._tiles is not None
+        assert live.tiles is not None
+        self._tiling = live.tiles
         size, device = live.plan.size, live.device
-        self._pieces = _pieces(self._tiles)
+        self._pieces = _pieces(self._tiling)
         widest = max(hi - lo for lo, hi, _, _ in self._pieces)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         held = live.soup_dtype
@@ -157,7 +158,7 @@ class StreamingLoader(Loader):
         self._row_piece = torch.empty(widest, dtype=dtype, device=device)
         # One buffer for all blocks: graphs that were captured with it stay valid.
         self._rows = torch.empty(block_size, size, dtype=dtype, device=device)  # (b, P)
-        self._scale = torch.empty(self._tiles.count * block_size, device=device) if dtype == torch.int8 else None
+        self._scale = torch.empty(self._tiling.count * block_size, device=device) if dtype == torch.int8 else None
         self._waiting: tuple[list[int], threading.Thread] | None = None
         self._host_rows: Tensor | None = None
         self._host_scale: Tensor | None = None
@@ -183,9 +184,8 @@ class StreamingLoader(Loader):
 
     def load(self, block: list[int], theta_bar: Tensor) -> Directions:
         began = time.perf_counter()
-        assert self._tiles is not None
         rows = self._rows[: len(block)]
-        scale = None if self._scale is None else self._scale[: self._tiles.count * len(block)].view(-1, len(block))
+        scale = None if self._scale is None else self._scale[: self._tiling.count * len(block)].view(-1, len(block))
         torch.cuda.synchronize(self.live.device)  # nobody reads the old block any more
         if self._waiting is not None and self._waiting[0] == block:
             self._waiting[1].join()
@@ -202,10 +202,9 @@ class StreamingLoader(Loader):
             self._encode(block, theta_bar, rows, scale)
         torch.cuda.synchronize(self.live.device)
         self.waited += time.perf_counter() - began
-        return Directions(rows, self.live.plan, tiles=self._tiles, tile_scale=scale)
+        return Directions(rows, self.live.plan, tiles=self._tiling, tile_scale=scale)
 
     def add(self, theta: Tensor, alpha: Tensor, theta_bar: Tensor) -> Tensor:
-        assert self._tiles is not None
         models = alpha.ne(0).any(dim=1).nonzero().flatten().tolist()
         shares = alpha.to(self.live.device, torch.float32)  # (K, G)
         if self._waiting is not None:
@@ -214,7 +213,7 @@ class StreamingLoader(Loader):
         with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces if models else []:
                 tiles = slice(first, first + count)
-                group = self._tiles.group[tiles].repeat_interleave(self._tiles.length[tiles])  # (hi - lo,)
+                group = self._tiling.group[tiles].repeat_interleave(self._tiling.length[tiles])  # (hi - lo,)
                 middle = self._centre(theta_bar, lo, hi)
                 total = theta[lo:hi].float()  # only a piece at a time, where theta is bf16
                 for k in models:
@@ -245,10 +244,9 @@ class StreamingLoader(Loader):
 
     def _prepare(self, block: list[int], theta_bar: Tensor) -> None:
         assert self._host_rows is not None
-        assert self._tiles is not None
         scale = self._host_scale
         try:
-            columns = None if scale is None else scale[: self._tiles.count * len(block)].view(-1, len(block))
+            columns = None if scale is None else scale[: self._tiling.count * len(block)].view(-1, len(block))
             self._encode(block, theta_bar, self._host_rows[: len(block)], columns)
         except BaseException as error:  # reaches the learner when it asks for the block
             self._failed = error
@@ -257,7 +255,6 @@ class StreamingLoader(Loader):
         """Fill rows (b, P) and scale (tiles, b), on the device or in pinned host memory."""
         from stockpot.engine import kernels
 
-        assert self._tiles is not None
         near = rows.is_cuda
         fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
         with torch.cuda.stream(self._stream):
@@ -266,7 +263,7 @@ class StreamingLoader(Loader):
                 for i, k in enumerate(block):
                     target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
                     kernels.encode(
-                        self._upload(k, lo, hi), middle, target, fresh, self._tiles,
+                        self._upload(k, lo, hi), middle, target, fresh, self._tiling,
                         first=first, count=count, offset=lo, models=len(block), k=i,
                     )  # fmt: skip
                     if not near:

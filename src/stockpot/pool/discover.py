@@ -88,9 +88,8 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
-        raise refusal(
-            "Pool.open", "paths, patterns and folders", given, "give text or Path objects, or the state dicts of models"
-        )
+        fix = "give text or Path objects, or the state dicts of models"
+        raise refusal("Pool.open", "paths, patterns and folders", given, fix)
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)
@@ -110,9 +109,7 @@ def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> li
         expected, fix = "a pattern that matches checkpoints", "check the pattern"
         nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
     entries.sort(key=lambda entry: natural_key(str(entry)))
-    found = [
-        checkpoint for entry in entries for checkpoint in _checkpoints(entry, _is_checkpoint(entry), runs, all_steps)
-    ]
+    found = [one for entry in entries for one in _checkpoints(entry, _is_checkpoint(entry), runs, all_steps)]
     if not found:
         raise refusal(source, expected, nothing, fix)
     return found

@@ -211,9 +211,8 @@ def to_mergekit(soup: Soup, dtype: torch.dtype | None = None) -> str:
     lines.append("models:")
     for k, checkpoint in enumerate(pool.checkpoints):
         name = hub_id(checkpoint.path)
-        lines.append(
-            f"- model: {json.dumps(f'{name}@{checkpoint.path.name}' if name else str(checkpoint.path.resolve()))}"
-        )
+        place = f"{name}@{checkpoint.path.name}" if name else str(checkpoint.path.resolve())
+        lines.append(f"- model: {json.dumps(place)}")
         lines.append("  parameters:")
         if several:
             lines.append("    weight:")

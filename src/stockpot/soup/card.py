@@ -70,15 +70,8 @@ def write_card(
     data |= {"library_name": library} if library else {}
     data["tags"] = ["merge", "model-soup"]
     mixed = f"This {what} was mixed in weight space from {len(ingredients)} models by stockpot {__version__}."
-    lines = [
-        "---",
-        *_front_matter(data),
-        "---",
-        f"# {what.capitalize()}",
-        "",
-        f"{mixed} It costs what one of them costs.",
-        "",
-    ]
+    lines = ["---", *_front_matter(data), "---", f"# {what.capitalize()}", ""]
+    lines += [f"{mixed} It costs what one of them costs.", ""]
     lines += ["## Use", "", "```python", *loading(folder, _HERE), "```", ""]
     if recipe:
         lines += ["## Recipe", "", "```json", *json.dumps(dict(recipe), indent=2, default=str).splitlines(), "```", ""]
