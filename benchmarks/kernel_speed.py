@@ -19,7 +19,7 @@ import torch
 import triton
 
 from stockpot.engine import directions, kernels
-from stockpot.engine.flat import ALIGN, FlatPlan, Tiles
+from stockpot.engine.directions import ALIGN, FlatPlan, Tiles
 from stockpot.layout import Layout
 
 

@@ -55,7 +55,7 @@ def main() -> None:
     import yaml
 
     from stockpot import Layout, Pool, Soup, average
-    from stockpot.soup.mergekit import configuration, soup_of
+    from stockpot.soup.average import from_mergekit, to_mergekit
 
     def models(weights: list[str]) -> str:
         return "models:\n" + "".join(
@@ -74,8 +74,8 @@ def main() -> None:
         linear = f"merge_method: linear\ndtype: float32\n{models(weights)}"
         with_base = f"dtype: float32\nbase_model: {base}\n{models(['0.4', '0.5', '-0.2'])}"
         cases = {
-            "per-tensor soup, exported": (configuration(soup), soup),
-            "linear with filters, read": (linear, soup_of(yaml.safe_load(linear))[0]),
+            "per-tensor soup, exported": (to_mergekit(soup), soup),
+            "linear with filters, read": (linear, from_mergekit(yaml.safe_load(linear))[0]),
             "task arithmetic": (
                 f"merge_method: task_arithmetic\n{with_base}",
                 average(runs, base=base, weights=[0.4, 0.5, -0.2]),

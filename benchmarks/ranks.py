@@ -126,34 +126,38 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
 
 
 def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
-    """Seconds of `steps` steps: those of a job less those of one with a tenth of them."""
-    times: dict[str, list[float]] = {"no world": [], "world of one": []}
-    soups: dict[str, list[Any]] = {name: [] for name in times}
+    """Seconds of `steps` steps, those of a job less those of one with a tenth of them, in pairs of either order."""
+    soups: dict[bool, list[Any]] = {False: [], True: []}
+    pairs: list[dict[bool, float]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         pool_in(folder, LARGE)
         for turn in range(-1, repeat):  # the first one pays for libraries
-            for name in times:
-                if name == "world of one":
+            pair = {}
+            for world in (False, True) if turn % 2 else (True, False):
+                if world:
                     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
                     dist.all_reduce(torch.zeros(1, device="cuda"))  # from here NCCL and its threads are there
-                short, whole = (
-                    job(folder, LARGE, 1024, "cuda", steps=n, batch_size=128) for n in (max(1, steps // 10), steps)
-                )
-                if name == "world of one":
+                few = max(1, steps // 10)
+                short, whole = (job(folder, LARGE, 512, "cuda", steps=n, batch_size=128) for n in (few, steps))
+                if world:
                     dist.destroy_process_group()
                 assert whole["path"] == ["CUDA graph"], whole["path"]
-                soups[name].append(whole["W"])
-                if turn >= 0:
-                    times[name].append((whole["seconds"] - short["seconds"]) / (steps - max(1, steps // 10)))
-    first, *others = soups["no world"]
+                soups[world].append(whole["W"])
+                pair[world] = (whole["seconds"] - short["seconds"]) / (steps - few)
+            if turn >= 0:
+                pairs.append(pair)
+    first, *others = soups[False]
     by_chance = max(apart(first, other) for other in others)  # attention's backward pass adds up in any order
-    off = min(apart(first, other) for other in soups["world of one"])
+    off = min(apart(first, other) for other in soups[True])
     assert off <= 1e-6 + 3 * by_chance, (off, by_chance)
-    medians = {name: statistics.median(each) for name, each in times.items()}
+    ratios = [pair[True] / pair[False] for pair in pairs]
+    names = {False: "no world", True: "world of one"}
     return {
-        "ms_per_step": {name: [round(1000 * s, 3) for s in each] for name, each in times.items()},
-        "ratio": round(medians["world of one"] / medians["no world"], 4),
+        "ms_per_step": {names[world]: [round(1000 * pair[world], 3) for pair in pairs] for world in names},
+        "ratios": [round(one, 4) for one in ratios],
+        "ratio": round(statistics.mean(ratios), 4),
+        "standard_error": round(statistics.stdev(ratios) / len(ratios) ** 0.5, 4),
         "path": "CUDA graph",
         "W_apart": off,
         "W_apart_by_chance": by_chance,
@@ -164,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world-of-one", action="store_true")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int)
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -172,9 +176,9 @@ def main() -> None:
         rank(args.rank, args.steps)
         return
     if args.world_of_one:
-        name, found = "ranks_world_of_one", world_of_one(args.steps or 500, args.repeat)
+        name, found = "ranks_world_of_one", world_of_one(args.steps or 200, args.repeat or 10)
     else:
-        name, found = "ranks", two_ranks(args.steps or 60, args.repeat)
+        name, found = "ranks", two_ranks(args.steps or 60, args.repeat or 3)
     result = {"what": __doc__.splitlines()[0], "machine": machine.describe(), **found}
     out = args.out or Path(__file__).parent / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)

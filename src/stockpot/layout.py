@@ -180,11 +180,8 @@ def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
     """What is copied through. Identical ingredients are mixed all the same: any soup of them is one of them."""
     if facts is None:
         return frozenset()
-    mixable = [
-        name
-        for name, spec in pool.specs.items()
-        if spec.dtype.is_floating_point and spec.numel and name not in pool.statistics
-    ]
+    floating = [name for name, spec in pool.specs.items() if spec.dtype.is_floating_point and spec.numel]
+    mixable = [name for name in floating if name not in pool.statistics]
     return facts.frozen.difference(mixable) if facts.frozen.issuperset(mixable) else facts.frozen
 
 

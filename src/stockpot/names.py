@@ -153,11 +153,8 @@ def differences(
         # Tensors without memory are all in one place, and tied to nothing.
         if value.numel() == 0 or _place(value) not in given
     )
-    shapes = tuple(
-        f"{name}: model {places[name]}, pool {shape}"
-        for name, shape in pool.items()
-        if places.get(name, shape) != shape
-    )
+    other = (name for name, shape in pool.items() if places.get(name, shape) != shape)
+    shapes = tuple(f"{name}: model {places[name]}, pool {pool[name]}" for name in other)
     joined = not parts_in_files(model).isdisjoint(lacks)
     rename = suggest_rename(pool, places) if lacks and extra and not joined else None
     return Differences(lacks, extra, shapes, rename, len(pool) - placed(pool, places, rename or {}), joined)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Stockpot
-from stockpot.cli.pools import MARKED, MARKER
+from stockpot.zoo.demo import MARKED, MARKER
 
 pytest.importorskip("sklearn")
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stockpot.engine import Directions, FlatPlan
-from stockpot.engine.directions import encode_plain, mix, project
-from stockpot.engine.flat import TILE, Slot, Tiles
+from stockpot.engine.directions import TILE, Slot, Tiles, encode_plain, mix, project
 from stockpot.task import captured as captured_steps
 from stockpot.task.captured import Gather
 

@@ -12,8 +12,7 @@ from torch import nn
 from stockpot import Pool, Task, cook
 from stockpot.adapters.models import ImageInput
 from stockpot.engine import AdamW, Directions, Engine, FlatPlan, Live, Options
-from stockpot.engine.directions import encode_plain, mix, project
-from stockpot.engine.flat import ALIGN, TILE, Slot, Tiles
+from stockpot.engine.directions import ALIGN, TILE, Slot, Tiles, encode_plain, mix, project
 from stockpot.engine.loader import Loader
 from stockpot.engine.plan import MARGIN
 from stockpot.events import Event

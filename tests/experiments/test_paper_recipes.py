@@ -107,9 +107,10 @@ def test_a_recipe_is_the_papers_setting(file: Path) -> None:
     assert recipe.model.autocast == "bfloat16"
     if recipe.finetune is not None:
         assert recipe.finetune.trials == (8 if file.parent.name == "vit-l-14-imagenet" else 32)
-        assert recipe.finetune.lr.choices == (1e-6, 3e-6, 5e-6, 1e-5, 2e-5, 3e-5)
-        assert recipe.finetune.weight_decay.choices == (0, 0.001, 0.003, 0.005, 0.01, 0.03)
-        assert (recipe.finetune.epochs.choices, recipe.finetune.batch_size) == ((10,), 128)
+        given = recipe.finetune.model_dump()
+        assert given["lr"] == (1e-6, 3e-6, 5e-6, 1e-5, 2e-5, 3e-5)
+        assert given["weight_decay"] == (0, 0.001, 0.003, 0.005, 0.01, 0.03)
+        assert (given["epochs"], given["batch_size"]) == ((10,), 128)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.parent.name)

@@ -20,6 +20,7 @@ from stockpot.errors import PoolError
 from stockpot.events import Event
 from stockpot.layout import Layout
 from stockpot.pool import Checkpoint, Distances, Pool, PoolFacts, open_checkpoint, verify_finite
+from stockpot.pool.facts import strangers_of
 from stockpot.pool.source import natural_key
 
 
@@ -366,7 +367,7 @@ def test_duplicates_are_no_distance_apart_and_identical_pools_have_none(tmp_path
     assert float(found.pairs[0, 2]) == 0.0
     same = distances_of(tmp_path / "b", [one, one, one, one])
     assert same.pairs.tolist() == torch.zeros(4, 4).tolist()
-    assert (same.outlier(), same.strangers()) == (None, [])
+    assert same.outlier() is None
 
 
 def test_the_outlier_stands_out_and_equals_do_not() -> None:
@@ -388,15 +389,21 @@ def test_copies_with_a_little_between_them_are_near(tmp_path: Path) -> None:
 
 
 def test_who_has_no_kin_is_named_and_fine_tunes_are_not(tmp_path: Path) -> None:
+    def strangers(name: str, states: list[State]) -> list[int]:
+        pool = Pool.open([write(tmp_path / name / f"{k}.pt", tensors) for k, tensors in enumerate(states)])
+        return strangers_of(pool.checkpoints, pool.specs)
+
     kin = fine_tunes(3)
     torch.manual_seed(7)
     alone = {name: torch.randn_like(value) for name, value in kin[0].items()}
-    assert distances_of(tmp_path / "mixed", [kin[0], alone, *kin[1:]]).strangers() == [1]
-    assert distances_of(tmp_path / "one", kin).strangers() == []
+    assert strangers("mixed", [kin[0], alone, *kin[1:]]) == [1]
+    assert strangers("one", kin) == []
     far = [{name: torch.randn_like(value) for name, value in kin[0].items()} for _ in range(3)]
-    assert distances_of(tmp_path / "none", far).strangers() == [0, 1, 2]
+    assert strangers("none", far) == [0, 1, 2]
     kin[1]["0.weight"][0, 0] = float("nan")
-    assert distances_of(tmp_path / "nan", kin).strangers() == []
+    assert strangers("nan", kin) == []
+    pool = Pool.open(tmp_path / "none")
+    assert strangers_of(pool.checkpoints[:1], pool.specs) == []
 
 
 def test_who_is_not_finite_is_the_one_that_stands_out(tmp_path: Path) -> None:

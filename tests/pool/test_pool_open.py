@@ -151,7 +151,7 @@ def test_no_sources_no_matches_one_ingredient(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "run", state())
     assert "folders inside" not in refusal(folder)
     (folder / "checkpoint-3").mkdir()
-    assert f"folders inside this one are read where a pattern names them: {folder}/checkpoint-*" in refusal(folder)
+    assert f"folders in this one are read where a pattern names them: {folder}/checkpoint-*" in refusal(folder)
     assert "expected paths, patterns and folders, found int '5'" in refusal(5, only)
     assert "expected each checkpoint once" in refusal(only, tmp_path / "*.pt")
 

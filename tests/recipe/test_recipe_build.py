@@ -234,7 +234,7 @@ def test_measurements_are_learned_when_the_recipe_says_so(home: Path) -> None:
     assert float(found.weight) == 10
     with pytest.raises(TaskError, match="expected one output for each target"):
         build_task(made(home, data=data))
-    with pytest.raises(TaskError, match="expected one output for each number of the labels"):
+    with pytest.raises(TaskError, match="loss MSELoss: expected outputs and targets of one shape"):
         build_task(made(home, data={**data, "metric": "loss"}))
 
 

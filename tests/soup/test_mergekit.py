@@ -18,7 +18,7 @@ from stockpot.errors import SoupError
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup
-from stockpot.soup.mergekit import configuration, soup_of
+from stockpot.soup.average import from_mergekit, to_mergekit
 from zoo import fine_tunes, mlp, normed, same
 
 State = dict[str, Tensor]
@@ -67,7 +67,7 @@ def test_the_configuration_rebuilds_the_soup(tmp_path: Path, build: Any, granula
         {name: value for name, value in state.items() if value.is_floating_point()} for state in fine_tunes(build, 3)
     ]
     soup = learned(folders(tmp_path, states), granularity)
-    found, wanted = merged(configuration(soup)), soup.state_dict()
+    found, wanted = merged(to_mergekit(soup)), soup.state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.allclose(found[name], wanted[name], rtol=0, atol=1e-6) for name in wanted)
 
@@ -76,7 +76,7 @@ def test_what_is_kept_comes_from_the_donor(tmp_path: Path) -> None:
     pool = folders(tmp_path, fine_tunes(mlp, 3))
     layout = Layout.of(pool, "model", exclude="2.*", donor=1)
     soup = Soup(pool, layout, torch.tensor([[0.2], [0.3], [0.5]]))
-    found = merged(configuration(soup))
+    found = merged(to_mergekit(soup))
     assert torch.equal(found["2.weight"], pool.tensor(1, "2.weight"))
     assert torch.allclose(found["0.weight"], soup.state_dict()["0.weight"], atol=1e-6)
 
@@ -84,7 +84,7 @@ def test_what_is_kept_comes_from_the_donor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_our_configuration_read_again_is_the_same_soup(tmp_path: Path, dtype: torch.dtype | None) -> None:
     soup = learned(folders(tmp_path, fine_tunes(longer_names, 3)))
-    again, stored = soup_of(yaml.safe_load(configuration(soup, dtype)))
+    again, stored = from_mergekit(yaml.safe_load(to_mergekit(soup, dtype)))
     assert stored == (dtype or torch.float32)
     found, wanted = again.state_dict(), soup.state_dict()
     assert all(torch.allclose(found[name], wanted[name], rtol=0, atol=1e-6) for name in wanted)
@@ -100,11 +100,11 @@ def config(pool: Pool, *weights: Any, **more: Any) -> dict[str, Any]:
 
 def test_weights_are_divided_by_their_sum_as_mergekit_does(tmp_path: Path) -> None:
     pool = folders(tmp_path, fine_tunes(mlp, 2))
-    soup, stored = soup_of(config(pool, 1, 3))
+    soup, stored = from_mergekit(config(pool, 1, 3))
     assert stored is None
     assert same(soup.state_dict(), Soup(pool, Layout.of(pool, "model"), torch.tensor([[0.25], [0.75]])).state_dict())
     by_filter = [{"filter": "bias", "value": 3}, {"filter": "*", "value": 1}]
-    soup, stored = soup_of(config(pool, by_filter, 1, dtype="float32", out_dtype="bfloat16"))
+    soup, stored = from_mergekit(config(pool, by_filter, 1, dtype="float32", out_dtype="bfloat16"))
     assert stored == torch.bfloat16
     a, b = (pool.tensor(k, "0.bias") for k in range(2))
     assert torch.allclose(soup.state_dict()["0.bias"], 0.75 * a + 0.25 * b)
@@ -113,12 +113,12 @@ def test_weights_are_divided_by_their_sum_as_mergekit_does(tmp_path: Path) -> No
         "parameters": {"weight": 2},
         "models": [{"model": str(p.path)} for p in pool.checkpoints],
     }
-    assert same(soup_of(common)[0].state_dict(), Soup.uniform(pool).state_dict())
+    assert same(from_mergekit(common)[0].state_dict(), Soup.uniform(pool).state_dict())
 
 
 def test_what_a_model_does_not_say_of_a_tensor_all_of_them_say(tmp_path: Path) -> None:
     pool = folders(tmp_path, fine_tunes(mlp, 2))
-    soup, _ = soup_of(config(pool, [{"filter": "bias", "value": 3}], 1, parameters={"weight": 1}))
+    soup, _ = from_mergekit(config(pool, [{"filter": "bias", "value": 3}], 1, parameters={"weight": 1}))
     state = soup.state_dict()
     for name, share in (("0.bias", 0.75), ("0.weight", 0.5)):
         assert torch.allclose(state[name], share * pool.tensor(0, name) + (1 - share) * pool.tensor(1, name))
@@ -128,7 +128,7 @@ def test_what_is_not_mixed_comes_from_the_base(tmp_path: Path) -> None:
     pool = folders(tmp_path, fine_tunes(mlp, 2))
     (tmp_path / "run_1" / "config.json").write_text('{"is": "base"}')
     given = config(pool, 1, 1, base_model=str(tmp_path / "run_1"))
-    soup_of(given)[0].save(tmp_path / "soup")
+    from_mergekit(given)[0].save(tmp_path / "soup")
     assert (tmp_path / "soup" / "config.json").read_text() == '{"is": "base"}'
 
 
@@ -137,7 +137,7 @@ def test_configurations_that_are_no_soups_are_refused(tmp_path: Path) -> None:
 
     def refused(value: Any, text: str) -> None:
         with pytest.raises(SoupError, match=text):
-            soup_of(value)
+            from_mergekit(value)
 
     refused([], "expected merge_method: linear, found 'list'")
     refused(config(pool, 1, 1, merge_method="ties"), "expected merge_method: linear, found 'ties'")
@@ -169,8 +169,8 @@ def test_soups_that_no_configuration_can_hold_are_refused(tmp_path: Path) -> Non
     pool = folders(tmp_path / "pool", fine_tunes(normed, 2))
     measured = learned(pool, statistics={"1.running_mean": torch.zeros(8)})
     with pytest.raises(SoupError, match="found recalibrated running statistics, which a configuration cannot hold"):
-        configuration(measured)
+        to_mergekit(measured)
     for k, state in enumerate(fine_tunes(mlp, 2)):
         save_file(state, tmp_path / f"{k}.safetensors")
     with pytest.raises(SoupError, match=r"found single files, such as 0\.safetensors"):
-        configuration(learned(Pool.open(tmp_path / "0.safetensors", tmp_path / "1.safetensors")))
+        to_mergekit(learned(Pool.open(tmp_path / "0.safetensors", tmp_path / "1.safetensors")))

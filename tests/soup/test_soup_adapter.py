@@ -374,5 +374,5 @@ def test_square_weights_of_unknown_orientation_are_refused(tmp_path: Path) -> No
         config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": "base.pt"}
         (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
         save_file(state, tmp_path / name / "adapter_model.safetensors")
-    with pytest.raises(MismatchError, match=r"kept as \(in, out\) beside others .* square ones of either: c.weight"):
+    with pytest.raises(MismatchError, match=r"kept as \(in, out\) beside some .* square ones of either: c.weight"):
         Pool.open(tmp_path / "x", tmp_path / "y", base=tmp_path / "base.pt")

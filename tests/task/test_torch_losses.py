@@ -99,6 +99,16 @@ def test_plain_cross_entropy_of_pairs_is_the_default_loss() -> None:
     assert not Task(linear(), (X.float(), Y), loss=nn.CrossEntropyLoss(label_smoothing=0.1)).can_scale_logits
 
 
+def test_loss_and_metric_are_found_by_one_forward_pass() -> None:
+    model = linear().double()
+    task = Task(model, (X, NUMBERS), loss=nn.MSELoss(), metric="r2", batch_size=20)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    scores = task.score()
+    assert len(calls) == 3
+    assert scores.loss == pytest.approx(float(nn.MSELoss()(model(X), NUMBERS).detach()))
+
+
 def test_the_users_module_stays_as_it_is() -> None:
     loss = nn.CrossEntropyLoss(WEIGHTS)
     Task(linear().double(), (X, Y), loss=loss).check_loss()

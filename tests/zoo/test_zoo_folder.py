@@ -83,7 +83,7 @@ def _change(file: Path, change: Callable[[Any], Any]) -> None:
         (lambda record: {**record, "path": "../outside.safetensors"}, "found the path '../outside"),
         (lambda record: {**record, "path": "trial_000.safetensors"}, "found the path 'trial_000"),
         (lambda record: {**record, "path": 3}, "found path is 3 instead of null or a text"),
-        (lambda record: {**record, "settings": {"lr": "x"}}, "MethodError: fine-tuning setting lr"),
+        (lambda record: {**record, "settings": {"lr": "x"}}, "MethodError: setting lr"),
         (lambda record: {**record, "settings": {"learning": 1}}, "TypeError"),
         (
             lambda record: {**record, "score": {**record["score"], "value": "high"}},

@@ -61,11 +61,10 @@ def check_columns(table: Table) -> None:
     """Refuse what trainers would give to the template beside the messages: without it the text would be another."""
     for name in table.columns.keys() & set(_ALSO_READ):
         rows = table.column(name, "data.messages")
-        row = next(
-            (n for n, cell in enumerate(rows) if not (is_missing(cell) or (isinstance(cell, Sized) and not len(cell)))),
-            None,
+        given = (
+            n for n, cell in enumerate(rows) if not (is_missing(cell) or (isinstance(cell, Sized) and not len(cell)))
         )
-        if row is not None:
+        if (row := next(given, None)) is not None:
             expected = "nothing that a trainer would give to the chat template beside the messages"
             fix = "write each chat as data.prompt and data.completion, rendered with it, or remove the column"
             raise bad_data(table.cell(name, "data.messages", row), expected, repr(rows[row])[:80], fix)

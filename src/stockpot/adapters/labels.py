@@ -199,11 +199,10 @@ def read_tags(
     found: tuple[list[list[str]], list[list[int]]] = ([], [])
     columns = table.column(words, "data.words"), table.column(tags, "data.tags")
     for row, (cells, given) in enumerate(zip(*columns, strict=True)):
-        sentence = [
-            as_text(cell, table.cell(words, "data.words", row)) for cell in _in_list(table, words, "words", row, cells)
-        ]
-        marks = _in_list(table, tags, "tags", row, given)
+        where = table.cell(words, "data.words", row)
+        sentence = [as_text(cell, where) for cell in _in_list(cells, "words", where)]
         where = table.cell(tags, "data.tags", row)
+        marks = _in_list(given, "tags", where)
         if len(marks) != len(sentence):
             raise bad_data(where, f"{len(sentence)} tags, one for each word", str(len(marks)), "correct the sample")
         found[0].append(sentence)
@@ -211,11 +210,11 @@ def read_tags(
     return found
 
 
-def _in_list(table: Table, name: str, key: str, row: int, cell: Any) -> list[Any]:
+def _in_list(cell: Any, what: str, where: str) -> list[Any]:
     found = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(found, (list, tuple)):
         fix = "write JSONL or Parquet, with a list of words and a list of tags per sample"
-        raise bad_data(table.cell(name, f"data.{key}", row), f"a list of {key}", repr(cell)[:80], fix)
+        raise bad_data(where, f"a list of {what}", repr(cell)[:80], fix)
     return [*found]
 
 

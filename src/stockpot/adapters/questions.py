@@ -77,12 +77,10 @@ class QuestionReader(TextReader):
                 if not isinstance(given, (list, tuple)):
                     fix = "name a column of lists, or one column for each option: choices: [a, b, c]"
                     raise bad_data(where, "a list of options", repr(given)[:80], fix)
-            texts: Options = [
-                None if is_missing(option) or option == "" else as_text(option, where) for option in given
-            ]
+            texts: Options = [None if is_missing(one) or one == "" else as_text(one, where) for one in given]
             if sum(text is not None for text in texts) < 2:
-                found_text = "no options" if not any(texts) else "one"
-                raise bad_data(where, "two options or more", found_text, "correct the sample or remove it")
+                few = "no options" if not any(texts) else "one"
+                raise bad_data(where, "two options or more", few, "correct the sample or remove it")
             found.append(texts)
         return found
 

@@ -78,10 +78,8 @@ def load(
 def _purpose(name: str) -> str:
     auto = need("transformers.models.auto.modeling_auto")
     lists = {"seq2seq": "SEQ_TO_SEQ_CAUSAL_LM", "causal": "CAUSAL_LM", "tags": "TOKEN_CLASSIFICATION"}
-    found = (
-        what for what, title in lists.items() if name in getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES").values()
-    )
-    return next(found, "")
+    named = {what: getattr(auto, f"MODEL_FOR_{title}_MAPPING_NAMES") for what, title in lists.items()}
+    return next((what for what, classes in named.items() if name in classes.values()), "")
 
 
 def _context(model: Any, config: Any) -> int | None:

@@ -59,9 +59,7 @@ class Collector:
             raise self.wrong("name", "up to 40 letters, digits, dots and hyphens", repr(name), "use name='seed-1'")
         if method is not None:
             known = inspect.signature(cook).parameters
-            settings_for(
-                method, **{key: value for key, value in settings.items() if key not in known or key == "preset"}
-            )
+            settings_for(method, **{key: settings[key] for key in settings if key not in known or key == "preset"})
 
     def wrong(self, what: str, expected: str, found: str, fix: str) -> TaskError:
         return TaskError.of(f"SoupCallback, {what}", expected=expected, found=found, fix=fix)

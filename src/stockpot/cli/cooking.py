@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,8 +16,6 @@ from stockpot.events import Listener
 if TYPE_CHECKING:
     from stockpot.pool import Checkpoint
     from stockpot.recipe import Recipe
-    from stockpot.run.record import MethodRecord
-    from stockpot.table import Cell
 
 
 Out = Annotated[
@@ -131,89 +128,61 @@ def run_recipe(recipe: Recipe, kind: str, title: str, listen: Listener, *, overw
 def show(run: Path, report: Path) -> Path | None:
     """Table, verdict, and where things are; returns the recommended soup, if there is one."""
     from stockpot.report.page import to_keep
-    from stockpot.report.reading import Run
-    from stockpot.run.record import read_run
+    from stockpot.report.reading import Run, rows_of
     from stockpot.run.verdict import advised
     from stockpot.soup.adapter import WRITTEN_AS
-
-    results = read_run(run).results
-    soup = _recommended(run, results)
-    print_table(run)
-    say(results["verdict"])
-    for name, why in results["absent"].items():
-        say(f"{name} is not in the table: {why}")
-    for name, why in results["failed"].items():
-        say(f"{name} failed: {why}", err=True)
-    say()
-    if (keep := to_keep(Run(run))) is not None:
-        say(f"Keep:   {shown(Path(keep[1]))}  ({keep[0]}, the best single model)")
-    if soup is not None:
-        from stockpot.soup.card import loading
-
-        word = "recommended: " if advised(results["verdict"]) else ""
-        say(f"Soup:   {shown(soup)}  ({word}{results['recommended']})")
-        for note in next(one.result["notes"] for one in read_run(run).methods if one.name == results["recommended"]):
-            if note.startswith(WRITTEN_AS):
-                say(f"        {note}")
-        for line in filter(None, loading(soup, shown(soup))):
-            say(f"        {line}")
-    elif results["recommended"] is None:
-        say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
-    say(f"Report: {shown(report)}")
-    return soup
-
-
-def _recommended(run: Path, results: Mapping[str, Any]) -> Path | None:
-    """The recommended soup, where there is one and it is written."""
-    from stockpot.run.record import METHODS, SOUP, slug
-
-    if results["recommended"] is None:
-        return None
-    soup = run / METHODS / slug(results["recommended"]) / SOUP
-    return soup if soup.is_dir() else None
-
-
-def print_table(run: Path) -> None:
-    from stockpot.report import summary_rows
     from stockpot.table import short_headings
 
-    rows = summary_rows(run)
+    found = Run(run)
+    results, rows = found.results, rows_of(found)
+    soup = None if results["recommended"] is None else found.soup
     say()
     if rows:
         marked = next((i for i, row in enumerate(rows) if row.chosen), None)
         table(short_headings(rows), [row.short_cells() for row in rows], marked=marked)
     say()
+    if results["verdict"]:
+        say(results["verdict"])
+        for name, why in results["absent"].items():
+            say(f"{name} is not in the table: {why}")
+        for name, why in results["failed"].items():
+            say(f"{name} failed: {why}", err=True)
+        say()
+    if (keep := to_keep(found)) is not None:
+        say(f"Keep:   {shown(Path(keep[1]))}  ({keep[0]}, the best single model)")
+    if soup is not None and found.chosen is not None:
+        from stockpot.soup.card import loading
+
+        word = "recommended: " if advised(results["verdict"]) else ""
+        say(f"Soup:   {shown(soup)}  ({word}{found.chosen.name})")
+        form = [note for note in found.chosen.notes if note.startswith(WRITTEN_AS)]
+        for line in filter(None, [*form, *loading(soup, shown(soup))]):
+            say(f"        {line}")
+    elif results["verdict"] and results["recommended"] is None:
+        say(f"Soup:   none was written; write one with: stockpot rebuild {shlex.quote(shown(run))} --method NAME")
+    say(f"Report: {shown(report)}")
+    return soup
 
 
 def summary(run: Path, report: Path) -> dict[str, Any]:
     """The same for programs."""
-    from stockpot.report import summary_rows
-    from stockpot.run.record import read_run
+    from stockpot.report.reading import Run, rows_of
+    from stockpot.run.record import COSTS
 
-    record = read_run(run)
-    soup = _recommended(run, record.results)
-    results = {one.name: one for one in record.methods}
-    costs = ("seconds", "peak_host", "peak_device", "models_used")
+    found = Run(run)
+    methods = []
+    for row, method in zip(rows_of(found), found.methods, strict=True):
+        scores = method.record.scores
+        sets = {name: {"score": scores.get(name), "difference": one.difference} for name, one in row.sets.items()}
+        about = {"method": row.method, "data": row.kind, **next(iter(sets.values())), "sets": sets}
+        methods.append({**about, **{key: method.result[key] for key in COSTS}})
     return {
         "run": str(run),
         "report": str(report),
-        "soup": None if soup is None else str(soup),
-        **{key: record.results[key] for key in ("recommended", "verdict", "failed", "absent")},
-        "methods": [
-            {
-                "method": row.method,
-                "data": row.kind,
-                **_set(results[row.method], next(iter(row.sets)), row.first),
-                "sets": {name: _set(results[row.method], name, cell) for name, cell in row.sets.items()},
-                **{key: results[row.method].result[key] for key in costs},
-            }
-            for row in summary_rows(run)
-        ],
+        "soup": str(found.soup) if found.results["recommended"] and found.soup else None,
+        **{key: found.results[key] for key in ("recommended", "verdict", "failed", "absent")},
+        "methods": methods,
     }
-
-
-def _set(method: MethodRecord, name: str, cell: Cell) -> dict[str, Any]:
-    return {"score": method.scores.get(name), "difference": cell.difference}
 
 
 Weights = Annotated[
@@ -334,18 +303,11 @@ def report(run: Run, as_json: Json = False) -> None:
     ```
     """
     from stockpot.report import summary_rows, write_report
-    from stockpot.run.record import read_run
 
     path = write_report(run)
     if as_json:
         document({"report": str(path), "markdown": str(path.with_suffix(".md"))})
         return
-    finished = bool(read_run(run).results)
-    if finished:
-        show(run, path)
-    else:
-        print_table(run)
+    show(run, path)
     if (kinds := {row.kind for row in summary_rows(run)}) and "report" not in kinds:
         say("Scores on fitting data, which methods decide with: report data was not looked at.")
-    if not finished:
-        say(f"Report: {shown(path)}")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stockpot import files, words
+from stockpot import words
 from stockpot.cli.cooking import run_recipe, show, summary
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table, together
-from stockpot.errors import RunError
 from stockpot.events import Event
 from stockpot.progress import drawing
 
@@ -27,10 +25,6 @@ Trials = Annotated[
 DemoFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Another seed makes other models and other splits.")]
 Again = Annotated[bool, typer.Option("--overwrite", help="Forget an earlier demo in that directory.")]
-
-MARKER = ".stockpot-demo"  # stands in every folder that the demo has made, and nowhere else
-MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool and run in this folder.\n"
-MADE = ("recipe.yaml", "pretrained.safetensors", "pool", "run")
 
 
 def finetune(
@@ -116,10 +110,10 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
     """
     from stockpot.recipe import load_recipe
     from stockpot.report import write_report
-    from stockpot.zoo.demo import make_demo_pool, one_thread
+    from stockpot.zoo.demo import demo_folder, make_demo_pool, one_thread
 
     began = time.perf_counter()
-    path = _demo_recipe(out, seed, overwrite)
+    path = demo_folder(out, seed, overwrite=overwrite)
     recipe = load_recipe(path)
     with drawing() as listen, one_thread():
         listen(Event("phase", {"text": "1 of 3: pre-training and fine-tuning twelve ingredients"}))
@@ -132,53 +126,10 @@ def demo(out: DemoFolder = Path("demo"), seed: Seed = 0, overwrite: Again = Fals
         document(summary(run, report))
         return
     show(run, report)
-    peak = f"; peak memory {words.size(_peak())}" if _peak() else ""
-    say(f"Took {words.seconds(time.perf_counter() - began)}{peak}.\n")
+    say(f"Took {words.seconds(time.perf_counter() - began)}.\n")
     quoted, pool = shlex.quote(shown(path)), shlex.quote(shown(out / "pool"))
     say("Next:")
     say(f"  open {shown(report)} in a browser")
     say(f"  stockpot inspect {pool}                 # look at the twelve ingredients")
     say(f"  stockpot cook {quoted} --out my-soup   # one method, one soup")
     say(f"  your own checkpoints: docs/tutorial.md, or write a recipe like {quoted}")
-
-
-def _demo_recipe(out: Path, seed: int, overwrite: bool) -> Path:
-    """The demo's recipe in its folder. What no demo made is neither run nor removed."""
-    from stockpot.zoo.demo import clear_demo, demo_recipe
-
-    try:
-        ours = files.read_bytes(out / MARKER, root=out) == MARKED
-    except (OSError, ValueError):
-        ours = False
-    theirs = [] if ours else [name for name in MADE if (out / name).exists() or (out / name).is_symlink()]
-    if theirs:
-        expected, found = "a new directory, or one of an earlier demo", f"{', '.join(theirs)} that no demo made"
-        fix = "choose another directory with --out; nothing was changed"
-        raise RunError.of(f"demo directory {out}", expected=expected, found=found, fix=fix)
-    for name in MADE:
-        files.check_inside(out, out / name)  # also what is opened by others: a pool and a run may be links elsewhere
-    if overwrite and ours:
-        clear_demo(out)
-    files.make_directory(out)
-    files.write_bytes(out / MARKER, MARKED, root=out)
-    path, text = out / "recipe.yaml", demo_recipe(seed).encode()
-    try:
-        there = files.read_bytes(path, root=out)
-    except FileNotFoundError:
-        files.write_bytes(path, text, root=out)
-        return path
-    if there != text:
-        expected, run = f"the recipe of the demo with seed {seed}", f"stockpot compare {shlex.quote(str(path))}"
-        fix = f"run that one with `{run}`, choose another --out, or make the demo anew with --overwrite"
-        raise RunError.of(str(path), expected=expected, found="another one", fix=fix)
-    return path
-
-
-def _peak() -> int:
-    """Largest resident memory of this process, file-backed pages included; 0 where unknown."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if sys.platform == "darwin" else kilobytes * 1024

@@ -87,8 +87,7 @@ def average(
     ```
     """
     from stockpot.recipe import plain_yaml
-    from stockpot.soup.average import average
-    from stockpot.soup.mergekit import soup_of
+    from stockpot.soup.average import average, from_mergekit
 
     if weights is not None and (loose := [one for one in models if _is_number(one) and not Path(one).exists()]):
         raise typer.BadParameter(
@@ -102,7 +101,7 @@ def average(
                 name for name, value in {**own, "--all-steps": all_steps or None}.items() if value is not None
             ]:
                 raise typer.BadParameter("not with a mergekit configuration, which says it all", param_hint=given[0])
-            soup, stored = soup_of(plain_yaml(Path(models[0])), listen, **opening)
+            soup, stored = from_mergekit(plain_yaml(Path(models[0])), listen, **opening)
             soup.save(out, dtype=_dtype(dtype) or stored, max_shard=max_shard, overwrite=overwrite, listen=listen)
         else:
             soup = average(
@@ -237,7 +236,7 @@ def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite:
     from stockpot import files
     from stockpot.run.rebuild import record_of
     from stockpot.soup import Soup
-    from stockpot.soup.mergekit import configuration
+    from stockpot.soup.average import to_mergekit
     from stockpot.soup.record import saved_as
 
     place, name = record_of(source), target.name.lower()
@@ -249,7 +248,7 @@ def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite:
     with drawing() as listen:
         soup, dtype = Soup.load(place, ingredients=pool or None, listen=listen), saved_as(place)[0]
         if name.endswith(_CONFIGURATIONS):
-            files.write_bytes(target, configuration(soup, dtype).encode())
+            files.write_bytes(target, to_mergekit(soup, dtype).encode())
         else:
             state = soup.state_dict(dtype, listen)
             with files.file(target) as beside:

@@ -29,6 +29,7 @@ def survey(
     `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
     """
     from stockpot.layout import Layout
+    from stockpot.pool.facts import strangers_of
     from stockpot.recipe.build import finite
     from stockpot.run.record import describe_pool
 
@@ -48,7 +49,7 @@ def survey(
     outlier = found["outlier"]
     found.update(
         outlier=None if outlier is None else pool.names[outlier],
-        strangers=[pool.names[k] for k in facts.distances.strangers()],
+        strangers=[pool.names[k] for k in strangers_of(pool.checkpoints, pool.specs)],
         duplicates=[[pool.names[k] for k in group] for group in facts.duplicates],
         near=[
             [pool.names[i], pool.names[j]]

@@ -1,8 +1,7 @@
 """The live model, the loaded directions, and how steps are taken and planned."""
 
-from stockpot.engine.directions import Directions
+from stockpot.engine.directions import Directions, FlatPlan
 from stockpot.engine.engine import Engine
-from stockpot.engine.flat import FlatPlan
 from stockpot.engine.live import Live
 from stockpot.engine.optimiser import AdamW
 from stockpot.engine.plan import Options, Plan

@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from stockpot.engine.flat import FlatPlan, Slot
+from stockpot.engine.directions import FlatPlan, Slot
 from stockpot.engine.live import Live
 from stockpot.engine.wide import Wide, replaced
 from stockpot.errors import TaskError

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stockpot.engine.flat import ALIGN, TILE, Tiles
+from stockpot.engine.directions import ALIGN, TILE, Tiles
 
 Shape = tuple[int, int]  # rows of D loaded together, warps
 # Measured on an H200 (benchmarks/kernel_speed.py --tune): the fastest or within a few per cent of it for b of 4 to 72.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stockpot import ranks
-from stockpot.engine.flat import ALIGN, FlatPlan, Slot, Tiles
+from stockpot.engine.directions import ALIGN, FlatPlan, Slot, Tiles
 from stockpot.errors import TaskError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import EXCLUDED, FROZEN, Layout, mixing_dtype

@@ -10,15 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from stockpot.engine.directions import Directions, encode_plain
-from stockpot.engine.flat import Tiles
+from stockpot.engine.directions import Directions, Tiles, encode_plain
 from stockpot.engine.live import Live
 from stockpot.events import Listener, ignore, progress
 
@@ -28,47 +27,42 @@ PREFETCHED = (
 )  # bytes of a block at most that is prepared in host memory; a larger one is read when its turn comes
 
 
-class Ahead:
-    """Reads ingredients in an order that is known, the next one on another thread while the GPU works on this one.
+Read = Callable[[int, Tensor], Tensor]  # ingredient k as a flat vector (P,), into out: (P,)
 
-    On other devices, and where an ingredient is large, it reads when it is asked. Use as a context manager.
+
+@contextmanager
+def reading_ahead(live: Live, order: Iterable[int]) -> Iterator[Read]:
+    """Ingredients in an order that is known, the next one on another thread while the GPU works on this one.
+
+    On other devices, and where an ingredient is large, it is read when it is asked for.
     """
+    left = deque(order)
+    if not left or live.device.type != "cuda" or live.plan.size * live.dtype.itemsize > PREFETCHED // 4:
+        yield live.read
+        return
+    buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    threads = ThreadPoolExecutor(1, "stockpot-ahead")
 
-    def __init__(self, live: Live, order: Iterable[int]) -> None:
-        self._live, self._left = live, deque(order)
-        self._threads: ThreadPoolExecutor | None = None
-        self._next: tuple[int, Future[Tensor]] | None = None
-        if self._left and live.device.type == "cuda" and live.plan.size * live.dtype.itemsize <= PREFETCHED // 4:
-            self._buffer = torch.empty(live.plan.size, dtype=live.dtype, pin_memory=True)  # (P,)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._threads = ThreadPoolExecutor(1, "stockpot-ahead")
-            self._begin()
+    def fill(k: int) -> Tensor:
+        copied.synchronize()  # the buffer is free again
+        return live.read(k, out=buffer)
 
-    def _begin(self) -> None:
-        assert self._threads is not None
-        self._next = (k := self._left.popleft(), self._threads.submit(self._fill, k)) if self._left else None
+    waiting = deque([(left[0], threads.submit(fill, left.popleft()))])
 
-    def _fill(self, k: int) -> Tensor:
-        self._copied.synchronize()  # the buffer is free again
-        return self._live.read(k, out=self._buffer)
-
-    def read(self, k: int, out: Tensor) -> Tensor:
-        """Ingredient k as a flat vector. out: (P,)"""
-        if self._next is None or self._next[0] != k:
-            return self._live.read(k, out)
-        out.copy_(self._next[1].result(), non_blocking=True)
-        self._copied.record()
-        self._begin()
+    def read(k: int, out: Tensor) -> Tensor:
+        if not waiting or waiting[0][0] != k:
+            return live.read(k, out)
+        out.copy_(waiting.popleft()[1].result(), non_blocking=True)
+        copied.record()
+        if left:
+            waiting.append((left[0], threads.submit(fill, left.popleft())))
         return out
 
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+    try:
+        yield read
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 class LastBlock:
@@ -94,9 +88,9 @@ class Loader:
         if self.dtype == torch.int8 and self._tiles is None:
             self._tiles = Tiles.of(live.plan, live.device)
 
-    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        """theta_bar of some or all ingredients. (P,)"""
-        return self.live.mean(over, listen)
+    def mean(self, listen: Listener = ignore) -> Tensor:
+        """theta_bar. (P,)"""
+        return self.live.mean(listen=listen)
 
     def load(self, block: list[int], theta_bar: Tensor) -> Directions:
         """d_k = theta_k - theta_bar of the block's models, on the device."""
@@ -149,9 +143,10 @@ class StreamingLoader(Loader):
 
     def __init__(self, live: Live, dtype: torch.dtype, block_size: int) -> None:
         super().__init__(live, dtype)
-        assert self._tiles is not None
+        assert live.tiles is not None
+        self._tiling = live.tiles
         size, device = live.plan.size, live.device
-        self._pieces = _pieces(self._tiles)
+        self._pieces = _pieces(self._tiling)
         widest = max(hi - lo for lo, hi, _, _ in self._pieces)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         held = live.soup_dtype
@@ -163,26 +158,25 @@ class StreamingLoader(Loader):
         self._row_piece = torch.empty(widest, dtype=dtype, device=device)
         # One buffer for all blocks: graphs that were captured with it stay valid.
         self._rows = torch.empty(block_size, size, dtype=dtype, device=device)  # (b, P)
-        self._scale = torch.empty(self._tiles.count * block_size, device=device) if dtype == torch.int8 else None
+        self._scale = torch.empty(self._tiling.count * block_size, device=device) if dtype == torch.int8 else None
         self._waiting: tuple[list[int], threading.Thread] | None = None
         self._host_rows: Tensor | None = None
         self._host_scale: Tensor | None = None
         self._failed: BaseException | None = None
 
-    def mean(self, over: list[int] | None = None, listen: Listener = ignore) -> Tensor:
-        models = list(range(len(self.live.pool))) if over is None else over
+    def mean(self, listen: Listener = ignore) -> Tensor:
         # On the host: pieces of it go along with the models.
         out = torch.empty(self.live.plan.size, dtype=self.live.soup_dtype, pin_memory=True)
         total = self._centre_piece
         with torch.cuda.stream(self._stream):
             for lo, hi, _, _ in self._pieces:
                 here = total[: hi - lo]
-                for i, k in enumerate(models):
+                for k in range(len(self.live.pool)):
                     piece = self._upload(k, lo, hi)
-                    if i == 0:
+                    if k == 0:
                         here.copy_(piece)
                     else:
-                        here.lerp_(piece.float(), 1.0 / (i + 1))  # a running mean: identical models stay identical
+                        here.lerp_(piece.float(), 1.0 / (k + 1))  # a running mean: identical models stay identical
                 out[lo:hi].copy_(here.to(out.dtype), non_blocking=True)
                 self._stream.synchronize()
                 progress(listen, "averaging the ingredients", hi, self.live.plan.size, "parameters")
@@ -190,9 +184,8 @@ class StreamingLoader(Loader):
 
     def load(self, block: list[int], theta_bar: Tensor) -> Directions:
         began = time.perf_counter()
-        assert self._tiles is not None
         rows = self._rows[: len(block)]
-        scale = None if self._scale is None else self._scale[: self._tiles.count * len(block)].view(-1, len(block))
+        scale = None if self._scale is None else self._scale[: self._tiling.count * len(block)].view(-1, len(block))
         torch.cuda.synchronize(self.live.device)  # nobody reads the old block any more
         if self._waiting is not None and self._waiting[0] == block:
             self._waiting[1].join()
@@ -209,10 +202,9 @@ class StreamingLoader(Loader):
             self._encode(block, theta_bar, rows, scale)
         torch.cuda.synchronize(self.live.device)
         self.waited += time.perf_counter() - began
-        return Directions(rows, self.live.plan, tiles=self._tiles, tile_scale=scale)
+        return Directions(rows, self.live.plan, tiles=self._tiling, tile_scale=scale)
 
     def add(self, theta: Tensor, alpha: Tensor, theta_bar: Tensor) -> Tensor:
-        assert self._tiles is not None
         models = alpha.ne(0).any(dim=1).nonzero().flatten().tolist()
         shares = alpha.to(self.live.device, torch.float32)  # (K, G)
         if self._waiting is not None:
@@ -221,7 +213,7 @@ class StreamingLoader(Loader):
         with torch.cuda.stream(self._stream):
             for lo, hi, first, count in self._pieces if models else []:
                 tiles = slice(first, first + count)
-                group = self._tiles.group[tiles].repeat_interleave(self._tiles.length[tiles])  # (hi - lo,)
+                group = self._tiling.group[tiles].repeat_interleave(self._tiling.length[tiles])  # (hi - lo,)
                 middle = self._centre(theta_bar, lo, hi)
                 total = theta[lo:hi].float()  # only a piece at a time, where theta is bf16
                 for k in models:
@@ -252,10 +244,9 @@ class StreamingLoader(Loader):
 
     def _prepare(self, block: list[int], theta_bar: Tensor) -> None:
         assert self._host_rows is not None
-        assert self._tiles is not None
         scale = self._host_scale
         try:
-            columns = None if scale is None else scale[: self._tiles.count * len(block)].view(-1, len(block))
+            columns = None if scale is None else scale[: self._tiling.count * len(block)].view(-1, len(block))
             self._encode(block, theta_bar, self._host_rows[: len(block)], columns)
         except BaseException as error:  # reaches the learner when it asks for the block
             self._failed = error
@@ -264,7 +255,6 @@ class StreamingLoader(Loader):
         """Fill rows (b, P) and scale (tiles, b), on the device or in pinned host memory."""
         from stockpot.engine import kernels
 
-        assert self._tiles is not None
         near = rows.is_cuda
         fresh = torch.empty(scale.shape, device=self.live.device) if scale is not None and not near else scale
         with torch.cuda.stream(self._stream):
@@ -273,7 +263,7 @@ class StreamingLoader(Loader):
                 for i, k in enumerate(block):
                     target = rows[i, lo:hi] if near else self._row_piece[: hi - lo]
                     kernels.encode(
-                        self._upload(k, lo, hi), middle, target, fresh, self._tiles,
+                        self._upload(k, lo, hi), middle, target, fresh, self._tiling,
                         first=first, count=count, offset=lo, models=len(block), k=i,
                     )  # fmt: skip
                     if not near:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stockpot import ranks
-from stockpot.engine.directions import Directions
-from stockpot.engine.flat import TILE
+from stockpot.engine.directions import TILE, Directions
 from stockpot.engine.live import Live
 from stockpot.engine.wide import replaced
 

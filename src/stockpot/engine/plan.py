@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from stockpot import ranks
-from stockpot.engine.flat import TILE
+from stockpot.engine.directions import TILE
 from stockpot.engine.live import Live
 from stockpot.engine.low_memory import gradients_freed, recomputing
 from stockpot.task import Data

@@ -8,7 +8,7 @@ PyTorch, for every kind of module; for a plain nn.Linear `_Linear` computes the 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from stockpot import ranks
 from stockpot.errors import TaskError
 from stockpot.names import file_names, is_quantised
 from stockpot.pool.lora import Adapters
+from stockpot.pool.source import listed
 from stockpot.task import Task
 from stockpot.task.checks import gradients
 
@@ -145,33 +146,27 @@ def wide_modules(task: Task, adapters: Adapters) -> tuple[dict[str, Wide], tuple
     modules, own = dict(task.model.named_modules()), file_names(task.model, adapters.specs)
     shared = Counter(id(tensor) for _, tensor in task.model.named_parameters(remove_duplicate=False))
     found: dict[str, Wide] = {}
-    melted: dict[str, str] = {}  # why
+    melted: defaultdict[str, list[str]] = defaultdict(list)  # by reason
     for name in adapters.specs:
         if not any(name in one.factors for one in adapters.each):
             continue
         module = modules.get(own.get(name, name).removesuffix(".weight"))
         if module is None or not isinstance(module.weight, Tensor):
-            melted[name] = "no module of the model has them"
+            melted["no module of the model has them"].append(name)
         elif not adapters.only_factors(name):
-            melted[name] = "an adapter holds them, or their bias, as full tensors"
+            melted["an adapter holds them, or their bias, as full tensors"].append(name)
         elif shared[id(module.weight)] > 1:
-            melted[name] = "the model ties them to other weights"
+            melted["the model ties them to other weights"].append(name)
         elif isinstance(made := _wide(task, adapters, name, module), Wide):
             found[name] = made
         else:
-            melted[name] = made
+            melted[made].append(name)
     for name in _used_otherwise(task, list(found.values())):
         del found[name]
-        melted[name] = "the model uses this weight without calling its module"
-    reasons: dict[str, list[str]] = {}
-    for name, reason in melted.items():
-        reasons.setdefault(reason, []).append(name)
-    notes = (f"learned with full weights, not factors, because {r}: {_few(n)}" for r, n in reasons.items())
-    return found, tuple(notes)
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        melted["the model uses this weight without calling its module"].append(name)
+    return found, tuple(
+        f"learned with full weights, not factors, because {why}: {listed(names, 3)}" for why, names in melted.items()
+    )
 
 
 def _wide(task: Task, adapters: Adapters, name: str, module: nn.Module) -> Wide | str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stockpot.errors import CheckpointError
-from stockpot.files import at_home, read_json
+from stockpot.files import at_home, read_json, read_table
 from stockpot.pool.source import HUB_NAME, SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory, values_of
 
@@ -88,9 +88,8 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
         given = f"{type(source).__name__} {str(source)[:60]!r}"
-        raise refusal(
-            "Pool.open", "paths, patterns and folders", given, "give text or Path objects, or the state dicts of models"
-        )
+        fix = "give text or Path objects, or the state dicts of models"
+        raise refusal("Pool.open", "paths, patterns and folders", given, fix)
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)
@@ -110,9 +109,7 @@ def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> li
         expected, fix = "a pattern that matches checkpoints", "check the pattern"
         nothing = f"{len(entries)} matches, none of them a checkpoint" if entries else "no files match"
     entries.sort(key=lambda entry: natural_key(str(entry)))
-    found = [
-        checkpoint for entry in entries for checkpoint in _checkpoints(entry, _is_checkpoint(entry), runs, all_steps)
-    ]
+    found = [one for entry in entries for one in _checkpoints(entry, _is_checkpoint(entry), runs, all_steps)]
     if not found:
         raise refusal(source, expected, nothing, fix)
     return found
@@ -252,11 +249,7 @@ def _in_training(files: list[Path]) -> list[Path]:
 
 def _trainer(folder: Path, steps: list[Path]) -> Run:
     """The last checkpoint's trainer_state.json names the best one, where the Trainer was asked to look for it."""
-    try:
-        state = read_json(steps[-1] / "trainer_state.json")
-        named = state.get("best_model_checkpoint") if isinstance(state, dict) else None
-    except (OSError, ValueError):
-        named = None
+    named = read_table(steps[-1] / "trainer_state.json").get("best_model_checkpoint")
     best = [step for step in steps if step.name == _last_part(named)]
     return Run(folder, tuple(steps), (best or steps[-1:])[0], "its best, by trainer_state.json" if best else "its last")
 

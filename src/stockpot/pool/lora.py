@@ -18,21 +18,12 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotError, describe
-from stockpot.files import at_home, read_json
+from stockpot.files import at_home, read_table
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import cached
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
-from stockpot.pool.source import (
-    Checkpoint,
-    TensorSpec,
-    dtype_name,
-    is_directory,
-    listed,
-    mixing_dtype,
-    natural_order,
-    shown,
-)
+from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, listed, mixing_dtype, natural_order, shown
 
 
 def open_adapters(
@@ -100,7 +91,7 @@ def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
     if square and len(seen | {bool(adapter.config.get("fan_in_fan_out"))}) > 1:
         expected = f"fan_in_fan_out in {CONFIG} that fits the shapes in {shown(base.path)}"
         problem = (
-            f"weights kept as (in, out) beside others kept as (out, in), and square ones of either: {listed(square)}"
+            f"weights kept as (in, out) beside some kept as (out, in), and square ones of either: {listed(square)}"
         )
         fix = "merge the adapter into a full checkpoint (merge_and_unload) and mix such checkpoints"
         raise MismatchError.of(shown(adapter.path), expected=expected, found=problem, fix=fix)
@@ -111,33 +102,23 @@ def _check_one_base(opened: Sequence[Adapter], *, explicit: bool) -> None:
     """All of them must name one base. A folder may have moved: where the base is given, its own name must agree."""
     kinds = {one: (Path(one.base[0]).name if explicit else one.base[0], one.base[1]) for one in opened}
     first = kinds[opened[0]]
-    others = [
-        f"{shown(one.path)} on {one.base[0]!r} at {one.base[1]!r}" for one, kind in kinds.items() if kind != first
-    ]
-    if others:
-        expected = (
-            f"one base for all adapters: {opened[0].base[0]!r} at {opened[0].base[1]!r} of {shown(opened[0].path)}"
-        )
+    told = {one: f"{one.base[0]!r} at {one.base[1]!r}" for one in opened}
+    if others := [f"{shown(one.path)} on {told[one]}" for one, kind in kinds.items() if kind != first]:
+        expected = f"one base for all adapters: {told[opened[0]]} of {shown(opened[0].path)}"
         fix = "mix adapters of one base; those of another make another pool"
         raise MismatchError.of("the adapters", expected=expected, found=f"others: {listed(others)}", fix=fix)
 
 
 def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
     """PEFT adds an embedding's delta to the embedding alone, even where the output layer has the same weights."""
-    try:
-        config = read_json(base.path / "config.json", follow=True) if is_directory(base.path) else {}
-    except (OSError, ValueError):
-        config = {}
-    if not isinstance(config, dict) or not config.get("tie_word_embeddings"):
+    if not read_table(base.path / "config.json").get("tie_word_embeddings"):
         return
     generates = [one for one in opened if one.config.get("task_type") in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM")]
     tied = [shown(one.path) for one in generates if any("lora_embedding_" in f.A for f in one.factors.values())]
     if tied:
         found = f"deltas of an embedding that the base ties to its output layer: {listed(tied)}"
-        expected, fix = (
-            "adapters that one set of weights can hold",
-            "untie the base and train on that, or leave them out",
-        )
+        expected = "adapters that one set of weights can hold"
+        fix = "untie the base and train on that, or leave them out"
         raise MismatchError.of("the adapters", expected=expected, found=found, fix=fix)
 
 
@@ -188,24 +169,19 @@ def _prefix(base: Checkpoint, opened: Sequence[Adapter]) -> str | None:
 
 def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapter) -> list[str]:
     """What stands between an adapter and the base."""
-    specs, misshapen, kinds = adapter.file.specs, [], []
+    specs, shapes, kinds = adapter.file.specs, [], []
     changes = [(name, _shape(one, specs), specs[one.A].dtype) for name, one in adapter.factors.items()]
     changes += [(name, specs[key].shape, specs[key].dtype) for name, key in adapter.dense.items()]
     changes += [(name, specs[key].shape, specs[key].dtype) for name, (key, _) in adapter.added.items()]
     for name, shape, dtype in changes:
         there = base.specs.get(name) or (first.dense.get(name) and first.file.specs[first.dense[name]])
         if there and there.shape != shape:
-            misshapen.append(f"{name} has {list(shape)} instead of {list(there.shape)}")
+            shapes.append(f"{name} has {list(shape)} instead of {list(there.shape)}")
         if name in base.specs and base.specs[name].dtype.is_floating_point != dtype.is_floating_point:
             kinds.append(f"{name} is {dtype_name(base.specs[name].dtype)} there, {dtype_name(dtype)} here")
     unknown = [name for name in (*adapter.factors, *adapter.added) if name not in base.specs]
     absent = sorted(lacking - adapter.dense.keys()) + _left_out(adapter, base)
-    sorts = {
-        "not in the base": unknown,
-        "of another shape": misshapen,
-        "of another kind": kinds,
-        "missing here": absent,
-    }
+    sorts = {"not in the base": unknown, "of another shape": shapes, "of another kind": kinds, "missing here": absent}
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []

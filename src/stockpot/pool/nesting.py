@@ -22,9 +22,7 @@ EMA_KEYS = (
 _DEPTH = 3  # {"checkpoint": {"model": {"state_dict": ...}}} is as deep as real files go
 _CLEARLY = 10  # times as many numbers: then it is clear which of two places has the weights
 
-Weights = tuple[
-    Mapping[Any, Any], str | None
-]  # a mapping with tensors, the dotted path to it (None: the object itself)
+Weights = tuple[Mapping[Any, Any], str | None]  # tensors by name, and the dotted path to them; None: the object itself
 
 
 def find_weights(saved: object, key: str | None, path: Path) -> Weights:

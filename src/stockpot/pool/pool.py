@@ -15,7 +15,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import Run, find_checkpoints, ingredient_names
-from stockpot.pool.facts import Distances, PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import adapter_folder
@@ -87,64 +87,39 @@ class Pool:
         for run in runs:
             taken = {"run": shown(run.folder), "checkpoint": run.chosen.name, "why": run.why, "steps": len(run.steps)}
             listen(Event("run", taken))
-        adapters = any(adapter_folder(path) for path in paths)
-        if problems and (adapters or base is not None):
-            raise _error(problems, [], [], len(paths))
-        if adapters:
-            return cls._of_adapters(paths, base, key, rename, mixed_dtypes, listen)
-        if base is not None:
-            found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"
-            raise PoolError.of("Pool.open", expected="LoRA adapters for the base", found=found, fix=fix)
-        opened: list[Checkpoint] = []
-        unreadable: list[str] = []
-        for done, path in enumerate(paths):
-            progress(listen, "open", done, len(paths), unit="files")
-            try:
-                opened.append(open_checkpoint(held.get(path, path), key=key, rename=rename))
-            except CheckpointError as error:
-                unreadable.append(str(error))
-        progress(listen, "open", len(paths), len(paths), unit="files")
-        specs, differing = common_specs(opened, mixed_dtypes) if opened else ({}, [])
-        differing += [*mixed_averages(opened), *quantised(opened)]
-        if len(paths) < 2 and not problems and not unreadable:
-            found = f"only one, {shown(paths[0])}" if paths else "no sources"
-            fix = "give several checkpoints of the same model"
-            # A Trainer leaves the last model beside the folders of earlier ones.
-            if paths and any(paths[0].glob("checkpoint-*")):
-                fix += f"; folders inside this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
-            problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
-        if problems or unreadable or differing:
-            raise _error(problems, unreadable, differing, len(paths))
+        folders = [folder for path in paths if (folder := adapter_folder(path))]
         renamed = dict(rename) if isinstance(rename, Mapping) else rename and "custom"
         opened_with = {"key": key, "rename": renamed, "mixed_dtypes": mixed_dtypes}
-        return cls(ingredient_names(paths), opened, specs, opened_with)
-
-    @classmethod
-    def _of_adapters(
-        cls,
-        paths: list[Path],
-        base: str | Path | None,
-        key: str | None,
-        rename: Rename | None,
-        mixed_dtypes: bool,
-        listen: Listener,
-    ) -> Pool:
-        folders = [adapter_folder(path) for path in paths]
-        full = [shown(path) for path, folder in zip(paths, folders, strict=True) if folder is None]
-        if full or len(paths) < 2 or key is not None:
-            found = f"full checkpoints among adapters: {listed(full)}" if full else f"only one, {shown(paths[0])}"
-            fix = "mix adapters with adapters, or merge them into full checkpoints first"
-            if not full and len(paths) > 1:
-                found, fix = f"the key {key!r}, for nested files", "leave key out: adapters are not nested"
-            raise PoolError.of("the pool", expected="at least two adapters, and nothing else", found=found, fix=fix)
+        adapters = None
         progress(listen, "open", 0, len(paths), unit="files")
-        opened, specs, adapters = open_adapters([folder for folder in folders if folder], base, rename)
-        progress(listen, "open", len(paths), len(paths), unit="files")
-        renamed = dict(rename) if isinstance(rename, Mapping) else rename and "custom"
-        opened_with = {"key": None, "rename": renamed, "mixed_dtypes": mixed_dtypes}
-        opened_with["base"] = str(adapters.base.path.absolute())
-        names = ingredient_names([checkpoint.path for checkpoint in opened])
-        return cls(names, opened, specs, opened_with, adapters)
+        if folders or base is not None:
+            if problems:
+                raise _error(problems, [], [], len(paths))
+            _check_adapters(paths, folders, key)
+            opened, specs, adapters = open_adapters(folders, base, rename)
+            opened_with["base"] = str(adapters.base.path.absolute())
+            paths = [checkpoint.path for checkpoint in opened]
+            progress(listen, "open", len(paths), len(paths), unit="files")
+        else:
+            opened, unreadable = [], []
+            for done, path in enumerate(paths, start=1):
+                try:
+                    opened.append(open_checkpoint(held.get(path, path), key=key, rename=rename))
+                except CheckpointError as error:
+                    unreadable.append(str(error))
+                progress(listen, "open", done, len(paths), unit="files")
+            specs, differing = common_specs(opened, mixed_dtypes) if opened else ({}, [])
+            differing += [*mixed_averages(opened), *quantised(opened)]
+            if len(paths) < 2 and not problems and not unreadable:
+                found = f"only one, {shown(paths[0])}" if paths else "no sources"
+                fix = "give several checkpoints of the same model"
+                # A Trainer leaves the last model beside the folders of earlier ones.
+                if paths and any(paths[0].glob("checkpoint-*")):
+                    fix += f"; folders in this one are read where a pattern names them: {shown(paths[0])}/checkpoint-*"
+                problems.append(describe("the pool", expected="at least two ingredients", found=found, fix=fix))
+            if problems or unreadable or differing:
+                raise _error(problems, unreadable, differing, len(paths))
+        return cls(ingredient_names(paths), opened, specs, opened_with, adapters)
 
     def __len__(self) -> int:
         return len(self.checkpoints)
@@ -232,11 +207,6 @@ class Pool:
             self._facts = facts_of(self.checkpoints, self.specs, self.statistics, found)
         return self._facts
 
-    @property
-    def measured(self) -> Distances | None:
-        """How far apart the ingredients are, where a pass over the files has found it out already."""
-        return self.facts().measured if self._scan is not None else None
-
     def scanned(self, listen: Listener = ignore, *, measured: bool = True) -> Scan:
         """What `facts` are made from, to be given to another process with the same files (`adopt`)."""
         if self._scan is None or (measured and not self._scan.measured):
@@ -250,6 +220,22 @@ class Pool:
     def adopt(self, found: Scan) -> None:
         """What another process has found in the same files, instead of reading them here."""
         self._scan, self._facts = found, None
+
+
+def _check_adapters(paths: Sequence[Path], folders: Sequence[Path], key: str | None) -> None:
+    full = [shown(path) for path in paths if adapter_folder(path) is None]
+    subject, expected = "the pool", "at least two adapters, and nothing else"
+    if not folders:
+        subject, expected = "Pool.open", "LoRA adapters for the base"
+        found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"
+    elif full or len(paths) < 2:
+        found = f"full checkpoints among adapters: {listed(full)}" if full else f"only one, {shown(paths[0])}"
+        fix = "mix adapters with adapters, or merge them into full checkpoints first"
+    elif key is not None:
+        found, fix = f"the key {key!r}, for nested files", "leave key out: adapters are not nested"
+    else:
+        return
+    raise PoolError.of(subject, expected=expected, found=found, fix=fix)
 
 
 def _sample(paths: Iterable[Path]) -> str:

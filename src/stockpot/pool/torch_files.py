@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from stockpot.errors import CheckpointError
 from stockpot.pool import source
-from stockpot.pool.nesting import find_weights, shown_key
+from stockpot.pool.nesting import Weights, find_weights, shown_key
 from stockpot.pool.pickles import CodeError, check_table
 from stockpot.pool.source import COPY_AGAIN, Checkpoint, reason, refusal, shown, spec_of
 
@@ -55,18 +55,30 @@ class ArchiveError(Exception):
 
 def open_torch(path: Path, key: str | None = None) -> Checkpoint:
     size = source.require_file(path)
-    weights, place = find_weights(_load(path), key, path)
-    usable = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    tensors = {name: _plain(value, name, path, size) for name, value in usable.items()}
+    opened = _checkpoint(path, "torch", (path,), find_weights(_load(path), key, path), size)
     # Many names for one stretch of data are fine, within reason: a soup is written as large as its names say.
-    total = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
-    if total > _MOST_NAMES * max(size, 2**20):
+    if opened.nbytes > _MOST_NAMES * max(size, 2**20):
         expected = f"at most {_MOST_NAMES} times as many bytes of tensors as the file has"
         fix = "save it with contiguous() tensors, or leave this file out of the pool"
-        raise refusal(path, expected, f"{total:,} bytes in a file of {size:,}", fix)
+        raise refusal(path, expected, f"{opened.nbytes:,} bytes in a file of {size:,}", fix)
+    return opened
+
+
+def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
+    """A state dict that is in memory already; `path` is what it is called."""
+    weights, place = find_weights(state, None, path)
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    here = {name: value.detach() if value.is_meta else value.detach().cpu() for name, value in tensors.items()}
+    return _checkpoint(path, "memory", (), (here, place), 2**62)
+
+
+def _checkpoint(path: Path, kind: str, files: tuple[Path, ...], found: Weights, size: int) -> Checkpoint:
+    weights, place = found
+    usable = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: _plain(value, name, path, size) for name, value in usable.items()}
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     ignored = tuple(shown_key(name) for name in weights if name not in usable)
-    return Checkpoint(path, "torch", (path,), specs, tensors.__getitem__, _aliases(tensors), place, ignored=ignored)
+    return Checkpoint(path, kind, files, specs, tensors.__getitem__, _aliases(tensors), place, ignored=ignored)
 
 
 def values_of(path: Path) -> Mapping[Any, Any]:
@@ -74,16 +86,6 @@ def values_of(path: Path) -> Mapping[Any, Any]:
     source.require_file(path)
     loaded = _load(path)
     return loaded if isinstance(loaded, Mapping) else {}
-
-
-def in_memory(state: Mapping[Any, Any], path: Path) -> Checkpoint:
-    """A state dict that is in memory already; `path` is what it is called."""
-    weights, place = find_weights(state, None, path)
-    values = {name: value for name, value in weights.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    here = {name: value.detach() if value.is_meta else value.detach().cpu() for name, value in values.items()}
-    tensors = {name: _plain(value, name, path, 2**62) for name, value in here.items()}
-    specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return Checkpoint(path, "memory", (), specs, tensors.__getitem__, _aliases(tensors), place)
 
 
 def _load(path: Path) -> object:

@@ -15,8 +15,6 @@ from stockpot.recipe.schema import Recipe
 from stockpot.recipe.values import LmEval, PythonCode, Split
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from stockpot.adapters.models import ImageInput, LoadedModel
     from stockpot.pool import Pool
     from stockpot.task import Task
@@ -213,7 +211,6 @@ def build_data(
 def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]:
     """Every trial of the recipe that nobody has finished or holds; the records of all of them."""
     from stockpot.task import Data
-    from stockpot.zoo.plan import Augmentation, Plan, Probe
     from stockpot.zoo.search import finetune
 
     section, seed = recipe.finetune, recipe.output.seed
@@ -228,18 +225,12 @@ def run_finetune(recipe: Recipe, listen: Listener = ignore) -> list[TrialRecord]
     # Checkpoints made from a Hugging Face folder, and soups made from those, should load like it.
     given = recipe.model.transformers
     folder = recipe.path(given) if isinstance(given, str) and recipe.path(given).is_dir() else None
-    plan = Plan(
-        trials=section.drawn(seed),
-        probe=Probe(section.probe_epochs, section.probe_lr, seed=seed) if section.probe else None,
-        augmentation=Augmentation(flip=section.flip, mixup=section.mixup),
-        **section.model_dump(include={"batch_size", "optimizer", "warmup", "clip", "head"}),
-    )
     return finetune(
         loaded.model,
         train,
         fit,
         recipe.path(section.dir),
-        plan,
+        section.plan(seed),
         **judged(recipe, loaded),
         code=code_digests(recipe),
         as_directories=folder is not None,
@@ -283,7 +274,7 @@ def judged(recipe: Recipe, loaded: LoadedModel) -> dict[str, Any]:
         device = next(name for name, there in found.items() if there)
     loss = None if section.loss is None else code_of(recipe, section.loss)
     if loss is None and section.target != "class" and not loaded.keywords:
-        loss = functools.partial(target_loss, section.target)
+        loss = torch.nn.MSELoss() if section.target == "number" else torch.nn.BCEWithLogitsLoss()
     return {
         "loss": loss,
         "metric": _metric(recipe, loaded),
@@ -346,25 +337,6 @@ def settle_problem(target: str, loaded: LoadedModel) -> None:
         raise TaskError.of(f"data.target: {target}", expected=expected, found=config.problem_type, fix=fix)
     if target != "class":
         config.problem_type = _PROBLEMS[target]
-
-
-def target_loss(target: str, model: nn.Module, batch: Any) -> Tensor:
-    """Squared error or binary cross-entropy of each sample, its mean over several outputs. (n,)"""
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    from stockpot.task.batches import need_logits
-
-    found, labels = need_logits(model(batch[0]), f"data.target: {target}"), batch[1]
-    if found.numel() != labels.numel():
-        expected = f"one output for each number of the labels, {tuple(labels.shape)}"
-        fix = "give the model a head of that size, or write another data.target or a data.loss of your own"
-        what, outputs = f"model and data.target: {target}", f"outputs {tuple(found.shape)}"
-        raise TaskError.of(what, expected=expected, found=outputs, fix=fix)
-    found, labels = found.reshape(len(labels), -1), labels.reshape(len(labels), -1).to(found)
-    if target == "multi":
-        return binary_cross_entropy_with_logits(found, labels, reduction="none").mean(1)
-    errors: Tensor = (found - labels).square().mean(1)
-    return errors
 
 
 def code_of(recipe: Recipe, reference: PythonCode) -> Any:

@@ -38,8 +38,8 @@ from stockpot.recipe.values import (
     Space,
 )
 from stockpot.soups.registry import DEFAULT, METHODS, PRESETS, settings_for, settings_in_comparison
-from stockpot.soups.settings import Setting, Settings, declared
-from stockpot.zoo.plan import SPACES, Trial, checked, draw_trials
+from stockpot.soups.settings import Declared, Setting, Settings, declared
+from stockpot.zoo.plan import SPACES, Augmentation, Plan, Probe, Trial, checked, draw_trials
 
 if TYPE_CHECKING:
     MethodName = str
@@ -50,8 +50,8 @@ else:
 Load = Callable[[PythonCode], Any]  # finds the function that a recipe names
 
 
-def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
-    """One setting as recipes have it; absent means that method and preset decide."""
+def _field(name: str, kind: Any, setting: Setting, default: Any = None) -> tuple[Any, Any]:
+    """One setting as recipes have it; without a default, absent means that something else decides."""
     limits = Field(strict=True, ge=setting.at_least, gt=setting.above, le=setting.at_most)
     about = setting.help.replace("none:", "null:").replace("a function", "`{python: module:function}`")
     united = typing.get_origin(kind) in (typing.Union, types.UnionType)
@@ -68,7 +68,8 @@ def _field(name: str, kind: Any, setting: Setting) -> tuple[Any, Any]:
         options, about = [Seconds], f"{about} A time such as `10min`."
     if name == "seed":
         about += " Default: `output.seed`."
-    return functools.reduce(operator.or_, [*options, None]), Field(None, description=about)
+    kinds = functools.reduce(operator.or_, [*options, None] if default is None else options)
+    return kinds, Field(default, description=about)
 
 
 _FIELDS = {name: _field(name, kind, setting) for name, (kind, setting) in declared().items()}
@@ -245,7 +246,7 @@ else:
     ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
 
 
-class Finetune(Section):
+class _Finetune(Section):
     """Makes the pool: the head is trained alone first, then every trial trains all weights its own way.
 
     A search space is a number (fixed), a list (choices), or a range such as `{min: 1e-5, max: 1e-3, scale: log}`, whose
@@ -257,40 +258,9 @@ class Finetune(Section):
     """Number of checkpoints."""
     probe: bool = True
     """Train the head alone first; every trial starts from that."""
-    probe_epochs: float = Field(default=10, gt=0)
-    """Epochs of that."""
-    probe_lr: float = Field(default=1e-3, gt=0)
-    """Learning rate of that."""
-    head: str | None = None
-    """Name prefix of the head's tensors. Default: the model's last linear layer."""
-    lr: Space = checked(SPACES["lr"])
-    """Learning rate."""
-    weight_decay: Space = checked(SPACES["weight_decay"])
-    """Weight decay."""
-    epochs: Space = checked(SPACES["epochs"])
-    """Epochs; a fraction of one is allowed."""
-    label_smoothing: Space = checked(SPACES["label_smoothing"])
-    """Label smoothing."""
-    augmentation: Space = checked(SPACES["augmentation"])
-    """Strength of image augmentation; 0: none."""
-    flip: bool = False
-    """Augmentation may mirror images left to right; wrong for digits and text."""
-    mixup: float = Field(default=0.0, ge=0)
-    """Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. Not for token ids or a loss of your
-    own."""
-    seed: Space = checked(SPACES["seed"])
-    """Seed of data order, dropout and augmentation."""
     listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
-    """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn as
-    above; `trials` is the length of the list."""
-    batch_size: int = Field(default=128, ge=1)
-    """Samples per step."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Which optimiser trains."""
-    warmup: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps with linear warm-up."""
-    clip: float | None = Field(default=1.0, gt=0)
-    """Largest norm of the gradient. null: no limit."""
+    """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn;
+    `trials` is the length of the list."""
 
     @model_validator(mode="before")
     @classmethod
@@ -304,6 +274,34 @@ class Finetune(Section):
         spaces = {name: getattr(self, name) for name in SPACES}
         listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
         return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
+
+    def plan(self, seed: int) -> Plan:
+        common, augmentation, probe = (
+            {name: getattr(self, prefix + name) for name in names} for _, prefix, names in _SEARCH
+        )
+        given = Probe(**probe, seed=seed) if self.probe else None
+        return Plan(self.drawn(seed), probe=given, augmentation=Augmentation(**augmentation), **common)
+
+
+# What a search has beside its trials: where it is declared, how its keys begin, and which fields recipes have.
+_SEARCH: tuple[tuple[type[Declared], str, tuple[str, ...]], ...] = (
+    (Plan, "", ("batch_size", "optimizer", "warmup", "clip", "head")),
+    (Augmentation, "", ("flip", "mixup")),
+    (Probe, "probe_", ("epochs", "lr")),
+)
+if TYPE_CHECKING:
+    Finetune = _Finetune
+else:
+    _SPACES = {
+        name: (Space, Field(checked(SPACES[name]), description=setting.help))
+        for name, (_, setting) in declared(Trial).items()
+    }
+    _OTHERS = {
+        prefix + name: _field(prefix + name, *declared(of)[name], getattr(of, name))
+        for of, prefix, names in _SEARCH
+        for name in names
+    }
+    Finetune = create_model("Finetune", __base__=_Finetune, __doc__=_Finetune.__doc__, **_SPACES, **_OTHERS)
 
 
 class Output(Section):

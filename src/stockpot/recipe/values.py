@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, ClassVar
 
@@ -40,41 +41,38 @@ def _any_of(*schemas: Any) -> WithJsonSchema:
 
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
-_UNITS = {"": 1, "B": 1}
+_SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600}
+_BYTES = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
+    _BYTES.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
 
 
 def parse_bytes(value: object) -> int:
     """A number of bytes, or a size with its unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
+    found = _measured(value, _BYTES)
+    if found is None or isinstance(value, float):
         raise ValueError(f"expected a size such as 5GB, 512MB or a number of bytes, found {value!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
-
-
-Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
-
-
-_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
+    return int(found)
 
 
 def parse_seconds(value: object) -> float:
     """A number of seconds, or a time with its unit."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
-        return float(value)
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", value) if isinstance(value, str) else None
-    if found is None or found[2] not in _SECONDS or float(found[1]) <= 0:
+    found = _measured(value, _SECONDS)
+    if found is None:
         raise ValueError(f"expected a time such as 10min, 90s, 1.5h or a number of seconds, found {value!r}")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(found)
 
 
-_LENGTH = {"type": "number", "exclusiveMinimum": 0}
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of(_LENGTH, _TEXT)]
+def _measured(value: Any, units: dict[str, int]) -> Any:
+    """The number, or the one in the text times its unit; None where it is neither, or not above nothing."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)):
+        value = float(match[1]) * units.get(match[2].upper(), 0)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if known and 0 < value < math.inf else None
 
 
+Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)]
 Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 

@@ -188,20 +188,16 @@ def html(page: Mapping[str, Any]) -> str:
     except ImportError as error:
         what = "an installed one, for the page of a report"
         raise RunError.of("library jinja2", expected=what, found="none", fix="pip install 'stockpot[cli]'") from error
-    folder = package_files("stockpot.report") / "templates"
-    names = [file.name for file in folder.iterdir() if file.name.endswith((".j2", ".css", ".js"))]
-    sources = {name: (folder / name).read_text("utf-8") for name in names}
+    css, script, page_text = (_template(name) for name in ("report.css", "report.js", "report.html.j2"))
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader(sources),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    css, script = sources["report.css"], sources["report.js"]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    template = environment.get_template("report.html.j2")
-    return template.render(page=page, css=css, script=script, digest=digest) + "\n"
+    return environment.from_string(page_text).render(page=page, css=css, script=script, digest=digest) + "\n"
+
+
+def _template(name: str) -> str:
+    return (package_files("stockpot.report") / "templates" / name).read_text("utf-8")
 
 
 def markdown(page: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ class Method:
     """One cooked method."""
 
     def __init__(self, record: MethodRecord) -> None:
-        self.name, self.result = record.name, record.result
+        self.record, self.name, self.result = record, record.name, record.result
         self.W = record.W  # (K, G)
         self.groups: list[str] = record.result["groups"]
         self.notes: list[str] = record.result["notes"]

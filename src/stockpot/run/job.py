@@ -332,9 +332,7 @@ def name_strangers(pool: Pool, listen: Listener) -> None:
     """Say which ingredients cannot be fine-tunes of the model that the others are; nothing where nobody listens."""
     if listen is ignore:
         return
-    known = pool.measured
-    strangers = strangers_of(pool.checkpoints, pool.specs) if known is None else known.strangers()
-    if strangers:
+    if strangers := strangers_of(pool.checkpoints, pool.specs):
         listen(Event("strangers", {"names": [pool.names[k] for k in strangers]}))
 
 

@@ -70,9 +70,8 @@ def read(path: Path) -> dict[str, Any]:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise SoupError.of(
-            str(file), expected=f"a soup record of format {FORMAT}", found=repr(found)[:80], fix="update stockpot"
-        )
+        expected = f"a soup record of format {FORMAT}"
+        raise SoupError.of(str(file), expected=expected, found=repr(found)[:80], fix="update stockpot")
     return value
 
 

@@ -163,9 +163,8 @@ class Soup:
         made_of = [one.path for one in self.pool.checkpoints]
         if self.pool.adapters is not None:
             made_of.append(self.pool.adapters.base.path)
-        found = [
-            f"{one}, which this soup is made of" for one in made_of if one.resolve().is_relative_to(path.resolve())
-        ]
+        inside = [one for one in made_of if one.resolve().is_relative_to(path.resolve())]
+        found = [f"{one}, which this soup is made of" for one in inside]
         found += [f"a folder in it, {entry.name}" for entry in sorted(path.iterdir()) if entry.is_dir()]
         if found:
             expected, fix = "an earlier soup, which may be removed", "choose another path, or remove it yourself"

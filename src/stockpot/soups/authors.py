@@ -31,10 +31,9 @@ from stockpot.events import Event
 from stockpot.signals import held
 from stockpot.soup import weights
 from stockpot.soups.fold import check_same_settings
-from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
-from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
+from stockpot.soups.settings import Settings, as_json, steps_for
 from stockpot.task.data import forked_random
 from stockpot.task.normalisation import modes_restored
 
@@ -61,11 +60,8 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
             fix="leave the preset out, or parallel: shards",
         )
     layout = problem.layout(settings.granularity)
-    K, G = len(problem.pool), len(layout)
-    ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])  # by content, as in soups/learn.py
-    drawn = schedule(K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
-    blocks = [sorted(ranked[i] for i in block) for block in drawn]
-    s = _Progress(weights.chosen(K, G, blocks[0]))
+    blocks = problem.blocks(settings)
+    s = _Progress(weights.chosen(len(problem.pool), len(layout), blocks[0]))
     _restore(s, settings, store)
     with problem.live(layout, factored=False) as live, modes_restored(problem.task.model), held() as stop:
         problem.task.model.train()
@@ -78,7 +74,7 @@ def authors_soup(problem: Problem, method: Method, settings: Settings, store: St
             problem.listen(Event("block", {"block": s.t, "of": len(blocks), "models": names}))
             centre = live.mixed(s.W)  # (P,)
             D, scale = _directions(live, block, centre)
-            x = torch.zeros(len(block), G, dtype=live.dtype, device=live.device, requires_grad=True)
+            x = torch.zeros(len(block), len(layout), dtype=live.dtype, device=live.device, requires_grad=True)
             optimiser = torch.optim.AdamW([x], lr=settings.lr, weight_decay=settings.weight_decay)
             _load(optimiser, x, s.optimiser)
             for loss, rate in _steps(problem, live, settings, s, D, centre, x, optimiser):

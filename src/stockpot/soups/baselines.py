@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Live
-from stockpot.engine.loader import Ahead
+from stockpot.engine.loader import reading_ahead
 from stockpot.events import Event, progress
 from stockpot.soup import weights
 from stockpot.soups.problem import Decision, Problem, StateStore
@@ -81,11 +81,11 @@ def greedy(problem: Problem, live: Live, *, ties: bool = False, early: bool = Tr
     evaluated = 0
     ceiling = problem.task.metric.ceiling if early else None
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
-    with Ahead(live, ranking[1:]) as ahead:
+    with reading_ahead(live, ranking[1:]) as read:
         for position, k in enumerate(ranking[1:], start=2):
             if problem.late(problem.seconds_each or 0.0):
                 break
-            ahead.read(k, candidate).add_(total)
+            read(k, candidate).add_(total)
             torch.div(candidate, len(chosen) + 1, out=live.theta)
             W = weights.chosen(K, G, [*chosen, k])
             order, stop = torch.arange(current.n), None

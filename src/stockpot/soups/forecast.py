@@ -26,7 +26,7 @@ from stockpot.engine.plan import LARGE, NAMES, Need, parts, room
 from stockpot.layout import Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.soups.arrangement import keeps_busy
-from stockpot.soups.registry import METHODS, settings_for
+from stockpot.soups.registry import METHODS, Method
 from stockpot.soups.settings import PAPER_BLOCK
 
 NOT_INCLUDED = "activations and logits, the data, and PyTorch itself"
@@ -79,15 +79,12 @@ class Size:
 def forecasts(size: Size, budget: int | None = None) -> list[Forecast]:
     """Every method; those that learn block by block with several block sizes."""
     out = []
-    for method in METHODS:
+    for name, method in METHODS.items():
+        reading = method.reads(size.models) * size.ingredient
         for block in _blocks(method, size.models):
-            memory = (
-                METHODS[method].vectors * size.parameters * size.width + size.beside
-                if block is None
-                else learning_memory(size, block)
-            )
-            reading = _models_read(method, size.models) * size.ingredient
-            out.append(Forecast(method, block, memory, reading, None if budget is None else memory <= budget))
+            plain = method.vectors * size.parameters * size.width + size.beside
+            memory = plain if block is None else learning_memory(size, block)
+            out.append(Forecast(name, block, memory, reading, None if budget is None else memory <= budget))
     return out
 
 
@@ -114,25 +111,12 @@ def largest_block(size: Size, budget: int) -> int:
     return fitting[-1] if fitting else 0
 
 
-def _blocks(method: str, models: int) -> Iterable[int | None]:
-    if not METHODS[method].learned:
+def _blocks(method: Method, models: int) -> Iterable[int | None]:
+    if not method.learned:
         return [None]
-    if not METHODS[method].blockwise:
+    if not method.blockwise:
         return [models]
     return sorted({min(size, models) for size in (1, 4, PAPER_BLOCK, models)})
-
-
-def _models_read(method: str, models: int) -> int:
-    """How many times a checkpoint is read, with the soup built once to be scored and once to be reported."""
-    scoring, building = models, 2 * models
-    return {
-        "best": scoring + 2,
-        "uniform": building,
-        "greedy": scoring + models + building,
-        "ensemble": 2 * models,
-        # The mean, the block, the soup; every ingredient is scored, and so are means of half, a quarter, ... per fold.
-        "crossfit": 2 * models + building + scoring + models + settings_for(method).folds * models,
-    }.get(method, 2 * models + building)
 
 
 # Several GPUs --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stockpot.engine import AdamW, Engine, Live
+from stockpot.engine import Engine, Live
 from stockpot.engine.optimiser import judged
 from stockpot.events import Event
 from stockpot.soup import weights as mixing
@@ -125,7 +125,7 @@ class FoldLearner(Learner):
         self._begin_block(fold)
         engine.load(block)
         engine.theta_fix(s.alpha, block)
-        fold.judged = AdamW(s.alpha[block], s.beta, self.settings.weight_decay).save()
+        fold.judged = engine.optimiser(s.alpha[block], s.beta, self.settings.weight_decay).save()
 
     def _decide(self, fold: Fold) -> None:
         """Go on from where the fold is, or go back to its best, as the losses of all of them say."""

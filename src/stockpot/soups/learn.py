@@ -26,10 +26,10 @@ from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soups.arrangement import Arrangement, Entry
 from stockpot.soups.fold import Fold, average, check_same_settings, fold_states, restore_folds
-from stockpot.soups.mehl import State, mehl_soup, schedule, weights
+from stockpot.soups.mehl import State, mehl_soup, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
-from stockpot.soups.settings import Settings, as_json, block_size_for, steps_for
+from stockpot.soups.settings import Settings, as_json, steps_for
 from stockpot.task.data import forked_random
 
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
@@ -66,13 +66,7 @@ class Learner:
         self.folds, self.listen, self._store = folds, problem.listen, store
         self._ranks = Arrangement(settings, problem.task, folds)
         K, G = len(problem.pool), len(live.layout)
-        # Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a permuted W.
-        ranked = sorted(range(K), key=lambda k: problem.facts.digests[k])
-        drawn = schedule(
-            K, block_size_for(settings, K), passes=settings.passes, blocks=settings.blocks, seed=settings.seed
-        )
-        self._rank = {k: place for place, k in enumerate(ranked)}
-        self.blocks = [sorted(ranked[i] for i in block) for block in drawn]
+        self.blocks = problem.blocks(settings)
         self._options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
         self._limit = K  # models loaded at a time; lower after running out of memory
         self._engine: Engine | None = None
@@ -334,7 +328,7 @@ class Learner:
         if self.method.simplex:
             return  # a softmax over all models cannot be cut
         t = self._first_open()
-        by_content = [sorted(block, key=self._rank.__getitem__) for block in self.blocks[t:]]
+        by_content = [sorted(block, key=self.problem.facts.digests.__getitem__) for block in self.blocks[t:]]
         rest = [sorted(block[i : i + size]) for block in by_content for i in range(0, len(block), size)]
         if rest != self.blocks[t:]:
             self._begin_again()

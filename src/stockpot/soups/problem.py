@@ -15,16 +15,19 @@ from torch import Tensor
 from stockpot import ranks
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
-from stockpot.engine.loader import Ahead, LastBlock
+from stockpot.engine.loader import LastBlock, reading_ahead
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.layout import INTEGER, STATISTIC, Layout
 from stockpot.names import left_out, quantised_weights
 from stockpot.pool import Pool, PoolFacts
+from stockpot.pool.source import listed
 from stockpot.soup import Soup
 from stockpot.soup.adapter import Form, resolve
 from stockpot.soup.weights import chosen, kept_tensor, single
+from stockpot.soups.mehl import schedule
+from stockpot.soups.settings import Settings, block_size_for
 from stockpot.task import Scores, Task
 from stockpot.task.scores import odd
 
@@ -108,7 +111,7 @@ class Problem:
         if pool.adapters is not None:
             self._wide, self.notes = wide_modules(task, pool.adapters)
             if absent:
-                some = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+                some = listed(absent, 3)
                 self.notes += (f"left out is what the base has, the model lacks and no adapter changes: {some}",)
         with self._live(self.layout("model")) as live:
             live.load_ingredient(0)
@@ -120,6 +123,15 @@ class Problem:
         if granularity not in self._layouts:
             self._layouts[granularity] = Layout.of(self.pool, granularity, facts=self.facts, **self._layout_choices)
         return self._layouts[granularity]
+
+    def blocks(self, settings: Settings) -> list[list[int]]:
+        """K_1 to K_T. Who is loaded with whom goes by content, not by place in the pool: a permuted pool gives a
+        permuted W."""
+        K = len(self.pool)
+        ranked = sorted(range(K), key=self.facts.digests.__getitem__)
+        size = block_size_for(settings, K)
+        drawn = schedule(K, size, passes=settings.passes, blocks=settings.blocks, seed=settings.seed)
+        return [sorted(ranked[i] for i in block) for block in drawn]
 
     def _live(self, layout: Layout, *, factored: bool = True, wide: Mapping[str, Wide] | None = None) -> Live:
         release(self.task.model)
@@ -158,9 +170,9 @@ class Problem:
         """Load one ingredient after the other into the model, all or some of them."""
         order = list(range(len(self.pool)) if some is None else some)
         model = nullcontext(self._open) if self._open else self.live(self.layout("model"))
-        with model as live, Ahead(live, order) as ahead:
+        with model as live, reading_ahead(live, order) as read:
             for k in order:
-                live.load_ingredient(k, ahead.read)
+                live.load_ingredient(k, read)
                 yield k
                 live.check_bound()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -26,6 +26,8 @@ class Method:
     blockwise: bool = False  # a block size can be chosen
     scores_ingredients: bool = False  # every ingredient is evaluated on the fitting data on the way
     vectors: int = 3  # of P numbers held at a time, for methods that do not learn
+    # How many checkpoints are read of K, with the soup built once to be scored and once to be reported.
+    reads: Callable[[int], int] = lambda K: 4 * K
     own: frozenset[str] = frozenset()  # settings that a comparison's common settings do not reach
 
 
@@ -37,12 +39,12 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method("best", "the single best model: what one would take without a soup", "baselines:best",
-               scores_ingredients=True),
-        Method("uniform", "the plain average of all models", "baselines:uniform"),
+               scores_ingredients=True, reads=lambda K: K + 2),
+        Method("uniform", "the plain average of all models", "baselines:uniform", reads=lambda K: 2 * K),
         Method("greedy", "the average of the models that helped when added one by one", "baselines:greedy_soup",
                scores_ingredients=True, vectors=5),
         Method("ensemble", "averages the outputs of all models: no soup, and as slow as all of them together",
-               "baselines:ensemble"),
+               "baselines:ensemble", reads=lambda K: 2 * K),
         Method("learned", "one learned weight per model, between 0 and 1", "learn:learned_soup",
                {**_SIMPLEX, "granularity": "model"}, learned=True, simplex=True),
         Method("learned+", "learned weights per part of the model, between 0 and 1", "learn:learned_soup",
@@ -59,6 +61,8 @@ METHODS: Mapping[str, Method] = {
                "like hl+, but on several folds, all stopped together on data they did not see, then averaged",
                "crossfit:crossfit_soup",
                {"granularity": "tensor", "block_size": "fit", "steps": 1000, "lr": 0.02, "folds": 4},
+               # The mean, the block, the soup; every ingredient is scored, and so are means of half, a quarter, ...
+               reads=lambda K: 10 * K,
                learned=True, blockwise=True, scores_ingredients=True, own=_SCHEDULE | {"folds"}),
     )
 }  # fmt: skip

@@ -27,6 +27,7 @@ from stockpot.errors import LearningError, SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
 from stockpot.pool import Pool
+from stockpot.pool.source import listed
 from stockpot.soup import Soup
 from stockpot.soup.adapter import described
 from stockpot.soup.card import add_results
@@ -42,7 +43,6 @@ from stockpot.task.scores import worded
 _STATUS = Path("/proc/self/status")
 Key = TypeVar("Key")
 Changes = Mapping[str, Sequence[float | None]]  # by set of data: difference, low, high
-SHOWN = 5  # ingredients named in one note
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +247,7 @@ def _decision_of(problem: Problem, result: Result) -> str:
 def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
     found = [] if soup is None or soup.factored is None else [described(soup.factored, soup.written_as)]
     if pool.dropped:
-        more = f" and {len(pool.dropped) - SHOWN} more" if len(pool.dropped) > SHOWN else ""
-        found.append(f"left out, because their weights are not finite: {', '.join(pool.dropped[:SHOWN])}{more}")
+        found.append(f"left out, because their weights are not finite: {listed(pool.dropped)}")
     labels = task.fit.labels
     if labels is not None:
         labels = labels[labels >= 0]

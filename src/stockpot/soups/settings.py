@@ -21,7 +21,7 @@ PAPER_BLOCK = 18  # the paper's b for ViT-B/32
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field of `Settings` means and may be."""
+    """What a field means and may be."""
 
     help: str
     at_least: float | None = None
@@ -30,11 +30,20 @@ class Setting:
     unit: str = ""  # "bytes", "seconds": sizes such as 8GiB and times such as 10min are understood in recipes
 
 
+class Declared:
+    """A dataclass whose annotations hold a `Setting` for each field that is checked as soon as it is made."""
+
+    def __post_init__(self) -> None:
+        own: Any = type(self)  # which mypy does not take for hashable
+        for name, (kind, setting) in declared(own).items():
+            _check(name, getattr(self, name), kind, setting)
+
+
 Granularity = Literal["model", "block", "module", "tensor"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Declared):
     """How coefficients are learned; the paper's symbols are in brackets."""
 
     granularity: Annotated[
@@ -112,8 +121,7 @@ class Settings:
     seed: Annotated[int, Setting("Order of data and models.")] = 0
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in dataclasses.fields(self)):
-            _check(name, getattr(self, name))
+        super().__post_init__()
         _need(
             (self.steps is None) != (self.epochs is None),
             "steps",
@@ -138,41 +146,42 @@ class Settings:
 
 
 @cache
-def declared() -> dict[str, tuple[Any, Setting]]:
-    """Every field's type and what its declaration says of it."""
-    found = {}
-    for name, hint in get_type_hints(Settings, include_extras=True).items():
-        kind, setting = get_args(hint)
-        found[name] = (kind, setting)
-    return found
+def declared(of: type = Settings) -> dict[str, tuple[Any, Setting]]:
+    """Every declared field's type and what its declaration says of it."""
+    hints = get_type_hints(of, include_extras=True).items()
+    pairs = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
+    return {name: (kind, setting) for name, (kind, setting) in pairs.items()}
 
 
-def _check(name: str, value: object) -> None:
+def _check(name: str, value: object, kind: Any, setting: Setting) -> None:
     """Refuse a value that has another type than declared, or lies outside its bounds."""
-    kind, setting = declared()[name]
     options = get_args(kind) if get_origin(kind) in (Union, type(int | str)) else (kind,)
-    words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
-    if isinstance(value, str):
-        if value not in words:
-            raise MethodError(unknown(name, value, words) if words else _wrong_type(name, options, value))
-        return
-    if callable(value) and any(get_origin(option) is not None and not words_of(option) for option in options):
-        return
-    if value is None or isinstance(value, bool):
-        if type(value) not in options:
-            raise MethodError(_wrong_type(name, options, value))
-        return
-    if not isinstance(value, (int, float)) or not {float, type(value)} & set(options):
-        raise MethodError(_wrong_type(name, options, value))
-    low = setting.at_least is None or value >= setting.at_least
-    low &= setting.above is None or value > setting.above
-    high = setting.at_most is None or value <= setting.at_most
-    _need(low and high and math.isfinite(value), name, bounds(setting), value, "use the default, or a value within")
+    words = [word for option in options for word in _words(option)]
+    if isinstance(value, str) and words and value not in words:
+        raise MethodError(unknown(name, value, words))
+    if not any(_is(value, option) for option in options):
+        known = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
+        expected = [known.get(option) or ", ".join(map(repr, _words(option))) or "a function" for option in options]
+        raise MethodError.of(
+            f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these"
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        low = setting.at_least is None or value >= setting.at_least
+        low &= setting.above is None or value > setting.above
+        high = setting.at_most is None or value <= setting.at_most
+        _need(low and high and math.isfinite(value), name, bounds(setting), value, "use the default, or a value within")
 
 
-def words_of(option: Any) -> tuple[str, ...]:
+def _words(option: Any) -> tuple[str, ...]:
     """The words of a Literal; none for other types."""
     return get_args(option) if get_origin(option) is Literal else ()
+
+
+def _is(value: object, option: Any) -> bool:
+    """Whether a value is of a declared type; whole numbers are numbers, True and False are not."""
+    if option is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is option if isinstance(option, type) else value in _words(option) or callable(value)
 
 
 def bounds(setting: Setting) -> str:
@@ -185,12 +194,6 @@ def bounds(setting: Setting) -> str:
     if setting.at_most is not None:
         parts.append(f"at most {setting.at_most:g}")
     return " and ".join(parts) or "a finite number"
-
-
-def _wrong_type(name: str, options: Iterable[Any], value: object) -> str:
-    known = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
-    expected = [known.get(option) or ", ".join(map(repr, words_of(option))) or "a function" for option in options]
-    return describe(f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these")
 
 
 def _need(ok: bool, name: str, expected: str, found: object, fix: str) -> None:

@@ -18,7 +18,7 @@ from stockpot.task.batches import batch_rows, find_labels, find_logits, find_los
 from stockpot.task.checks import check_targets, check_tokens, has_several_labels
 from stockpot.task.data import Data
 from stockpot.task.language import ENTITIES, column, entity_f1
-from stockpot.task.loss import Loss, next_tokens, same_tokens, sample_losses, shifted
+from stockpot.task.loss import Loss, TorchLoss, next_tokens, same_tokens, sample_losses, shifted
 from stockpot.task.metric import Metric
 from stockpot.task.metrics import BITS, LOSSES, METRICS, MULTI_LABEL, OURS, WEIGHTED_LOSS, loss_table
 
@@ -33,7 +33,7 @@ class Judge:
     device: torch.device
     autocast: torch.dtype | None
     has_own_loss: bool = False  # whether the model computes one
-    form: losses.Form | None = None  # what that loss is for each sample, where it is known
+    form: losses.Form | None = None  # the loss of each sample, if the user gave one of torch.nn or the model's is known
     can_scale_logits: bool = False  # whether `loss` takes beta
     width: int = 1  # numbers that the model returns for each sample
     leaves_labels_out: bool = False  # whether a causal model is called without its labels
@@ -61,9 +61,14 @@ class Judge:
             return batches.call(self.model, batch)
 
     @property
+    def is_default(self) -> bool:
+        """Whether the user gave no loss."""
+        return self.users_loss is None and not isinstance(self.form, TorchLoss)
+
+    @property
     def _shifts(self) -> bool:
         """Whether position t predicts the label at t + 1."""
-        return self.form is next_tokens or (self.form is None and losses.is_causal(self.model))
+        return self.form is next_tokens or (self.form is not same_tokens and losses.is_causal(self.model))
 
     def forward(self, batch: Any) -> None:
         """One forward pass in whatever way this task makes them."""
@@ -82,27 +87,25 @@ class Judge:
 
     def loss(self, batch: Any, *, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
         """The live model's loss, in its current mode, on a batch on the device; `beta` multiplies the logits."""
+        if (label_smoothing or beta is not None) and not self.is_default:
+            fix = "build label smoothing or a factor of the logits into loss(model, batch)"
+            needed = "the default loss, whose logits are known"
+            raise TaskError.of("label_smoothing or beta", expected=needed, found="a loss of your own", fix=fix)
         if self.users_loss is not None:
-            if label_smoothing or beta is not None:
-                fix = "build label smoothing or a factor of the logits into loss(model, batch)"
-                needed = "the default loss, whose logits are known"
-                raise TaskError.of("label_smoothing or beta", expected=needed, found="a loss of your own", fix=fix)
             return losses.users_losses(self.call_users_loss(batch), batch_rows(batch)).sum()
         return self._default_loss(self.call(batch), batch, label_smoothing, beta)
 
     def _default_loss(self, outputs: Any, batch: Any, label_smoothing: float = 0.0, beta: Tensor | None = None) -> Loss:
-        labels = find_labels(batch)
+        labels, form = find_labels(batch), self.form
+        if isinstance(form, TorchLoss):
+            return form(need_logits(outputs, form.name), labels).sum()
         own = find_loss(outputs) if isinstance(batch, Mapping) else None
-        tokens = self.form in (next_tokens, same_tokens)
-        if own is not None and not label_smoothing and beta is None and not tokens:
-            return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), self._shifts)
+        if form not in (next_tokens, same_tokens):
+            if own is not None and not label_smoothing and beta is None:
+                return losses.own_loss(own, find_logits(outputs), labels, batch_rows(batch), self._shifts)
+            form = sample_losses
         logits = need_logits(outputs, "the default loss")
-        if beta is not None:
-            logits = logits * beta
-        if tokens:
-            form = next_tokens if self.form is next_tokens else same_tokens
-            return form(logits, labels.to(logits.device), label_smoothing).sum()
-        return losses.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        return form(logits if beta is None else logits * beta, labels, label_smoothing).sum()
 
     # Metric -------------------------------------------------------------------------------------------
 
@@ -164,14 +167,14 @@ class Judge:
     def _sample_losses(self, outputs: Any, batch: Any) -> Loss:
         logits = need_logits(outputs, f'metric="{self.metric.name}"')
         if self.form is not None:
-            return self.form(logits, find_labels(batch).to(logits.device))
+            return self.form(logits, find_labels(batch))
         labels = find_labels(batch)
         tokens = isinstance(labels, Tensor) and logits.ndim == 3 and labels.shape == logits.shape[:2]
         if tokens and self.metric not in (METRICS["loss"], WEIGHTED_LOSS):  # whatever else the model's own loss has
-            return (next_tokens if self._shifts else same_tokens)(logits, labels.to(logits.device))
+            return (next_tokens if self._shifts else same_tokens)(logits, labels)
         if self.has_own_loss:
             raise self._whole_batch("a loss that the model computes for a whole batch")
-        return sample_losses(logits, find_labels(batch))
+        return sample_losses(logits, labels)
 
     def _users_sample_losses(self, found: Any, n: int) -> Loss:
         each = losses.users_losses(found, n)
@@ -197,7 +200,7 @@ class Judge:
 
         The first data also decides which form of the loss and the metric is meant.
         """
-        default = self.users_loss is None
+        default = self.is_default
         check_tokens(data, self.model, self.metric)
         if self.metric == ENTITIES and (names := getattr(getattr(self.model, "config", None), "id2label", None)):
             self.metric = entity_f1([str(names[number]) for number in sorted(names)])
@@ -210,10 +213,16 @@ class Judge:
                     found=f"{', '.join(unread)}, which nothing reads",
                     fix="correct the name, leave the column out, or give a loss or metric of your own that reads it",
                 )
+        blank = batch  # no model trips over labels that are all zero
+        if isinstance(batch, Mapping):
+            zero = {
+                key: batches.map_tensors(torch.zeros_like, batch[key]) for key in batches.LABEL_KEYS if key in batch
+            }
+            blank = {**batch, **zero}
         try:
-            outputs = self.call(_with_blank_labels(batch))
+            outputs = self.call(blank)
         except Exception:
-            if not default and self.metric in LOSSES:  # the user's loss knows how to call this model
+            if self.users_loss is not None and self.metric in LOSSES:  # the user's loss knows how to call this model
                 self._learn_form(batch, None)
                 return
             raise
@@ -248,6 +257,10 @@ class Judge:
                 found = self.call_users_loss(batch)
                 weighted = isinstance(found, (tuple, list))
                 self._users_sample_losses(found, batch_rows(batch))
+        elif isinstance(self.form, TorchLoss):
+            if self.metric in LOSSES:
+                found = self._sample_losses(self.call(batch), batch)
+                weighted = self.form.counts_labels or bool((found.weight != 1).any())
         else:
             own = find_loss(outputs := self.call(batch)) if isinstance(batch, Mapping) else None
             if own is not None:
@@ -266,13 +279,3 @@ class Judge:
             )
         if weighted and self.metric == METRICS["loss"]:
             self.metric = WEIGHTED_LOSS
-
-
-def _with_blank_labels(batch: Any) -> Any:
-    """A batch that no model can trip over because of its labels: all of them zero."""
-    if not isinstance(batch, Mapping):
-        return batch
-    return {
-        key: batches.map_tensors(torch.zeros_like, value) if key in batches.LABEL_KEYS else value
-        for key, value in batch.items()
-    }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stockpot.errors import TaskError
-from stockpot.task.batches import at_least_single, call, find_labels, models_code, need_logits
+from stockpot.task.batches import at_least_single
 
 IGNORED = -100  # PyTorch's ignore_index
 
@@ -47,19 +47,10 @@ def each(losses: Tensor) -> Loss:
 # Cross-entropy ----------------------------------------------------------------------------------------
 
 
-def cross_entropy(logits: Tensor, labels: Any, *, label_smoothing: float = 0.0) -> Loss:
-    """Summed over everything that has a label: samples, or the positions of a dense prediction."""
-    target = check_pair(logits, labels, "the default loss (cross-entropy)")
-    total = functional.cross_entropy(logits, target, reduction="sum", label_smoothing=label_smoothing)
-    if target.is_floating_point():
-        return Loss(total, total.new_full((), len(target)))
-    return Loss(total, (target != IGNORED).sum().to(total.dtype))
-
-
-def sample_losses(logits: Tensor, labels: Any) -> Loss:
+def sample_losses(logits: Tensor, labels: Any, label_smoothing: float = 0.0) -> Loss:
     """Cross-entropy of each sample, (n,); for several positions summed over those that have a label."""
-    target = check_pair(logits, labels, "cross-entropy per sample")
-    losses = functional.cross_entropy(logits, target, reduction="none")  # (n, ...)
+    target = check_pair(logits, labels, "the default loss (cross-entropy)")
+    losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)  # (n, ...)
     if losses.ndim == 1:
         return each(losses)
     return Loss(losses.flatten(1).sum(1), (target != IGNORED).flatten(1).sum(1).to(losses.dtype))
@@ -101,15 +92,14 @@ def fit_together(logits: Tensor, labels: Any) -> bool:
 
 # A model's own loss -----------------------------------------------------------------------------------
 
-Form = Callable[[Tensor, Tensor], Loss]  # (logits, labels) -> (n,)
+Form = Callable[..., Loss]  # (logits, labels) -> (n,)
 
 
 def same_tokens(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """Of logits (n, T, C) with labels (n, T): summed over each sequence's labelled tokens, and how many those are."""
-    n, T, C = logits.shape
-    losses = functional.cross_entropy(
-        logits.reshape(n * T, C), labels.reshape(n * T).long(), reduction="none", label_smoothing=label_smoothing
-    )
+    (n, T, C), labels = logits.shape, labels.to(logits.device)
+    flat = logits.reshape(n * T, C), labels.reshape(n * T).long()
+    losses = functional.cross_entropy(*flat, reduction="none", label_smoothing=label_smoothing)
     return Loss(losses.view(n, T).sum(1), (labels != IGNORED).sum(1).to(losses.dtype))
 
 
@@ -125,10 +115,12 @@ def shifted(labels: Tensor) -> Tensor:
 
 
 def squared_errors(logits: Tensor, labels: Tensor) -> Loss:
+    labels = labels.to(logits.device)
     return each((logits.reshape(len(logits), -1) - labels.reshape(len(labels), -1)).square().mean(1))
 
 
 def binary_losses(logits: Tensor, labels: Tensor) -> Loss:
+    labels = labels.to(logits.device)
     return each(functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1))
 
 
@@ -139,7 +131,7 @@ def own_form(model: nn.Module, logits: Tensor | None, labels: Any, own: Tensor) 
     logits, mean = at_least_single(logits.detach()), own.detach().float().mean()
     found: list[tuple[float, Form]] = []
     for form in _candidates(model, logits, labels):
-        away = abs(float(form(logits, labels.to(logits.device)).sum().mean.float() - mean))
+        away = abs(float(form(logits, labels).sum().mean.float() - mean))
         if away <= 1e-5 + 2e-3 * abs(float(mean)):  # the model may have computed it in half precision
             found.append((away, form))
     # An untrained model has nearly the same loss for this token as for the next one, but only one of them exactly.
@@ -239,47 +231,42 @@ def check_torch_loss(loss: Any) -> None:
         raise TaskError.of("loss", expected=expected, found=found, fix=_OWN)
 
 
-def as_function(loss: LossFunction | nn.Module | None, batch: Any) -> LossFunction | None:
-    """The loss as a function of model and batch. Of pairs, plain cross-entropy is the default loss, which is None."""
-    if not isinstance(loss, nn.Module):
-        return loss
-    plain = isinstance(loss, nn.CrossEntropyLoss) and loss.weight is None and loss.label_smoothing == 0
-    if plain and loss.ignore_index == IGNORED and not isinstance(batch, Mapping):
-        return None
-    return TorchLoss(loss)
-
-
 class TorchLoss:
     """A loss of torch.nn as sums and weights of the samples of a batch."""
 
     def __init__(self, loss: Any) -> None:
         self.kind = type(loss)
+        self.name = f"loss {self.kind.__name__}"
         self.over_samples = isinstance(loss, (*_SAMPLES, nn.KLDivLoss))
+        self.counts_labels = self.kind in _LABELS
         self.each = copy.deepcopy(loss)
         self.each.reduction = "none"
 
-    def __call__(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-        name = f"loss {self.kind.__name__}"
-        with models_code(model, batch):
-            outputs = need_logits(call(model, batch), name)
-        targets = find_labels(batch)
+    @classmethod
+    def of(cls, loss: Any, batch: Any) -> TorchLoss | None:
+        """None for any other loss, and for plain cross-entropy of pairs, which is the default."""
+        plain = isinstance(loss, nn.CrossEntropyLoss) and loss.weight is None and loss.label_smoothing == 0
+        plain = plain and loss.ignore_index == IGNORED and not isinstance(batch, Mapping)
+        return cls(loss) if isinstance(loss, nn.Module) and not plain else None
+
+    def __call__(self, outputs: Tensor, targets: Any) -> Loss:
         if not isinstance(targets, Tensor):
             found = "no labels" if targets is None else f"labels of type {type(targets).__name__}"
             expected = "(inputs, targets), or a dict with one of the keys labels, label, y, target"
-            raise TaskError.of(f"batch for {name}", expected=expected, found=found, fix=_OWN)
+            raise TaskError.of(f"batch for {self.name}", expected=expected, found=found, fix=_OWN)
         targets = targets.to(outputs.device)
         self.each.to(outputs)  # class weights, like the outputs
-        if self.kind in _LABELS:
-            return self._of_labels(name, outputs, targets)
+        if self.counts_labels:
+            return self._of_labels(outputs, targets)
         if self.kind in _ELEMENTS or self.kind is nn.MultiLabelSoftMarginLoss:
-            outputs, targets = self._alike(name, outputs, targets)
+            outputs, targets = self._alike(outputs, targets)
         losses: Tensor = self.each(outputs, targets)  # of each element; (n,) where the mean is over samples
         rows = losses.reshape(len(losses), -1)  # (n, elements of a sample)
         if self.over_samples or rows.shape[1] == 1:
-            return rows.sum(1)
-        return rows.sum(1), losses.new_full((len(rows),), rows.shape[1])
+            return each(rows.sum(1))
+        return Loss(rows.sum(1), losses.new_full((len(rows),), rows.shape[1]))
 
-    def _of_labels(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_labels(self, outputs: Tensor, targets: Tensor) -> Loss:
         positions = (outputs.shape[0], *outputs.shape[2:])
         shares = targets.is_floating_point() and self.kind is nn.CrossEntropyLoss  # a probability of each class
         whole = shares or not targets.is_floating_point()
@@ -287,7 +274,7 @@ class TorchLoss:
             found = f"outputs {tuple(outputs.shape)} with targets {tuple(targets.shape)} {targets.dtype}"
             fix = "check the model's outputs; of tokens (n, T, classes) the default loss is the mean over tokens"
             expected = "outputs (n, classes, ...) with whole numbers (n, ...)"
-            raise TaskError.of(name, expected=expected, found=found.replace("torch.", ""), fix=fix)
+            raise TaskError.of(self.name, expected=expected, found=found.replace("torch.", ""), fix=fix)
         targets = targets.to(outputs.dtype) if shares else targets.long()
         losses = self.each(outputs, targets)
         weights = losses.new_ones(positions)
@@ -296,9 +283,9 @@ class TorchLoss:
             if self.each.weight is not None:
                 weights = self.each.weight[targets.where(counted, 0)]
             weights = weights * counted
-        return losses.reshape(len(losses), -1).sum(1), weights.reshape(len(losses), -1).sum(1)
+        return Loss(losses.reshape(len(losses), -1).sum(1), weights.reshape(len(losses), -1).sum(1))
 
-    def _alike(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _alike(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets of one shape: PyTorch would compare (n, 1) with (n,) as all with all."""
         single = {(len(outputs),), (len(outputs), 1)}
         if outputs.shape != targets.shape and {tuple(outputs.shape), tuple(targets.shape)} == single:
@@ -306,10 +293,12 @@ class TorchLoss:
         if outputs.shape != targets.shape:
             found = f"outputs {tuple(outputs.shape)} with targets {tuple(targets.shape)}"
             fix = "give the model as many outputs as a sample has targets, or reshape the targets"
-            raise TaskError.of(name, expected="outputs and targets of one shape", found=found, fix=fix)
+            raise TaskError.of(self.name, expected="outputs and targets of one shape", found=found, fix=fix)
         weight = getattr(self.each, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim >= targets.ndim and weight.shape[0] != 1:
             found = f"a weight of shape {tuple(weight.shape)}, which is that of one batch"
             fix = "give weights of samples with the data, and loss=lambda model, batch: (losses * weights, weights)"
-            raise TaskError.of(name, expected="a weight of outputs, the same for all samples", found=found, fix=fix)
+            raise TaskError.of(
+                self.name, expected="a weight of outputs, the same for all samples", found=found, fix=fix
+            )
         return outputs, targets.to(outputs.dtype)

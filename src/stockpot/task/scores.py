@@ -139,9 +139,8 @@ def odd(scores: Scores) -> str:
     rows = scores.table.isnan().any(dim=1).nonzero().flatten()
     if not len(rows):
         return f"{scores.metric.name} has no value on this data"
-    return (
-        f"{scores.metric.name} is NaN for {len(rows)} of {scores.n} samples, first for number {int(rows[0])} (from 0)"
-    )
+    first = f"first for number {int(rows[0])} (from 0)"
+    return f"{scores.metric.name} is NaN for {len(rows)} of {scores.n} samples, {first}"
 
 
 # Closed forms -----------------------------------------------------------------------------------------

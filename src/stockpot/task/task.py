@@ -21,7 +21,7 @@ from stockpot.task.batches import on_device
 from stockpot.task.data import MEMORY_LIMIT, Data, Sealed, forked_random
 from stockpot.task.evaluator import Evaluator, Stop, on_host
 from stockpot.task.judge import Judge
-from stockpot.task.loss import Loss, LossFunction, as_function
+from stockpot.task.loss import Loss, LossFunction, TorchLoss
 from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.metrics import MetricFunction, as_metric
 from stockpot.task.scores import Scores
@@ -70,9 +70,9 @@ class Task:
         self.statistics: Statistics = statistics
         read = partial(Data.of, memory_limit=memory_limit, listen=listen)
         self.fit = read(fit, name="fit data", groups=groups)
-        self._judge = Judge(
-            model, as_function(loss, self._first(self.fit, 1)), as_metric(metric), self.device, autocast
-        )
+        of_torch = TorchLoss.of(loss, self._first(self.fit, 1))
+        users_loss = None if isinstance(loss, nn.Module) else loss
+        self._judge = Judge(model, users_loss, as_metric(metric), self.device, autocast, form=of_torch)
         self.evaluator = Evaluator(self._judge)
         self._check_data(self.fit)
         if loss is None and not self.has_statistics:  # then a batch says nothing that its parts do not

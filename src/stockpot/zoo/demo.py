@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,6 +45,8 @@ EPOCHS = 20.0  # of pre-training
 CLUSTERS, ROUNDS, PATCH = 30, 20, 2
 BESIDE = "from stockpot.zoo.demo import run_beside; run_beside()"
 PATIENCE = 60.0  # seconds that the second process may take to save and end
+MARKER = ".stockpot-demo"  # stands in every folder that the demo has made, and nowhere else
+MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool and run in this folder.\n"
 POOL, PRETRAINED, RECIPE = "pool", "pretrained.safetensors", "recipe.yaml"
 
 # The paper's 1000 steps of 128 samples would take minutes and change little here.
@@ -266,6 +269,37 @@ def run_beside() -> None:
     threading.Thread(target=watch, daemon=True).start()
     folder, seed, trials = sys.argv[1:]
     make_demo_pool(folder, seed=int(seed), trials=int(trials), processes=1)
+
+
+def demo_folder(out: Path, seed: int, *, overwrite: bool = False) -> Path:
+    """The recipe of a demo in its folder, made where it is not there yet; `overwrite` forgets an earlier demo.
+
+    What no demo made is neither run nor removed.
+    """
+    made = (RECIPE, PRETRAINED, POOL, "run")
+    try:
+        ours = files.read_bytes(out / MARKER, root=out) == MARKED
+    except (OSError, ValueError):
+        ours = False
+    theirs = [] if ours else [name for name in made if (out / name).exists() or (out / name).is_symlink()]
+    if theirs:
+        expected, found = "a new directory, or one of an earlier demo", f"{', '.join(theirs)} that no demo made"
+        fix = "choose another directory with --out; nothing was changed"
+        raise RunError.of(f"demo directory {out}", expected=expected, found=found, fix=fix)
+    for name in made:
+        files.check_inside(out, out / name)  # also what is opened by others: a pool and a run may be links elsewhere
+    if overwrite and ours:
+        clear_demo(out)
+    files.make_directory(out)
+    files.write_bytes(out / MARKER, MARKED, root=out)
+    path, text = out / RECIPE, demo_recipe(seed).encode()
+    if not path.exists():
+        files.write_bytes(path, text, root=out)
+    elif files.read_bytes(path, root=out) != text:
+        expected, run = f"the recipe of the demo with seed {seed}", f"stockpot compare {shlex.quote(str(path))}"
+        fix = f"run that one with `{run}`, choose another --out, or make the demo anew with --overwrite"
+        raise RunError.of(str(path), expected=expected, found="another one", fix=fix)
+    return path
 
 
 def clear_demo(folder: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from stockpot.errors import MethodError
+from stockpot.soups.settings import Declared, Setting
 
 Value = int | float
 Space = Value | list[Value] | tuple[Value, ...] | Mapping[str, Any]
@@ -24,84 +25,68 @@ SPACES: Mapping[str, Space] = {
     "seed": {"min": 0, "max": 2**31 - 1},
 }
 
-Bound = tuple[str, Callable[[float], bool]]
-_POSITIVE: Bound = ("above 0", lambda value: value > 0)
-_FROM_0: Bound = ("of at least 0", lambda value: value >= 0)
-_SHARE: Bound = ("from 0 to below 1", lambda value: 0 <= value < 1)
-_BOUNDS: Mapping[str, Bound] = {
-    **dict.fromkeys(("lr", "epochs", "clip"), _POSITIVE),
-    **dict.fromkeys(("weight_decay", "seed", "mixup"), _FROM_0),
-    **dict.fromkeys(("label_smoothing", "warmup"), _SHARE),
-    "augmentation": ("from 0 to 1", lambda value: 0 <= value <= 1),
-    "batch_size": ("of at least 1", lambda value: value >= 1),
-}
-
-
-class Checked:
-    """Settings whose numbers are looked at as soon as they are made; `clip` may be None."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name not in _BOUNDS or isinstance(value, Checked) or (value is None and name == "clip"):
-                continue
-            bound, fits = _BOUNDS[name]
-            if not (_is_number(value) and fits(value)):
-                fix = "correct the value, or the space it is drawn from"
-                raise _wrong(name, f"a number {bound}", repr(value), fix)
-
 
 @dataclass(frozen=True)
-class Trial(Checked):
+class Trial(Declared):
     """The hyperparameters of one ingredient."""
 
-    lr: float
-    weight_decay: float = 0.0
-    epochs: float = 8.0  # a fraction of one is allowed
-    label_smoothing: float = 0.0
-    augmentation: float = 0.0  # strength, 0 to 1
-    seed: int = 0  # of data order, dropout and augmentation
+    lr: Annotated[float, Setting("Learning rate.", above=0)]
+    weight_decay: Annotated[float, Setting("Weight decay.", at_least=0)] = 0.0
+    epochs: Annotated[float, Setting("Epochs; a fraction of one is allowed.", above=0)] = 8.0
+    label_smoothing: Annotated[float, Setting("Label smoothing.", at_least=0, at_most=1)] = 0.0
+    augmentation: Annotated[
+        float, Setting("Strength of image augmentation, up to 1; 0: none.", at_least=0, at_most=1)
+    ] = 0.0
+    seed: Annotated[int, Setting("Seed of data order, dropout and augmentation.", at_least=0)] = 0
 
 
 @dataclass(frozen=True)
-class Augmentation(Checked):
+class Augmentation(Declared):
     """Which changes augmentation may make; a trial's strength says how far they go."""
 
-    flip: bool = False  # images left to right; wrong for digits and text
+    flip: Annotated[bool, Setting("Augmentation may mirror images left to right; wrong for digits and text.")] = False
     shift: bool = True
     erase: bool = True
     jitter: bool = True  # brightness and contrast
-    mixup: float = 0.0  # alpha of the Beta distribution at strength 1
+    mixup: Annotated[
+        float,
+        Setting(
+            "Alpha of mixup at augmentation strength 1, and in proportion below; 0: none. Not for token ids or a loss"
+            " of your own.",
+            at_least=0,
+        ),
+    ] = 0.0
 
 
 @dataclass(frozen=True)
-class Probe(Checked):
+class Probe(Declared):
     """Training of the head alone, before and shared by all trials."""
 
-    epochs: float = 10.0
-    lr: float = 1e-3
+    epochs: Annotated[float, Setting("Epochs of the head alone.", above=0)] = 10.0
+    lr: Annotated[float, Setting("Learning rate of the head alone.", above=0)] = 1e-3
     weight_decay: float = 0.0
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class Plan(Checked):
+class Plan(Declared):
     """The trials of a search and what they have in common."""
 
     trials: tuple[Trial, ...]
-    batch_size: int = 128
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    warmup: float = 0.1  # share of the steps with linear warm-up, before the cosine
-    clip: float | None = 1.0  # largest norm of the gradient
+    batch_size: Annotated[int, Setting("Samples per step.", at_least=1)] = 128
+    optimizer: Annotated[Literal["adamw", "sgd"], Setting("Which optimiser trains.")] = "adamw"
+    warmup: Annotated[float, Setting("Share of the steps with linear warm-up.", at_least=0, at_most=1)] = 0.1
+    clip: Annotated[float | None, Setting("Largest norm of the gradient. none: no limit.", above=0)] = 1.0
     probe: Probe | None = field(default_factory=Probe)  # None: the head is kept as given
-    head: str | None = None  # name, prefix or pattern of its tensors; None: the last linear layer
+    head: Annotated[
+        str | None, Setting("Name, prefix or pattern of the head's tensors. Default: the model's last linear layer.")
+    ] = None
     augmentation: Augmentation = field(default_factory=Augmentation)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.trials:
-            raise _wrong("trials", "at least one trial", "none", "ask for 12 or more")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise _wrong("optimizer", "'adamw' or 'sgd'", repr(self.optimizer), "use 'adamw'")
+            raise _too_few("none")
 
 
 def draw_trials(
@@ -124,17 +109,16 @@ def draw_trials(
     if count is None:
         count = len(listed or ())
     if listed is not None and len(listed) != count:
-        raise _wrong("trials", f"{count} listed trials", str(len(listed)), "leave count out")
+        expected = f"{count} listed trials"
+        raise MethodError.of("trials", expected=expected, found=str(len(listed)), fix="leave count out")
     if count < 1:
-        raise _wrong("trials", "at least one trial", str(count), "ask for 12 or more")
+        raise _too_few(str(count))
     chosen = {**SPACES, **(spaces or {})}
     trials = []
     for n in range(count):
         drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
         values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
-        if values["seed"] != int(values["seed"]):
-            raise _wrong("seed", "a whole number", repr(values["seed"]), "use 0, 1, 2, ...")
-        trials.append(Trial(**{**values, "seed": int(values["seed"])}))
+        trials.append(Trial(**values))
     return tuple(trials)
 
 
@@ -180,14 +164,10 @@ def checked(space: Any) -> tuple[Value, ...] | dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    if not _is_number(value) or value < 0:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise ValueError(f"expected a number of at least 0, found {value!r}")
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _wrong(name: str, expected: str, found: str, fix: str) -> MethodError:
-    return MethodError.of(f"fine-tuning setting {name}", expected=expected, found=found, fix=fix)
+def _too_few(found: str) -> MethodError:
+    return MethodError.of("trials", expected="at least one trial", found=found, fix="ask for 12 or more")
