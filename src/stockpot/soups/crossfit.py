@@ -5,9 +5,10 @@
 2. Every fold learns without the samples it leaves out; those of all folds together say how fast to go and when to stop
    (soups/stopping.py), and what is judged is the mean of the latest steps.
 3. The soup is the average of the folds' soups.
-4. The guard scores every fold's own soup on what that fold left out, as it was when the *other* folds were best
-   together: those samples had no say in it. If the uniform soup, or the best individual chosen without the samples it
-   is scored on, is better beyond chance, that one is returned instead. What a soup is worth, the report data says.
+4. The guard scores every fold's own soup on what that fold left out, each half with the soup that was best on the
+   *other half*: whose samples were neither learned from nor chosen by. If the uniform soup, or the best individual
+   chosen without the samples it is scored on, is better beyond chance, that one is returned instead. What a soup is
+   worth, the report data says.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
-from stockpot.soups.fold import Fold, average
+from stockpot.soups.fold import Fold, average, halves_of
 from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
-from stockpot.task import Data, Scores
+from stockpot.task import Scores
 from stockpot.task.data import generator
 from stockpot.task.scores import worded
 
@@ -125,7 +126,7 @@ def _learned(
 ) -> Decision:
     """`begin` finds the start; without it, the folds set out from the mean of all models."""
     data = problem.task.fit
-    halves = [_halves(data, outside) for _, outside in splits]
+    halves = [halves_of(data, outside) for _, outside in splits]
     folds = [
         Fold(f, data.subset(inside), [data.subset(_both(half, few)) for half in halves[f]])
         for f, (inside, _) in enumerate(splits)
@@ -146,14 +147,6 @@ def _learned(
         history=learner.history(),
         notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )
-
-
-def _halves(data: Data, outside: Tensor) -> list[Tensor]:
-    """What a fold leaves out in two parts, or in one where that is a single group."""
-    units = torch.arange(len(outside))
-    if data.groups is not None:
-        units = torch.unique(data.groups[outside], return_inverse=True)[1]
-    return [half for half in (outside[units % 2 == 0], outside[units % 2 == 1]) if len(half)]
 
 
 def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:

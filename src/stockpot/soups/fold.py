@@ -58,6 +58,14 @@ def coefficients(x: Tensor, block: Sequence[int], state: State) -> Tensor:
     return x[: len(block) * state.alpha.shape[1]].view(len(block), -1)
 
 
+def halves_of(data: Data, outside: Tensor) -> list[Tensor]:
+    """What a fold leaves out in two parts, or in one where that is a single group."""
+    units = torch.arange(len(outside))
+    if data.groups is not None:
+        units = torch.unique(data.groups[outside], return_inverse=True)[1]
+    return [half for half in (outside[units % 2 == 0], outside[units % 2 == 1]) if len(half)]
+
+
 def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
     """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
     W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
