@@ -106,7 +106,7 @@ class FoldLearner(Learner):
                 if judgement == 0:
                     self._first_look(engine, fold)
                 else:
-                    self._decide(fold)
+                    self._decide(engine, fold)
                     yield fold, after.next
                     assert fold.state.saved is not None
                     fold.judged = judged(fold.state.saved)
@@ -115,7 +115,7 @@ class FoldLearner(Learner):
                 for number, losses in found.items():
                     self.folds[number].losses = losses
         for fold in self._ranks.mine:
-            self._decide(fold)
+            self._decide(engine, fold)
             assert fold.best is not None
             fold.begin(fold.best, self.blocks[fold.state.t])
 
@@ -127,7 +127,7 @@ class FoldLearner(Learner):
         engine.theta_fix(s.alpha, block)
         fold.judged = engine.optimiser(s.alpha[block], s.beta, self.settings.weight_decay).save()
 
-    def _decide(self, fold: Fold) -> None:
+    def _decide(self, engine: Engine, fold: Fold) -> None:
         """Go on from where the fold is, or go back to its best, as the losses of all of them say."""
         if fold.decided == len(fold.losses):
             return
@@ -144,7 +144,8 @@ class FoldLearner(Learner):
         assert fold.best is not None
         if found.restart:
             start = self._at_block[fold.number]
-            fold.begin(AdamW(start.alpha[block], start.beta, self.settings.weight_decay).save(), block)
+            optimiser = engine.optimiser(start.alpha[block], start.beta, self.settings.weight_decay)
+            fold.begin(optimiser.save(), block)
         elif found.best != last:
             fold.begin(fold.best, block)
         fold.decided, fold.judged = last + 1, None
