@@ -242,6 +242,15 @@ def read_json(path: Path, limit: int = LIMIT, root: Path | None = None, *, follo
     return parse_json(read_bytes(path, limit, root, follow=follow))
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """A table of JSON, which may be a link; an empty one where none can be read."""
+    try:
+        value = read_json(path, follow=True)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def parse_json(content: bytes | str) -> Any:
     """Plain values. Raises ValueError and nothing else.
 

@@ -12,6 +12,7 @@ from torch import nn
 from lora_zoo import adapter_pool, merged
 from stockpot import Pool
 from stockpot.pool import lora
+from stockpot.pool.facts import strangers_of
 
 
 def layers() -> nn.Module:
@@ -51,6 +52,8 @@ def test_no_delta_is_made_for_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "tensor",
         lambda self, k, name: made.append(name) or plain(self, k, name),  # type: ignore[func-returns-value]
     )
+    assert strangers_of(pool.checkpoints, pool.specs) == []  # adapters share their base
+    assert made == []
     pool.facts()
     assert set(made) == {"c.weight"}  # which one of them holds as a full tensor
 

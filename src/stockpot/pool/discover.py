@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stockpot.errors import CheckpointError
-from stockpot.files import at_home, read_json
+from stockpot.files import at_home, read_json, read_table
 from stockpot.pool.source import HUB_NAME, SUFFIXES, Checkpoint, is_directory, natural_key, reason, refusal, suffix_of
 from stockpot.pool.torch_files import in_memory, values_of
 
@@ -249,11 +249,7 @@ def _in_training(files: list[Path]) -> list[Path]:
 
 def _trainer(folder: Path, steps: list[Path]) -> Run:
     """The last checkpoint's trainer_state.json names the best one, where the Trainer was asked to look for it."""
-    try:
-        state = read_json(steps[-1] / "trainer_state.json")
-        named = state.get("best_model_checkpoint") if isinstance(state, dict) else None
-    except (OSError, ValueError):
-        named = None
+    named = read_table(steps[-1] / "trainer_state.json").get("best_model_checkpoint")
     best = [step for step in steps if step.name == _last_part(named)]
     return Run(folder, tuple(steps), (best or steps[-1:])[0], "its best, by trainer_state.json" if best else "its last")
 

@@ -18,21 +18,12 @@ import torch
 from torch import Tensor
 
 from stockpot.errors import CheckpointError, MismatchError, PoolError, StockpotError, describe
-from stockpot.files import at_home, read_json
+from stockpot.files import at_home, read_table
 from stockpot.pool.agreement import quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import cached
 from stockpot.pool.peft_folders import CONFIG, Adapter, Factors, named_by, open_adapter, targets
-from stockpot.pool.source import (
-    Checkpoint,
-    TensorSpec,
-    dtype_name,
-    is_directory,
-    listed,
-    mixing_dtype,
-    natural_order,
-    shown,
-)
+from stockpot.pool.source import Checkpoint, TensorSpec, dtype_name, listed, mixing_dtype, natural_order, shown
 
 
 def open_adapters(
@@ -120,11 +111,7 @@ def _check_one_base(opened: Sequence[Adapter], *, explicit: bool) -> None:
 
 def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
     """PEFT adds an embedding's delta to the embedding alone, even where the output layer has the same weights."""
-    try:
-        config = read_json(base.path / "config.json", follow=True) if is_directory(base.path) else {}
-    except (OSError, ValueError):
-        config = {}
-    if not isinstance(config, dict) or not config.get("tie_word_embeddings"):
+    if not read_table(base.path / "config.json").get("tie_word_embeddings"):
         return
     generates = [one for one in opened if one.config.get("task_type") in (None, "CAUSAL_LM", "SEQ_2_SEQ_LM")]
     tied = [shown(one.path) for one in generates if any("lora_embedding_" in f.A for f in one.factors.values())]

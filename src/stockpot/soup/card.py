@@ -24,7 +24,7 @@ from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.discover import hub_id
 from stockpot.pool.lora import Adapters
 from stockpot.pool.peft_folders import Adapter
-from stockpot.pool.source import dtype_name, is_directory
+from stockpot.pool.source import dtype_name
 
 CARD = "README.md"
 RESULTS = "## Results"
@@ -113,7 +113,7 @@ def base_models(pool: Pool) -> list[str]:
 
 
 def _began_as(path: Path) -> str | None:
-    name = _config(path).get("_name_or_path") if is_directory(path) else None
+    name = files.read_table(path / "config.json").get("_name_or_path")
     return name if isinstance(name, str) and _is_hub_id(name) else None
 
 
@@ -127,7 +127,7 @@ def library_of(folder: Path) -> str | None:
         return "peft"
     if (folder / "open_clip_config.json").is_file():
         return "open_clip"
-    config = _config(folder)
+    config = files.read_table(folder / "config.json")
     if "pretrained_cfg" in config:
         return "timm"
     return "transformers" if "model_type" in config or "architectures" in config else None
@@ -150,7 +150,7 @@ def loading(folder: Path, place: str) -> list[str]:
 
 
 def _peft(folder: Path, where: str) -> list[str]:
-    config = _config(folder, "adapter_config.json")
+    config = files.read_table(folder / "adapter_config.json")
     task = config.get("task_type")
     if task not in TASKS and not config.get("auto_mapping"):
         note = "# into the model that the adapters were trained on, built as for training:"
@@ -165,7 +165,7 @@ def _peft(folder: Path, where: str) -> list[str]:
 
 
 def _transformers(folder: Path, where: str) -> list[str]:
-    names = _config(folder).get("architectures")
+    names = files.read_table(folder / "config.json").get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     known = re.fullmatch(r"\w{1,80}", name)  # it becomes code
     lines = [f"model = transformers.{name if known else 'AutoModel'}.from_pretrained({where})"]
@@ -174,14 +174,6 @@ def _transformers(folder: Path, where: str) -> list[str]:
     if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         lines.append(f"tokenizer = transformers.AutoTokenizer.from_pretrained({where})")
     return lines
-
-
-def _config(folder: Path, name: str = "config.json") -> Mapping[str, Any]:
-    try:
-        config = files.read_json(folder / name, follow=True)
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def _front_matter(data: Mapping[str, Any]) -> Iterable[str]:
@@ -210,7 +202,7 @@ def restate(
     """Let a config of the ingredients' name what the soup is, for loaders go by it: the type it is stored in, and of
     merged adapters the class of their model and the size of its head, where the base's config says what the base was.
     """
-    config = _config(folder)
+    config = files.read_table(folder / "config.json")
     changed = dict(config)
     was, now = ({one.dtype for one in specs.values() if one.dtype.is_floating_point} for specs in (own, stored))
     if len(was) == 1 and len(now) == 1:

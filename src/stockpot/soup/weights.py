@@ -49,21 +49,16 @@ def check(W: Tensor, models: int, groups: int) -> Tensor:
         raise SoupError.of("mixing weights", expected=expected, found=f"shape {tuple(W.shape)}", fix=fix)
     W = W.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(W).all()):
-        raise SoupError.of(
-            "mixing weights",
-            expected="finite numbers",
-            found=f"{int((~torch.isfinite(W)).sum())} NaN or Inf",
-            fix="lower the learning rate; a soup is never saved with such weights",
+        found, fix = (
+            f"{int((~torch.isfinite(W)).sum())} NaN or Inf",
+            "lower the learning rate; a soup is never saved so",
         )
+        raise SoupError.of("mixing weights", expected="finite numbers", found=found, fix=fix)
     worst = float((W.sum(dim=0) - 1.0).abs().max())
     # Weights that are large and cancel are rounded in proportion.
     if worst > SUM_TOLERANCE * max(1.0, float(W.abs().max())):
-        raise SoupError.of(
-            "mixing weights",
-            expected="columns that sum to one",
-            found=f"a column off by {worst:.3g}",
-            fix="divide each column by its sum",
-        )
+        found, fix = f"a column off by {worst:.3g}", "divide each column by its sum"
+        raise SoupError.of("mixing weights", expected="columns that sum to one", found=found, fix=fix)
     return W
 
 
