@@ -71,7 +71,14 @@ class Settings(Declared):
             at_least=1,
         ),
     ] = 1
-    lr: Annotated[float, Setting("Learning rate of the coefficients [eta].", at_least=0, at_most=1e30)] = 0.01
+    lr: Annotated[
+        float,
+        Setting(
+            "Learning rate of the coefficients [eta]; with folds, where the search for one begins.",
+            at_least=0,
+            at_most=1e30,
+        ),
+    ] = 0.01
     weight_decay: Annotated[float, Setting("Weight decay of the coefficients.", at_least=0, at_most=1e6)] = 0.1
     beta: Annotated[
         bool, Setting("Also learn a factor on the logits [beta], as Learned-Soup's published code does.")
