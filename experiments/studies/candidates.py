@@ -26,17 +26,25 @@ def _no_winner(known: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
     return {"winner": "learned"}
 
 
-_NEVER = {"stopping.FASTER": 1.0, "stopping.SLOWER": 1.0, "stopping.LONGER": 1, "stopping.TRIES": 10**9}
+_NEVER = {
+    "stopping.POWERS": range(1),
+    "stopping.FASTER": 1.0,
+    "stopping.SLOWER": 1.0,
+    "stopping.LONGER": 1,
+    "stopping.TRIES": 10**9,
+}
 
 CANDIDATES: dict[str, Candidate] = {
     DEFAULT: Candidate(),
     **{name: Candidate(name) for name in OPPONENTS},
     "from all": Candidate(replaced={"crossfit.best_start": _all}),
-    "pace never raised": Candidate(replaced={"stopping.FASTER": 1.0}),
+    "rate as given, not searched": Candidate(replaced={"stopping.POWERS": range(1)}),
+    "rate never raised later": Candidate(replaced={"stopping.FASTER": 1.0}),
+    "first judged after ten steps": Candidate(replaced={"stopping.EVERY": 10}),
     "two tries": Candidate(replaced={"stopping.TRIES": 2}),
     "four tries": Candidate(replaced={"stopping.TRIES": 4}),
     "300 steps, neither paced nor stopped": Candidate(settings={"steps": 300}, replaced=_NEVER),
-    "judged every ten steps": Candidate(replaced={"stopping.SHARE": 10**9}),
+    "judged every five steps": Candidate(replaced={"stopping.SHARE": 10**9}),
     "tries not longer": Candidate(replaced={"stopping.LONGER": 1}),
     "last step judged": Candidate(replaced={"judging.judged": _last}),
     "one fold": Candidate(replaced={"crossfit.average": _one}),

@@ -21,6 +21,8 @@ from stockpot import ranks
 SHOWN = 8  # names listed in one message
 _ALIKE = 4  # places considered for one tensor
 _TRIED = 16  # candidates that are looked at closely
+_LONGEST, _DEEPEST = 500, 20  # letters and parts of a name: with more, a stranger's file could keep this busy for ever
+_FIRSTS = 50  # first parts of names; with more of them, none gets a prefix of its own
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -193,6 +195,7 @@ def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
         if name not in pool:
             for ending in _endings(name):
                 by_ending.setdefault((ending, shape), []).append(name)
+    firsts = dict.fromkeys(f"{name.partition('.')[0]}{'.' if '.' in name else ''}" for name in strangers)
     candidates: Counter[tuple[tuple[str, str], ...]] = Counter()
     for name in strangers:
         # The longest common ending leaves the shortest prefixes.
@@ -200,8 +203,7 @@ def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
         for there in by_ending.get((common, pool[name]), ())[:_ALIKE]:
             old, new = name.removesuffix(common), there.removesuffix(common)
             candidates[((old, new),)] += 1
-            if not old:  # a prefix for all names, or only for those that have no place yet
-                firsts = dict.fromkeys(f"{n.partition('.')[0]}{'.' if '.' in n else ''}" for n in strangers)
+            if not old and len(firsts) <= _FIRSTS:  # a prefix for all names, or only for those that have no place yet
                 candidates[tuple((first, new + first) for first in firsts)] += 1
     best, most = None, placed(pool, model, {})
     for candidate, _ in candidates.most_common(_TRIED):
@@ -212,9 +214,9 @@ def suggest_rename(pool: Shapes, model: Shapes) -> dict[str, str] | None:
 
 
 def _endings(name: str) -> list[str]:
-    """The name and what is left of it after each dot, longest first."""
-    parts = name.split(".")
-    return [".".join(parts[cut:]) for cut in range(len(parts))]
+    """The name and what is left of it after each dot, longest first; nothing of what no model has."""
+    parts = name.split(".") if len(name) <= _LONGEST else []
+    return [".".join(parts[cut:]) for cut in range(max(0, len(parts) - _DEEPEST), len(parts))]
 
 
 def placed(pool: Shapes, model: Shapes, rename: Mapping[str, str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,6 +283,16 @@ def test_a_name_with_another_shape_is_no_hint() -> None:
     pool: dict[str, tuple[int, ...]] = {"a.x": (2,), "a.y": (3,)}
     assert suggest_rename(pool, places) == {"a.": "c."}
     assert placed(pool, places, {"a.": "b."}) == 1  # a name is not enough to fit
+
+
+def test_names_that_no_model_has_keep_nobody_waiting() -> None:
+    """A stranger's file can have any number of names, and any length of them."""
+    deep = "a." * 250 + "w"
+    assert suggest_rename({deep: (2,)}, {f"b.{deep}": (2,)}) is None
+    many: dict[str, tuple[int, ...]] = {f"a{n}.w": (2,) for n in range(5_000)}
+    begun = time.process_time()
+    assert suggest_rename(many, {f"b.{name}": shape for name, shape in many.items()}) == {"": "b."}
+    assert time.process_time() - begun < 4
 
 
 def test_many_names_are_cut_short() -> None:

@@ -263,7 +263,7 @@ def _open(path: Path, recipe: Recipe) -> Checkpoint:
     from stockpot.recipe.build import pool_base
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN, SOUP
-    from stockpot.soup.record import RECORD
+    from stockpot.soup.soup import RECORD
 
     def opened(path: Path) -> Checkpoint:
         if (folder := adapter_folder(path)) is None:

@@ -237,7 +237,7 @@ def export(source: RunOrSoup, target: Target, pool: Ingredients = [], overwrite:
     from stockpot.run.rebuild import record_of
     from stockpot.soup import Soup
     from stockpot.soup.average import to_mergekit
-    from stockpot.soup.record import saved_as
+    from stockpot.soup.soup import saved_as
 
     place, name = record_of(source), target.name.lower()
     if not name.endswith((*_CONFIGURATIONS, *_STATE_DICTS, *_NESTED)):

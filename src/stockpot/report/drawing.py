@@ -20,11 +20,10 @@ LETTER = 0.56  # about how wide a letter is, in units of its size
 
 @dataclass(frozen=True)
 class Picture:
-    """One chart: drawn for both widths, its caption, and its description for those who cannot see it."""
+    """One chart: drawn for both widths, and its caption."""
 
     wide: str
     narrow: str
-    alt: str
     caption: str
     cells: Mapping[str, Any] | None = None  # of the wide one, where a pointer tells values: geometry, names, numbers
 
@@ -32,7 +31,7 @@ class Picture:
 def picture(alt: str, caption: str, paint: Callable[[int], Canvas]) -> Picture:
     """`paint` draws for a width in pixels."""
     with np.errstate(all="ignore"):  # numbers of a file may be so large that their difference is none
-        return Picture(paint(WIDE).svg(alt), paint(NARROW).svg(alt), alt, caption)
+        return Picture(paint(WIDE).svg(alt), paint(NARROW).svg(alt), caption)
 
 
 class Canvas:
@@ -125,7 +124,7 @@ def round_up(value: float, steps: Iterable[float]) -> float:
     if not math.isfinite(value) or value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in steps if step * power >= value * 0.999)
+    return next((step * power for step in steps if step * power >= value * 0.999), 1.0)
 
 
 def number(value: float) -> str:

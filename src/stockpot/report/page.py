@@ -30,7 +30,7 @@ from stockpot.report.reading import (
 from stockpot.report.weights import weights_by_group
 from stockpot.run.verdict import advised
 from stockpot.soups.registry import METHODS
-from stockpot.table import DATA, Row, as_markdown, headings, set_headings
+from stockpot.table import DATA, Row, as_markdown, set_headings
 from stockpot.words import escaped
 
 
@@ -49,7 +49,6 @@ def page_of(run: Run) -> dict[str, Any]:
         "keep": to_keep(run),
         **_soup(run),
         "rows": rows,
-        "headings": headings(rows) if rows else (),
         "set_headings": set_headings(rows) if rows else (),
         "explained": {row.method: METHODS[row.method].summary for row in rows},
         "data": DATA[common_kind(run, run.chosen)],

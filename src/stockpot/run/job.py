@@ -31,7 +31,6 @@ from stockpot.run.directory import RecipeFacts, RunDirectory, environment
 from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
-from stockpot.soup import record as soup_record
 from stockpot.soup.adapter import Form
 from stockpot.soup.build import MAX_SHARD
 from stockpot.soups.arrangement import described, shard_if_asked
@@ -243,7 +242,7 @@ class Job:
         best = getattr(error, "best", None)
         if best is not None and self.directory is not None:
             files.make_directory(folder, self.directory.path)
-            soup_record.write(folder, best, self.max_shard, root=self.directory.path)
+            best.write_record(folder, self.max_shard, root=self.directory.path)
             error.kept = folder  # type: ignore[attr-defined]
 
     def _all_see(self, what: str, there: bool) -> None:

@@ -54,7 +54,6 @@ def slug(method: str) -> str:
 
 def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> None:
     """The decisions of a method, before the report data is touched."""
-    from stockpot.soup import record as soup_record
     from stockpot.soups.settings import as_json
 
     files.make_directory(folder, root)
@@ -62,7 +61,7 @@ def write_method(root: Path, folder: Path, result: Result, max_shard: int) -> No
     arrays = _tables({**result.reports, **own})
     if result.soup is not None:
         arrays["W"] = result.soup.W.numpy()
-        soup_record.write(folder, result.soup, max_shard, root=root)
+        result.soup.write_record(folder, max_shard, root=root)
     guard = next((entry for entry in result.history if entry["kind"] == "guard"), None)
     value = {
         "method": result.method,

@@ -5,9 +5,10 @@
 2. Every fold learns without the samples it leaves out; those of all folds together say how fast to go and when to stop
    (soups/stopping.py), and what is judged is the mean of the latest steps.
 3. The soup is the average of the folds' soups.
-4. The guard scores every fold's own soup on what that fold left out, as it was when the *other* folds were best
-   together: those samples had no say in it. If the uniform soup, or the best individual chosen without the samples it
-   is scored on, is better beyond chance, that one is returned instead. What a soup is worth, the report data says.
+4. The guard scores every fold's own soup on what that fold left out, each half with the soup that was best on the
+   *other half*: whose samples were neither learned from nor chosen by. If the uniform soup, or the best individual
+   chosen without the samples it is scored on, is better beyond chance, that one is returned instead. What a soup is
+   worth, the report data says.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
-from stockpot.soups.fold import Fold, average
+from stockpot.soups.fold import Fold, average, halves_of
 from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
@@ -105,9 +106,10 @@ def best_start(problem: Problem, live: Live, splits: Sequence[Split], few: Tenso
 
     n = fewer = len(problem.pool)
     best = scored(n)
+    confidence = 1 - 0.05 / max(1, n.bit_length() - 1)  # each comparison is another chance to be ahead by luck
     while fewer := fewer // 2:
         found = scored(fewer)
-        if math.isnan(best.value) or found.difference(best)[1] > 0:
+        if math.isnan(best.value) or found.difference(best, confidence)[1] > 0:
             n, best = fewer, found
     return tuple(ranked(few)[:n])
 
@@ -124,13 +126,15 @@ def _learned(
 ) -> Decision:
     """`begin` finds the start; without it, the folds set out from the mean of all models."""
     data = problem.task.fit
+    halves = [halves_of(data, outside) for _, outside in splits]
     folds = [
-        Fold(f, data.subset(inside), data.subset(_both(outside, few))) for f, (inside, outside) in enumerate(splits)
+        Fold(f, data.subset(inside), [data.subset(_both(half, few)) for half in halves[f]])
+        for f, (inside, _) in enumerate(splits)
     ]
-    parts: dict[int, Scores] = {}  # each fold's own soup on the samples it did not fit on
+    parts: dict[tuple[int, int], Scores] = {}  # each fold's own soup on the samples it did not fit on
 
-    def judge(fold: Fold, W: Tensor) -> None:
-        parts[fold.number] = problem.score_live(live, W, indices=splits[fold.number][1], with_loss=False)
+    def judge(fold: Fold, half: int, W: Tensor) -> None:
+        parts[fold.number, half] = problem.score_live(live, W, indices=halves[fold.number][half], with_loss=False)
 
     learner = FoldLearner(problem, live, method, settings, folds, store, judge=judge, begin=begin)
     learner.run()
@@ -139,7 +143,7 @@ def _learned(
         W,
         live.layout,
         beta,
-        held_out=together([parts[f] for f in range(len(folds))], [outside for _, outside in splits]),
+        held_out=together([parts[place] for place in sorted(parts)], [half for both in halves for half in both]),
         history=learner.history(),
         notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
     )

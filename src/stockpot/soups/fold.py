@@ -24,14 +24,14 @@ class Fold:
 
     number: int
     data: Data
-    held_out: Data | None = None
+    held_out: Sequence[Data] = ()  # what it leaves out, in two parts where that can be
     state: State = field(init=False)
     # Of the block under way, where data is left out (soups/stopping.py):
-    losses: list[float] = field(default_factory=list)  # at every judgement
+    losses: list[list[float]] = field(default_factory=list)  # at every judgement, of each part
     decided: int = 0  # judgements that something followed from
     judged: Moments | None = None  # what was judged last
     best: Moments | None = None  # what was judged when all folds together were best
-    unseen: Tensor | None = None  # (b, G) the same where the others were: its own samples had no say in it
+    unseen: list[Tensor] = field(default_factory=list)  # (b, G) for each part, what was best on the other one
     taken: int = 0  # steps in this block, skipped ones too
     taken_before: int = 0  # steps in earlier blocks
     skipped: int = 0  # steps in this block
@@ -58,6 +58,14 @@ def coefficients(x: Tensor, block: Sequence[int], state: State) -> Tensor:
     return x[: len(block) * state.alpha.shape[1]].view(len(block), -1)
 
 
+def halves_of(data: Data, outside: Tensor) -> list[Tensor]:
+    """What a fold leaves out in two parts, or in one where that is a single group."""
+    units = torch.arange(len(outside))
+    if data.groups is not None:
+        units = torch.unique(data.groups[outside], return_inverse=True)[1]
+    return [half for half in (outside[units % 2 == 0], outside[units % 2 == 1]) if len(half)]
+
+
 def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
     """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
     W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
@@ -79,8 +87,7 @@ def fold_states(folds: Sequence[Fold], at_block: Mapping[int, State]) -> Saved:
         n, s = fold.number, fold.state
         first = at_block[n]
         tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
-        if fold.unseen is not None:
-            tensors[f"{n}.unseen"] = fold.unseen
+        tensors |= {f"{n}.unseen.{part}": unseen for part, unseen in enumerate(fold.unseen)}
         optimiser = s.saved if s.optimiser is None else s.optimiser.save()
         for part, moments in (("optimiser", optimiser), ("judged", fold.judged), ("best", fold.best)):
             tensors |= {f"{n}.{part}.{name}": value.clone() for name, value in (moments or {}).items()}
@@ -89,7 +96,7 @@ def fold_states(folds: Sequence[Fold], at_block: Mapping[int, State]) -> Saved:
             "j": s.j,
             "beta": s.beta,
             "pace": s.pace,
-            "losses": [finite(loss) for loss in fold.losses],
+            "losses": [[finite(loss) for loss in parts] for parts in fold.losses],
             "decided": fold.decided,
             "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
             "at_block": [first.t, first.beta],
@@ -112,8 +119,8 @@ def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: 
         saved = moments["optimiser"] or None
         fold.state = State(tensors[f"{n}.alpha"].clone(), kept["beta"], kept["t"], kept["j"], kept["pace"], saved=saved)
         fold.judged, fold.best = moments["judged"] or None, moments["best"] or None
-        fold.unseen = tensors.get(f"{n}.unseen")
-        fold.losses = [math.inf if loss is None else loss for loss in kept["losses"]]
+        fold.unseen = [tensors[f"{n}.unseen.{part}"] for part in range(2) if f"{n}.unseen.{part}" in tensors]
+        fold.losses = [[math.inf if loss is None else loss for loss in parts] for parts in kept["losses"]]
         fold.decided = kept["decided"]
         fold.taken, fold.taken_before, fold.skipped, fold.skipped_before = kept["counts"]
         t, beta = kept["at_block"]

@@ -30,19 +30,20 @@ Put = Callable[[Sequence[int]], None]  # makes the model the mean of some ingred
 class FoldLearner(Learner):
     """Learns every fold; in the end each is judged once more, by whoever makes this, before they are averaged.
 
-    `judge` is called for every fold with the soup that its own samples had no say in, in the model. `begin` finds the
-    ingredients whose mean the folds set out from. Where a GPU holds all of them, it is given what puts such means into
-    the model without a look at the files.
+    `judge` is called for every part that a fold leaves out, with the fold's soup as it was when it was best on the
+    other part, in the model. `begin` finds the ingredients whose mean the folds set out from. Where a GPU holds all of
+    them, it is given what puts such means into the model without a look at the files.
     """
 
     def __init__(
         self,
         *learner: Any,
-        judge: Callable[[Fold, Tensor], None],
+        judge: Callable[[Fold, int, Tensor], None],
         begin: Callable[[Put | None], tuple[int, ...]] | None = None,
     ) -> None:
         super().__init__(*learner)
         self._judge, self._begin = judge, begin
+        self._again = 0  # steps whose batches come again
 
     def _prepare(self) -> None:
         if self._begin is None or self._continued:
@@ -73,16 +74,15 @@ class FoldLearner(Learner):
         return put
 
     def _finish(self, engine: Engine) -> None:
-        """Each fold's soup as it was when the other folds were best together, in the model."""
         block = self.blocks[-1]
         for fold in self.folds:
-            alpha = fold.state.alpha.clone()
-            if fold.unseen is not None:
-                alpha[block] = fold.unseen.to(alpha)
-            c = alpha.softmax(dim=0) if self.method.simplex else alpha
-            engine.load(block)
-            engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
-            self._judge(fold, weights(alpha, self.method.simplex))
+            for part, unseen in enumerate(fold.unseen):
+                alpha = fold.state.alpha.clone()
+                alpha[block] = unseen.to(alpha)
+                c = alpha.softmax(dim=0) if self.method.simplex else alpha
+                engine.load(block)
+                engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
+                self._judge(fold, part, weights(alpha, self.method.simplex))
 
     # A block, from judgement to judgement ---------------------------------------------------------------
 
@@ -99,13 +99,14 @@ class FoldLearner(Learner):
             least, most = self._left()
             budget = finite(self.problem.deadline - now)
             self.listen(Event("left", {"least": least, "most": most, "budget": budget}))
+            self._again = after.again
             for fold in self._ranks.mine:
                 if len(fold.losses) > judgement:
                     continue  # it is ahead, in a run that was continued
                 if judgement == 0:
                     self._first_look(engine, fold)
                 else:
-                    self._decide(fold)
+                    self._decide(engine, fold)
                     yield fold, after.next
                     assert fold.state.saved is not None
                     fold.judged = judged(fold.state.saved)
@@ -114,7 +115,7 @@ class FoldLearner(Learner):
                 for number, losses in found.items():
                     self.folds[number].losses = losses
         for fold in self._ranks.mine:
-            self._decide(fold)
+            self._decide(engine, fold)
             assert fold.best is not None
             fold.begin(fold.best, self.blocks[fold.state.t])
 
@@ -126,44 +127,57 @@ class FoldLearner(Learner):
         engine.theta_fix(s.alpha, block)
         fold.judged = engine.optimiser(s.alpha[block], s.beta, self.settings.weight_decay).save()
 
-    def _decide(self, fold: Fold) -> None:
+    def _decide(self, engine: Engine, fold: Fold) -> None:
         """Go on from where the fold is, or go back to its best, as the losses of all of them say."""
         if fold.decided == len(fold.losses):
             return
         assert fold.judged is not None
         last, block = len(fold.losses) - 1, self.blocks[fold.state.t]
         found = self._verdict(last + 1)
-        if self._verdict(last + 1, without=fold).best == last:
-            fold.unseen = coefficients(fold.judged["x"], block, fold.state)
+        fold.unseen = fold.unseen if last else [torch.empty(0)] * len(fold.held_out)
+        for part in range(len(fold.held_out)):
+            other = [losses[-1 - part] for losses in fold.losses]  # of two the other one
+            if all(other[last] < loss for loss in other[:last]):
+                fold.unseen[part] = coefficients(fold.judged["x"], block, fold.state).clone()
         if found.best == last:
             fold.best = fold.judged
-        else:
-            assert fold.best is not None
+        assert fold.best is not None
+        if found.restart:
+            start = self._at_block[fold.number]
+            optimiser = engine.optimiser(start.alpha[block], start.beta, self.settings.weight_decay)
+            fold.begin(optimiser.save(), block)
+        elif found.best != last:
             fold.begin(fold.best, block)
-        fold.state.pace, fold.decided, fold.judged = found.pace, last + 1, None
+        fold.decided, fold.judged = last + 1, None
+        fold.state.pace = found.rate / (self.settings.lr or 1.0)  # zero stays zero
 
-    def _verdict(self, judgements: int, without: Fold | None = None) -> Verdict:
+    def _batch(self, fold: Fold, i: int) -> Tensor:
+        return super()._batch(fold, i - self._again)
+
+    def _verdict(self, judgements: int) -> Verdict:
         """What followed, or follows, from the first so many."""
-        return verdict(together(self.folds, without)[:judgements], self._steps_of_a_block)
+        return verdict(together(self.folds)[:judgements], self._steps_of_a_block, self.settings.lr)
 
-    def _loss_held_out(self, engine: Engine, fold: Fold) -> float:
-        """The mean loss, the one that is learned with, of what is judged, on the samples left out."""
-        assert fold.held_out is not None
+    def _loss_held_out(self, engine: Engine, fold: Fold) -> list[float]:
+        """The mean loss, the one that is learned with, of what is judged, on each part of the samples left out."""
         assert fold.judged is not None
         s, block, x = fold.state, self.blocks[fold.state.t], fold.judged["x"]
         alpha = coefficients(x, block, s)
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
-        loss = engine.loss_on(fold.held_out, None if s.beta is None else float(x[-1]))
+        beta = None if s.beta is None else float(x[-1])
+        losses = [engine.loss_on(part, beta) for part in fold.held_out]
+        sizes = [len(part) for part in fold.held_out]
+        loss = sum(size * one for size, one in zip(sizes, losses, strict=True)) / sum(sizes)
         self._enter("held_out", fold, s.j, loss)
         told = {"block": s.t, "fold": fold.number, "step": s.j, "loss": finite(loss)}
         self.listen(Event("held_out", told))
-        return loss
+        return losses
 
     def _left(self) -> tuple[int, int]:
         _, most = super()._left()
         J, mine = self._steps_of_a_block, self._ranks.mine
-        now, later = earliest(together(self.folds), J), earliest((), J)
+        now, later = (earliest(losses, J, self.settings.lr) for losses in (together(self.folds), ()))
         blocks = [len(self.blocks) - fold.state.t for fold in mine]
         return sum(now + later * (n - 1) for n in blocks) - sum(fold.state.j for fold in mine), most
 

@@ -377,7 +377,7 @@ class Learner:
         if fold.best is not None:
             fold.begin(fold.best, self.blocks[s.t])
             alpha = s.alpha
-        which = f", fold {fold.number + 1}" if fold.held_out is not None else ""
+        which = f", fold {fold.number + 1}" if fold.held_out else ""
         return LearningError(
             describe(
                 f"learning at block {s.t + 1} of {len(self.blocks)}, step {s.j}{which}",

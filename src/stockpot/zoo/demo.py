@@ -51,7 +51,7 @@ POOL, PRETRAINED, RECIPE = "pool", "pretrained.safetensors", "recipe.yaml"
 
 # The paper's 1000 steps of 128 samples would take minutes and change little here.
 STEPS = 48
-OWN_STEPS = 20  # of the default, which takes them on each of its four folds
+OWN_STEPS = 32  # of the default, which takes them on each fold
 RECIPE_TEXT = """\
 # What `stockpot demo` ran. Change something and try: stockpot compare recipe.yaml --out another-run
 pool:
@@ -70,7 +70,7 @@ method:
   batch_size: 64
   lr: 0.06
   each:
-    crossfit: {{steps: {own}, lr: 0.06}}  # the default takes its schedule from here alone
+    crossfit: {{steps: {own}, folds: 2, lr: 0.06}}  # the default takes its schedule from here alone
 
 output:
   dir: run
