@@ -86,6 +86,7 @@ def test_ticks_are_round_and_as_few_as_asked() -> None:
     assert ticks(-0.5, 12.0, 4, whole=True) == [0.0, 5.0, 10.0]
     assert ticks(0.0, 1.0, 3, whole=True) == [0.0, 1.0]
     assert ticks(-1e308, 1e308, 5) == []  # their difference is no number
+    assert ticks(0.0, 2e-323, 4) == [0.0]  # so small that its power of ten is zero
 
 
 def test_a_line_has_a_gap_where_a_number_is_missing_and_text_stays_text() -> None:

@@ -235,6 +235,7 @@ def test_best_is_the_first_of_the_highest(tmp_path: Path) -> None:
         ({"granularity": 3}, "setting granularity: expected 'model', 'block', 'module', 'tensor' or a function"),
         ({"accumulate": 200}, "setting accumulate: expected between 1 and batch_size (128), found 200"),
         ({"directions": "fp8"}, "directions 'fp8': expected one of auto, bf16, fp32, fp64, int8"),
+        ({"directions": str.upper}, "setting directions: expected 'auto', 'fp64', 'fp32', 'bf16', 'int8', found"),
         ({"leraning_rate": 1}, "setting 'leraning_rate': expected one of "),
     ],
 )

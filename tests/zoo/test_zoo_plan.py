@@ -98,6 +98,7 @@ def test_an_unknown_setting_gets_the_nearest_name() -> None:
         (lambda: Plan((Trial(1.0),), clip=0.0), "clip: expected more than 0"),
         (lambda: Plan((Trial(1.0),), optimizer="adam"), "optimizer 'adam': expected one of adamw, sgd"),  # type: ignore[arg-type]
         (lambda: Probe(lr=-1.0), "lr: expected more than 0"),
+        (lambda: Probe(weight_decay=-1.0), "weight_decay: expected at least 0"),
         (lambda: Augmentation(mixup=-0.1), "mixup: expected at least 0"),
         (lambda: draw_trials(listed=[{"seed": 0.5}]), "seed: expected a whole number, found 0.5"),
         (lambda: draw_trials(3, listed=[{}]), "expected 3 listed trials, found 1"),

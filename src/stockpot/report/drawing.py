@@ -124,7 +124,7 @@ def round_up(value: float, steps: Iterable[float]) -> float:
     if not math.isfinite(value) or value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in steps if step * power >= value * 0.999)
+    return next((step * power for step in steps if step * power >= value * 0.999), 1.0)
 
 
 def number(value: float) -> str:

@@ -188,7 +188,10 @@ def _is(value: object, option: Any) -> bool:
     """Whether a value is of a declared type; whole numbers are numbers, True and False are not."""
     if option is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is option if isinstance(option, type) else value in _words(option) or callable(value)
+    origin = get_origin(option)  # asked first: for Python 3.10, Callable[...] is a type too
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(option)
+    return callable(value) if origin is not None else type(value) is option
 
 
 def bounds(setting: Setting) -> str:

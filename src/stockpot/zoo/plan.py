@@ -64,8 +64,8 @@ class Probe(Declared):
 
     epochs: Annotated[float, Setting("Epochs of the head alone.", above=0)] = 10.0
     lr: Annotated[float, Setting("Learning rate of the head alone.", above=0)] = 1e-3
-    weight_decay: float = 0.0
-    seed: int = 0
+    weight_decay: Annotated[float, Setting("Weight decay of the head alone.", at_least=0)] = 0.0
+    seed: Annotated[int, Setting("Seed of data order, dropout and augmentation.", at_least=0)] = 0
 
 
 @dataclass(frozen=True)
