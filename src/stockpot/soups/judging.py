@@ -56,7 +56,7 @@ class FoldLearner(Learner):
         self._begin = None
         for fold in self.folds:
             fold.state.alpha.copy_(start - 1 / len(start))
-        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+            fold.set_out()
         self.live.task.evaluator.forget()  # learning needs the room of its graphs
 
     def _means(self, engine: Engine) -> Put | None:
@@ -144,7 +144,7 @@ class FoldLearner(Learner):
             fold.best = fold.judged
         assert fold.best is not None
         if found.restart:
-            start = self._at_block[fold.number]
+            start = fold.at_block
             optimiser = engine.optimiser(start.alpha[block], start.beta, self.settings.weight_decay)
             fold.begin(optimiser.save(), block)
         elif found.best != last:
