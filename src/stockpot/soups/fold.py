@@ -15,6 +15,8 @@ from stockpot.soups.mehl import State, weights
 from stockpot.soups.problem import finite
 from stockpot.task import Data
 
+LAYOUT = 2  # of saved states; another one wherever what is saved changes
+_ANEW = "start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it"
 Moments = dict[str, Tensor]  # all that an optimiser's next step depends on: AdamW.save
 
 
@@ -100,7 +102,18 @@ def fold_states(folds: Sequence[Fold]) -> Saved:
             "counts": [fold.taken, fold.skipped],
             "at_block": [first.t, first.beta],
         }
-    return tensors, {"folds": values}
+    return tensors, {"folds": values, "layout": LAYOUT}
+
+
+def check_layout(values: Mapping[str, Any]) -> None:
+    """A state that another version has saved in another way is not read."""
+    if values.get("layout") != LAYOUT:
+        raise RunError.of(
+            "the saved state of an unfinished method",
+            expected=f"layout {LAYOUT}, that of this version",
+            found="none" if values.get("layout") is None else f"layout {values['layout']}",
+            fix=_ANEW,
+        )
 
 
 def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -159,5 +172,5 @@ def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any])
         "the saved state of an unfinished method",
         expected="the settings that are to be used now",
         found=found,
-        fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
+        fix=_ANEW,
     )
