@@ -256,11 +256,13 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=26_000)
     parser.add_argument("--models", type=int, default=72)
     parser.add_argument("--steps", type=int, default=1000, help="J of mehl and hl")
+    parser.add_argument("--settings", default="{}", metavar="JSON", help='of default and small: {"directions": "int8"}')
     parser.add_argument("--limit", type=int, default=0, help="seconds at most for each job; 0: no limit")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stockpot-zoo"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_job.json")
     args = parser.parse_args()
     parts = args.parts.split(",")
+    own = json.loads(args.settings)
     torch.manual_seed(0)
     result: dict[str, Any] = {"what": __doc__.splitlines()[0], "machine": machine.describe("triton", "torchvision")}
     began = time.perf_counter()
@@ -278,13 +280,12 @@ def main() -> None:
     if "greedy" in parts:
         keep("greedy", job(files, data, "vit_b_32", "greedy", args.limit))
     if "default" in parts:
-        keep("default", job(files, data, "vit_b_32", "crossfit", args.limit))
+        keep("default", job(files, data, "vit_b_32", "crossfit", args.limit, **own))
     if "small" in parts:
         quarter = (images[: args.images // 4], labels[: args.images // 4])
-        keep("default, a quarter of the images", job(files, quarter, "vit_b_32", "crossfit", args.limit))
-        keep(
-            "default, a quarter of the models", job(files[: args.models // 4], data, "vit_b_32", "crossfit", args.limit)
-        )
+        keep("default, a quarter of the images", job(files, quarter, "vit_b_32", "crossfit", args.limit, **own))
+        fewer = files[: args.models // 4]
+        keep("default, a quarter of the models", job(fewer, data, "vit_b_32", "crossfit", args.limit, **own))
     if "scoring" in parts:
         vit = Normalised("vit_b_32").cuda().bfloat16()
         keep("scoring ViT-B/32", scoring(files[:4], vit, data, lambda batch: vit(batch[0]), [256, 1024]))

@@ -5,7 +5,8 @@
 
 A seed's scores lie in experiments/runs as soon as it has them, what was printed in experiments/runs/logs. What is asked
 first is cooked first: best, uniform, greedy and the default; the other methods follow. Called again, it begins with the
-cooking where the pools are there.
+cooking where the pools are there. Six processes share a GPU better after `nvidia-cuda-mps-control -d`: both pools of
+lm-llama took 12 minutes on an H200, imdb-lora 7 beside them.
 """
 
 from __future__ import annotations

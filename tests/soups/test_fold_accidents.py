@@ -14,6 +14,8 @@ from stockpot import Event, Task, cook
 from stockpot.engine import Engine
 from stockpot.errors import LearningError
 from stockpot.soups import learn
+from stockpot.soups.fold import Fold
+from stockpot.soups.learn import Learner
 from stockpot.soups.problem import Problem
 from stockpot.task import Scores
 from zoo import fine_tunes, mlp, normed, samples, weights_of, write
@@ -96,11 +98,20 @@ def test_a_loss_that_is_nan_at_the_start_does_not_freeze_its_fold(
         calls.append(1)
         return math.nan if len(calls) == 1 else measure(self, *args)
 
+    folds: list[Fold] = []
+    run = Learner.run
+
+    def watched(self: Learner) -> None:
+        folds[:] = self.folds
+        run(self)
+
     monkeypatch.setattr(Engine, "loss_on", loss_on)
+    monkeypatch.setattr(Learner, "run", watched)
     pool = write(tmp_path, fine_tunes(mlp, 5))
     found = cook(pool, Task(mlp(), samples()), "hl+", folds=2, steps=60, batch_size=16, lr=0.02)
     first = [h["step"] for h in found.history if h["kind"] == "held_out" and h["fold"] == 0]
     assert len(first) > 3  # nothing is less than NaN: it gave up after two judgements
+    assert folds[0].unseen[1].any()  # the guard does not score the start
 
 
 def test_an_engine_that_ran_out_of_memory_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,9 +102,16 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
             assert rest.seen <= watch.seen - at + 2  # it did not start over (an evaluation may be repeated)
 
 
-@pytest.mark.parametrize(("changed", "found"), [({"seed": 1}, "seed 0, now 1"), (None, "batch_size None, now 16")])
+@pytest.mark.parametrize(
+    ("changed", "gone", "found"),
+    [
+        ({"seed": 1}, None, "seed 0, now 1"),
+        ({}, "settings", "batch_size None, now 16"),
+        ({}, "layout", "expected layout 2, that of this version, found none"),
+    ],
+)
 def test_what_was_learned_one_way_is_not_continued_in_another(
-    tmp_path: Path, changed: dict[str, Any] | None, found: str
+    tmp_path: Path, changed: dict[str, Any], gone: str | None, found: str
 ) -> None:
     pool, task = zoo(tmp_path, 5)
     method, given = VARIANTS["many ways back"]
@@ -112,13 +119,13 @@ def test_what_was_learned_one_way_is_not_continued_in_another(
     with pytest.raises(KilledError):
         decide(pool, task, method, store=store, listen=Killer(9), **{**BRIEF, **given})
     assert store.state is not None
-    if changed is None:  # as before settings were in it
+    if gone is not None:  # as before it was saved
         values = json.loads(store.state[1])
-        del values["settings"]
+        del values[gone]
         store.state = (store.state[0], json.dumps(values))
     before = store.state
     with pytest.raises(RunError) as caught:
-        decide(pool, task, method, store=store, **{**BRIEF, **given, **(changed or {})})
+        decide(pool, task, method, store=store, **{**BRIEF, **given, **changed})
     assert found in str(caught.value)
     assert "--overwrite" in str(caught.value)
     assert store.state is before

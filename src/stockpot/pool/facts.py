@@ -77,7 +77,7 @@ class PoolFacts:
         return self.measured
 
 
-_SAMPLE, _MATRICES = 1 << 22, 32  # values of one matrix of all ingredients, and matrices, that tell a stranger
+_SAMPLE, _MATRICES = 1 << 20, 32  # values of one matrix of all ingredients, and matrices, that tell a stranger
 
 
 def strangers_of(checkpoints: Sequence[Checkpoint], common: Mapping[str, TensorSpec]) -> list[int]:

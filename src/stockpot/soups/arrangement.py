@@ -9,7 +9,6 @@ from typing import Literal, TypeVar
 from stockpot import ranks
 from stockpot.errors import MethodError, StockpotError, TaskError
 from stockpot.soups.fold import Fold, fold_states, restore_folds
-from stockpot.soups.mehl import State
 from stockpot.soups.settings import Settings
 from stockpot.task import Task
 
@@ -128,11 +127,11 @@ class Arrangement:
                 raise reason
         return [one for one, _ in found]
 
-    def told(self, folds: Sequence[Fold], at_block: Mapping[int, State], entries: list[Entry]) -> list[Entry]:
+    def told(self, folds: Sequence[Fold], entries: list[Entry]) -> list[Entry]:
         """Make all folds what the ranks that learned them made of them; returns the history of all."""
         owned = [fold for fold in self.mine if self._owner(fold) == ranks.own()]
         numbers = {fold.number for fold in owned}
-        found = self.exchanged((fold_states(owned, at_block), [entry for entry in entries if entry[2] in numbers]))
+        found = self.exchanged((fold_states(owned), [entry for entry in entries if entry[2] in numbers]))
         if len(found) == 1:
             return entries
         for (tensors, values), _ in found:

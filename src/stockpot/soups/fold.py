@@ -15,6 +15,8 @@ from stockpot.soups.mehl import State, weights
 from stockpot.soups.problem import finite
 from stockpot.task import Data
 
+LAYOUT = 2  # of saved states; another one wherever what is saved changes
+_ANEW = "start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it"
 Moments = dict[str, Tensor]  # all that an optimiser's next step depends on: AdamW.save
 
 
@@ -26,20 +28,19 @@ class Fold:
     data: Data
     held_out: Sequence[Data] = ()  # what it leaves out, in two parts where that can be
     state: State = field(init=False)
+    at_block: State = field(init=False)  # where the block under way began, and begins again if it cannot be finished
     # Of the block under way, where data is left out (soups/stopping.py):
     losses: list[list[float]] = field(default_factory=list)  # at every judgement, of each part
     decided: int = 0  # judgements that something followed from
     judged: Moments | None = None  # what was judged last
     best: Moments | None = None  # what was judged when all folds together were best
     unseen: list[Tensor] = field(default_factory=list)  # (b, G) for each part, what was best on the other one
-    taken: int = 0  # steps in this block, skipped ones too
-    taken_before: int = 0  # steps in earlier blocks
-    skipped: int = 0  # steps in this block
-    skipped_before: int = 0  # steps in earlier blocks
+    taken: int = 0  # steps, skipped ones too
+    skipped: int = 0
 
-    def block_start(self) -> State:
-        """What the fold goes back to when the block that comes next cannot be finished."""
-        return replace(self.state, alpha=self.state.alpha.clone())
+    def set_out(self) -> None:
+        """A block begins here."""
+        self.at_block = replace(self.state, alpha=self.state.alpha.clone())
 
     def forget(self) -> None:
         """Nothing of a block is known."""
@@ -79,13 +80,13 @@ def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and plain JSON values
 
 
-def fold_states(folds: Sequence[Fold], at_block: Mapping[int, State]) -> Saved:
+def fold_states(folds: Sequence[Fold]) -> Saved:
     """Everything the next step of these folds depends on, by their numbers."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
     for fold in folds:
         n, s = fold.number, fold.state
-        first = at_block[n]
+        first = fold.at_block
         tensors |= {f"{n}.alpha": s.alpha.clone(), f"{n}.at_block": first.alpha}
         tensors |= {f"{n}.unseen.{part}": unseen for part, unseen in enumerate(fold.unseen)}
         optimiser = s.saved if s.optimiser is None else s.optimiser.save()
@@ -98,15 +99,25 @@ def fold_states(folds: Sequence[Fold], at_block: Mapping[int, State]) -> Saved:
             "pace": s.pace,
             "losses": [[finite(loss) for loss in parts] for parts in fold.losses],
             "decided": fold.decided,
-            "counts": [fold.taken, fold.taken_before, fold.skipped, fold.skipped_before],
+            "counts": [fold.taken, fold.skipped],
             "at_block": [first.t, first.beta],
         }
-    return tensors, {"folds": values}
+    return tensors, {"folds": values, "layout": LAYOUT}
 
 
-def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> dict[int, State]:
-    """Make folds what they were when `fold_states` wrote them down; returns where their blocks began, by number."""
-    at_block = {}
+def check_layout(values: Mapping[str, Any]) -> None:
+    """A state that another version has saved in another way is not read."""
+    if values.get("layout") != LAYOUT:
+        raise RunError.of(
+            "the saved state of an unfinished method",
+            expected=f"layout {LAYOUT}, that of this version",
+            found="none" if values.get("layout") is None else f"layout {values['layout']}",
+            fix=_ANEW,
+        )
+
+
+def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Make folds what they were when `fold_states` wrote them down."""
     for fold in folds:
         kept = values["folds"].get(str(fold.number))
         if kept is None:
@@ -122,10 +133,9 @@ def restore_folds(folds: Sequence[Fold], tensors: Mapping[str, Tensor], values: 
         fold.unseen = [tensors[f"{n}.unseen.{part}"] for part in range(2) if f"{n}.unseen.{part}" in tensors]
         fold.losses = [[math.inf if loss is None else loss for loss in parts] for parts in kept["losses"]]
         fold.decided = kept["decided"]
-        fold.taken, fold.taken_before, fold.skipped, fold.skipped_before = kept["counts"]
+        fold.taken, fold.skipped = kept["counts"]
         t, beta = kept["at_block"]
-        at_block[n] = State(tensors[f"{n}.at_block"], beta, t)
-    return at_block
+        fold.at_block = State(tensors[f"{n}.at_block"], beta, t)
 
 
 def merged(parts: Sequence[Saved]) -> Saved:
@@ -162,5 +172,5 @@ def check_same_settings(saved: Mapping[str, Any] | None, now: Mapping[str, Any])
         "the saved state of an unfinished method",
         expected="the settings that are to be used now",
         found=found,
-        fix="start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it",
+        fix=_ANEW,
     )

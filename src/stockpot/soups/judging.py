@@ -7,6 +7,7 @@ learn each as a process alone does, and tell each other what came of it at every
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ class FoldLearner(Learner):
         self._begin = None
         for fold in self.folds:
             fold.state.alpha.copy_(start - 1 / len(start))
-        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+            fold.set_out()
         self.live.task.evaluator.forget()  # learning needs the room of its graphs
 
     def _means(self, engine: Engine) -> Put | None:
@@ -143,7 +144,7 @@ class FoldLearner(Learner):
             fold.best = fold.judged
         assert fold.best is not None
         if found.restart:
-            start = self._at_block[fold.number]
+            start = fold.at_block
             optimiser = engine.optimiser(start.alpha[block], start.beta, self.settings.weight_decay)
             fold.begin(optimiser.save(), block)
         elif found.best != last:
@@ -166,7 +167,8 @@ class FoldLearner(Learner):
         c = alpha.softmax(dim=0) if self.method.simplex else alpha
         engine.mix(engine.fixed, c.to(self.live.device, self.live.dtype))
         beta = None if s.beta is None else float(x[-1])
-        losses = [engine.loss_on(part, beta) for part in fold.held_out]
+        measured = [engine.loss_on(part, beta) for part in fold.held_out]
+        losses = [loss if math.isfinite(loss) else math.inf for loss in measured]  # nothing is less than NaN
         sizes = [len(part) for part in fold.held_out]
         loss = sum(size * one for size, one in zip(sizes, losses, strict=True)) / sum(sizes)
         self._enter("held_out", fold, s.j, loss)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
@@ -25,7 +26,7 @@ from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soups.arrangement import Arrangement, Entry
-from stockpot.soups.fold import Fold, average, check_same_settings, fold_states, restore_folds
+from stockpot.soups.fold import Fold, average, check_layout, check_same_settings, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
@@ -78,8 +79,7 @@ class Learner:
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
             fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
-        # Where a block that cannot be finished begins again, by fold.
-        self._at_block = {fold.number: fold.block_start() for fold in folds}
+            fold.set_out()
 
     def run(self) -> None:
         """Learn, from where an earlier process stopped if it did."""
@@ -128,7 +128,7 @@ class Learner:
         while min(fold.state.t for fold in self.folds) < len(self.blocks):
             yield from self._turns_of_a_block(engine)
             # In the end of a block all ranks know what came of every fold.
-            self._entries = self._ranks.told(self.folds, self._at_block, self._entries)
+            self._entries = self._ranks.told(self.folds, self._entries)
             self._end_block()
 
     def _turns_of_a_block(self, engine: Engine) -> Iterator[tuple[Fold, int | None]]:  # noqa: ARG002
@@ -202,10 +202,9 @@ class Learner:
 
     def _end_block(self) -> None:
         for fold in self.folds:
-            fold.taken_before, fold.skipped_before = fold.taken_before + fold.taken, fold.skipped_before + fold.skipped
             if fold.state.t < len(self.blocks):
                 fold.forget()
-        self._at_block = {fold.number: fold.block_start() for fold in self.folds}
+            fold.set_out()
         self._save()
 
     def _late(self, seconds: float) -> bool:
@@ -238,10 +237,10 @@ class Learner:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result must know."""
         found = [*self._notes]
-        skipped = sum(fold.skipped_before for fold in self.folds)
-        if skipped:
-            taken = sum(fold.taken_before for fold in self.folds)
-            found.append(f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite")
+        kinds = Counter(KINDS[entry[0]] for entry in self._entries)
+        if kinds["skipped"]:
+            taken = kinds["step"] + kinds["skipped"]
+            found.append(f"{kinds['skipped']} of {taken} steps were skipped: their loss or gradient was not finite")
         if self.settings.accumulate > 1 and not self.problem.task.may_be_cut:
             found.append(
                 f"the loss of a batch is not that of its {self.settings.accumulate} pieces: accumulate changes what is"
@@ -313,15 +312,14 @@ class Learner:
 
     def _first_open(self) -> int:
         """The first block that some fold has not finished."""
-        return min(state.t for state in self._at_block.values())
+        return min(fold.at_block.t for fold in self.folds)
 
     def _begin_again(self) -> None:
         """All folds back to where the block under way began."""
         for fold in self.folds:
-            state = self._at_block[fold.number]
-            fold.state = replace(state, alpha=state.alpha.clone())
+            fold.state = replace(fold.at_block, alpha=fold.at_block.alpha.clone())
             fold.forget()
-        self._entries = [entry for entry in self._entries if entry[1] < self._at_block[entry[2]].t]
+        self._entries = [entry for entry in self._entries if entry[1] < self.folds[entry[2]].at_block.t]
 
     def _cut(self, size: int) -> None:
         """Blocks of at most `size` models from the one under way on, which begins again where it is cut."""
@@ -342,7 +340,7 @@ class Learner:
 
     def _save(self) -> None:
         if self._store is not None:
-            tensors, values = fold_states(self.folds, self._at_block)
+            tensors, values = fold_states(self.folds)
             tensors["history"] = torch.tensor(self._entries, dtype=torch.float64).reshape(-1, 6)
             o = self._options
             values |= {
@@ -360,6 +358,7 @@ class Learner:
         if saved is None:
             return False
         tensors, values = saved
+        check_layout(values)
         check_same_settings(values.get("settings"), as_json(self.settings))
         self._entries = [
             (int(kind), int(t), int(fold), int(j), loss, rate)
@@ -368,7 +367,7 @@ class Learner:
         self.blocks = values["blocks"]
         directions, accumulate, low_memory = values["options"]
         self._options = replace(self._options, directions=directions, accumulate=accumulate, low_memory=low_memory)
-        self._at_block |= restore_folds(self.folds, tensors, values)
+        restore_folds(self.folds, tensors, values)
         return True
 
     def _stopped(self, fold: Fold) -> LearningError:
