@@ -206,7 +206,7 @@ def test_held_out_loss_is_the_loss_that_is_learned_with(tmp_path: Path) -> None:
 
 def test_a_step_that_only_hurts_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, task = zoo(tmp_path, 4)
-    monkeypatch.setattr(stopping, "POWERS", [20])
+    monkeypatch.setattr(stopping, "RATE", 1e3)
     W = weights_of(cook(pool, task, "hl+", **BRIEF))
     assert torch.equal(W, torch.full_like(W, 0.25))
 

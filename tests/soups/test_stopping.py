@@ -29,8 +29,12 @@ def test_a_rate_is_searched_from_the_given_one() -> None:
     assert rates_of(low, 0.05) == [0.04, 0.02, 0.01, 0.005, 0.0025]
     worse = dict.fromkeys(POWERS, 2.0)
     assert rates_of(worse, 0.01) == [0.01, 0.005, 0.0025, 0.00125]
-    found = verdict([1.0, *[2.0] * 4], 1000)
-    assert (found.best, found.over) == (0, True)
+    none = [1.0, *[2.0] * 4]
+    found = verdict(none, 1000)
+    assert (found.best, found.rate, found.over) == (0, RATE, False)
+    assert [verdict([*none, *[2.0] * n], 1000).next for n in range(3)] == [40, 80, 160], "longer, then"
+    assert verdict([*none, 2.0, 2.0], 1000).again == 20, "with the batches from the first on"
+    assert verdict([*none, *[2.0] * 3], 1000).over
     assert rates_of(worse, 1e30)[0] == RATE * 2 ** POWERS[-1]
     assert rates_of(worse, 0.0) == rates_of(worse, 1e-9) == [0.00125]
 

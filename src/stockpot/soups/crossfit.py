@@ -106,10 +106,9 @@ def best_start(problem: Problem, live: Live, splits: Sequence[Split], few: Tenso
 
     n = fewer = len(problem.pool)
     best = scored(n)
-    confidence = 1 - 0.05 / max(1, n.bit_length() - 1)  # each comparison is another chance to be ahead by luck
     while fewer := fewer // 2:
         found = scored(fewer)
-        if math.isnan(best.value) or found.difference(best, confidence)[1] > 0:
+        if math.isnan(best.value) or found.difference(best)[1] > 0:
             n, best = fewer, found
     return tuple(ranked(few)[:n])
 
