@@ -40,7 +40,7 @@ def _entry(monkeypatch: pytest.MonkeyPatch) -> None:
     module.by_gradient = by_gradient  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     entry = Method(NAME, "weights by gradients", "mine:by_gradient", {"granularity": "tensor"})
-    monkeypatch.setitem(METHODS, NAME, entry)  # type: ignore[arg-type]
+    monkeypatch.setitem(METHODS, NAME, entry)
 
 
 def test_a_method_that_does_not_learn_may_have_weights_for_each_tensor(tmp_path: Path) -> None:
