@@ -18,11 +18,10 @@ from zoo import learning, weights_of
 
 
 class GradientDescent(AdamW):
-    """A second optimiser: the plain descent of the paper's lines 12 to 17."""
+    """A second optimiser: the plain descent of the paper's lines 12 to 16."""
 
-    def step(self, loss: Tensor, slope: Tensor, slope_beta: Tensor | None, rate: Tensor) -> Tensor:
-        self.alpha.sub_(rate * slope)
-        return torch.stack([loss, torch.zeros_like(loss)])
+    def update(self, g: Tensor, rate: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.x - rate * g, self.m, self.v
 
 
 def test_hl_reaches_the_best_point_of_the_hyperplane(tmp_path: Path) -> None:

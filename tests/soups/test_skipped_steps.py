@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stockpot import Event, Soup, Task, cook
 from stockpot.engine import AdamW, Engine
-from stockpot.engine.optimiser import judged
+from stockpot.engine.optimiser import with_mean
 from stockpot.errors import LearningError, MethodError
 from stockpot.pool import Pool
 from stockpot.soups import stopping
@@ -99,14 +99,14 @@ def test_the_steps_are_those_of_torch() -> None:
 
 def test_the_mean_is_of_the_steps_that_were_taken() -> None:
     x = AdamW(torch.tensor([[1.0, 2.0]]), 3.0, 0.0)
-    assert judged(x.save())["x"].tolist() == [1.0, 2.0, 3.0]
+    assert with_mean(x.save())["x"].tolist() == [1.0, 2.0, 3.0]
     seen = []
     for loss in (1.0, math.nan, 1.0):
         skipped = x.step(torch.tensor(loss), torch.ones(1, 2), torch.tensor(1.0), torch.tensor(0.1))[1]
         if not skipped:
             seen.append(x.x.clone())
     saved = x.save()
-    assert torch.allclose(judged(saved)["x"], torch.stack(seen).mean(dim=0))
+    assert torch.allclose(with_mean(saved)["x"], torch.stack(seen).mean(dim=0))
     assert saved["taken"] == 0  # the next mean begins here
     assert torch.equal(saved["x"], x.x)
 

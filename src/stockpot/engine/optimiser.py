@@ -43,12 +43,8 @@ class AdamW:
         """One step down the slope (b, G); returns (loss, whether it was skipped), on the device."""
         with torch.no_grad():
             g = slope.reshape(-1) if slope_beta is None else torch.cat([slope.reshape(-1), slope_beta.view(1)])
-            m = self.m.lerp(g, 1 - BETA1)
-            v = self.v * BETA2 + (1 - BETA2) * g * g
             n = self.count + 1
-            first = -torch.expm1(n * log(BETA1))  # 1 - BETA1^n
-            second = -torch.expm1(n * log(BETA2))
-            x = self.x * (1 - rate * self._decay) - (rate / first) * m / (v.sqrt() / second.sqrt() + EPS)
+            x, m, v = self.update(g, rate, n)
             # Squares, because the moments have them too.
             sound = torch.isfinite(loss * 0 + g.square().sum() + (x * 0).sum())
             for old, new in ((self.x, x), (self.m, m), (self.v, v), (self.count, n)):
@@ -56,6 +52,14 @@ class AdamW:
             self.total.add_(torch.where(sound, self.x, torch.zeros_like(self.x)))
             self.taken.add_(sound.to(self.taken.dtype))
             return torch.stack([loss, (~sound).to(loss.dtype)])
+
+    def update(self, g: Tensor, rate: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What x and the moments m and v would be after step n, down the gradient g: all that another rule replaces."""
+        m = self.m.lerp(g, 1 - BETA1)
+        v = self.v * BETA2 + (1 - BETA2) * g * g
+        first = -torch.expm1(n * log(BETA1))  # 1 - BETA1^n
+        second = -torch.expm1(n * log(BETA2))
+        return self.x * (1 - rate * self._decay) - (rate / first) * m / (v.sqrt() / second.sqrt() + EPS), m, v
 
     def values(self) -> tuple[Tensor, float | None]:
         """The coefficients (b, G) and beta, on the host."""
@@ -70,7 +74,7 @@ class AdamW:
             getattr(self, name).copy_(saved[name])
 
 
-def judged(saved: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_mean(saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """What was saved, with the mean of the steps since the last judgement for x; their sum begins anew in both."""
     mean = saved["total"] / saved["taken"] if saved["taken"] > 0 else saved["x"]
     for name in ("total", "taken"):

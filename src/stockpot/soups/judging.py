@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stockpot.engine import Engine, Live
-from stockpot.engine.optimiser import judged
+from stockpot.engine.optimiser import with_mean
 from stockpot.events import Event
 from stockpot.soup import weights as mixing
 from stockpot.soups.fold import Fold, average, coefficients
@@ -110,7 +110,7 @@ class FoldLearner(Learner):
                     self._decide(engine, fold)
                     yield fold, after.next
                     assert fold.state.saved is not None
-                    fold.judged = judged(fold.state.saved)
+                    fold.judged = with_mean(fold.state.saved)
                 fold.losses.append(self._loss_held_out(engine, fold))
             for found in self._ranks.exchanged({fold.number: fold.losses for fold in self._ranks.mine}):
                 for number, losses in found.items():

@@ -77,39 +77,39 @@ def mehl_soup(
         block = list(blocks[s.t])  # line 4: K_t
         D = engine.load(block)  # line 5
         theta_fix = engine.theta_fix(s.alpha, block)  # line 6: the soup without this block's share
-        x = s.optimiser = engine.optimiser(s.alpha[block], s.beta, weight_decay)
+        optimiser = s.optimiser = engine.optimiser(s.alpha[block], s.beta, weight_decay)
         if s.saved is not None:
-            x.load(s.saved)
+            optimiser.load(s.saved)
             s.saved = None
 
         def step(rate: Tensor, batch: Batch) -> Tensor:
-            c = x.alpha.softmax(dim=0) if simplex else x.alpha  # (b, G)
+            c = optimiser.alpha.softmax(dim=0) if simplex else optimiser.alpha  # (b, G)
             engine.mix(theta_fix, c)  # line 9
-            loss, slope, slope_beta = engine.gradient(D, batch, x.beta)  # line 11, eq. 6
+            loss, slope, slope_beta = engine.gradient(D, batch, optimiser.beta)  # line 11, eq. 6
             if simplex:  # the softmax's Jacobian
                 slope = c * (slope - (c * slope).sum(dim=0, keepdim=True))
-            return x.step(loss, slope, slope_beta, rate)  # lines 12 to 16
+            return optimiser.step(loss, slope, slope_beta, rate)  # lines 12 to 16
 
-        take = engine.prepared(step, x, data, simplex)
+        take = engine.prepared(step, optimiser, data, simplex)
         while s.j < (end := J if until is None else until):  # line 7
             stop = min(end, (s.j // every + 1) * every, s.j + engine.burst)
             rates = [s.pace * eta * (1 if until else (1 + cos(pi * j / J)) / 2) for j in range(s.j, stop)]
             found = []
             seed(s.t * J + s.j)
             # All rates go to the device at once: each copy alone would make the host wait for the step before.
-            for i, rate in enumerate(x.x.new_tensor(rates), start=s.t * J + s.j):  # line 8
+            for i, rate in enumerate(optimiser.x.new_tensor(rates), start=s.t * J + s.j):  # line 8
                 found.append(take(rate, engine.batch(data, batches(i))))  # line 10: batch i
             losses = torch.stack(found).tolist()  # the host waits for the device here
             s.steps = [Step(loss, rate, bool(skipped)) for (loss, skipped), rate in zip(losses, rates, strict=True)]
             s.j = stop
-            s.alpha[block], s.beta = x.values()
+            s.alpha[block], s.beta = optimiser.values()
             yield s
         if until is not None:
-            s.saved, s.optimiser = x.save(), None
+            s.saved, s.optimiser = optimiser.save(), None
             return
-        s.alpha[block], s.beta = x.values()  # line 17: theta follows from alpha
+        s.alpha[block], s.beta = optimiser.values()  # line 17: theta follows from alpha
         s.t, s.j, s.optimiser = s.t + 1, 0, None
-        del D, x, step, take  # the block is freed before the next one is loaded
+        del D, optimiser, step, take  # the block is freed before the next one is loaded
 
 
 def weights(alpha: Tensor, simplex: bool = False) -> Tensor:

@@ -17,11 +17,9 @@ from stockpot.task.batches import find_labels, leaves, map_tree
 from stockpot.task.data import Data
 from stockpot.task.loss import IGNORED, OWN, Loss, check_torch_loss
 from stockpot.task.metric import Benchmark, Metric
-from stockpot.task.metrics import METRICS
+from stockpot.task.metrics import CLASSES, METRICS, VARIED
 from stockpot.task.shards import backward, needed, shard
 
-CLASSES = [METRICS[name] for name in ("accuracy", "macro_f1", "micro_f1", "balanced_accuracy")]
-VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
 _PIECE = 1024  # samples looked at together
 REPORT = "report"  # the name of the only set of report data
 _TAKEN = ("fit", "held_out")  # what scores are called that are on other data

@@ -259,6 +259,9 @@ MULTI_LABEL = {
     "macro_f1": _metric("macro_f1", _hits, of_sums(_f1, 3)),
     "micro_f1": _metric("micro_f1", _hits, of_sums(_f1, lambda t: [p.sum(1, keepdim=True) for p in t.chunk(3, 1)])),
 }
+# What is asked of labels before anything long: that they are classes of the model, or that they differ.
+CLASSES = [METRICS[name] for name, (statistics, _) in _BUILT_IN.items() if statistics in (_accuracy, _classes)]
+VARIED = [METRICS[name] for name in ("roc_auc", "pearson", "spearman")]  # which constant targets leave without a value
 OURS = (*METRICS.values(), WEIGHTED_LOSS, *MULTI_LABEL.values())
 # What a task computes by its own loss.
 LOSSES = (METRICS["loss"], WEIGHTED_LOSS, METRICS["perplexity"], NATS, BITS)
