@@ -44,16 +44,5 @@ def test_other_names_are_not_there() -> None:
 
 
 def test_the_methods_of_the_paper_are_all_there() -> None:
-    assert list(stockpot.METHODS) == [
-        "best",
-        "uniform",
-        "greedy",
-        "ensemble",
-        "learned",
-        "learned+",
-        "hl",
-        "hl+",
-        "mehl",
-        "mehl+",
-        "crossfit",
-    ]
+    paper = {"best", "uniform", "greedy", "ensemble", "learned", "learned+", "hl", "hl+", "mehl", "mehl+"}
+    assert paper < set(stockpot.METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from stockpot import METHODS, PRESETS, Result, Settings, Soup, Task, compare, cook
 from stockpot.errors import MethodError
 from stockpot.soups import LEARNED, settings_for
-from stockpot.soups.registry import DEFAULT, repetitions, settings_in_comparison
+from stockpot.soups.registry import _OF_AUTHORS, DEFAULT, repetitions, settings_in_comparison
 from stockpot.soups.settings import as_json, block_size_for, declared, steps_for
 from zoo import fine_tunes, mlp, samples, write, zoo
 
@@ -44,7 +45,7 @@ def test_a_method_has_settings_of_its_own_and_the_paper_sets_the_rest() -> None:
     default = settings_for(DEFAULT)
     assert (default.granularity, default.folds, default.block_size) == ("tensor", 4, "fit")
     assert (default.steps, default.lr) == (1000, 0.02)
-    assert set(METHODS) - LEARNED == {"best", "uniform", "greedy", "ensemble"}
+    assert not LEARNED & {"best", "uniform", "greedy", "ensemble"}
 
 
 def test_beside_others_the_default_takes_its_schedule_from_its_own_settings_alone() -> None:
@@ -249,6 +250,17 @@ def test_switches_that_do_not_go_together() -> None:
     with pytest.raises(MethodError, match="expected None: the softmax couples all models, found 4"):
         settings_for("learned", block_size=4)
     assert set(PRESETS) == {"paper", "authors"}
+
+
+def test_preset_authors_refuses_what_its_code_does_not_read() -> None:
+    """A setting that is new is refused until it is allowed, instead of having no effect."""
+    code = (Path(__file__).parents[2] / "src" / "stockpot" / "soups" / "authors.py").read_text()
+    others = [field for field in fields(Settings) if field.name not in _OF_AUTHORS]
+    assert {field.name for field in others} >= {"beta", "folds", "directions", "low_memory", "parallel"}
+    for field in others:
+        assert f"settings.{field.name}" not in code
+        with pytest.raises(MethodError, match="preset 'authors': expected a setting that the released code has"):
+            settings_for("mehl+", "authors", **{field.name: field.default})
 
 
 def test_a_folder_is_no_pool(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def _row(run: Run, method: Method, kind: str) -> Row:
         chosen=method is run.chosen,
         recommended=method is run.chosen and advised(run.results["verdict"]),
         baseline=method.name == run.results["baseline"],
-        servable=method.name != "ensemble",
+        servable=method.W is not None,
     )  # fmt: skip
 
 

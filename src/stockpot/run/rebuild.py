@@ -79,7 +79,7 @@ def _folder(run: Path, method: str | None) -> Path:
         raise RunError.of(
             f"method {name!r} of run {run}",
             expected=f"one that made a soup: {', '.join(known)}",
-            found="an ensemble, which is no soup" if name == "ensemble" else "none of that name",
+            found="one that is no soup" if name in (one.name for one in found.methods) else "none of that name",
             fix="choose one of these with --method",
         )
     return run / METHODS / slug(name)

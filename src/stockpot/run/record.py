@@ -135,7 +135,7 @@ def read_method(root: Path, folder: Path, name: str, *, tables: bool = False) ->
     found = _read_arrays(folder / WEIGHTS, root, {"W": 2, **_parts(known)})
     W = found.pop("W", None)
     with readable(folder / WEIGHTS):
-        if (W is None) != (name == "ensemble") or (W is not None and W.shape[1] != len(result["groups"])):
+        if (W is not None) != REGISTRY[name].soup or (W is not None and W.shape[1] != len(result["groups"])):
             raise ValueError(f"no W with a column for each of the {len(result['groups'])} groups")
         if W is not None and not np.isfinite(W).all():
             raise ValueError("mixing weights that are not finite")

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from stockpot.errors import MethodError
-from stockpot.soups.settings import Settings, block_size_for, declared, unknown
+from stockpot.soups.settings import Granularity, Settings, block_size_for, declared, unknown
 
 DEFAULT = "crossfit"
 
@@ -21,6 +21,7 @@ class Method:
     summary: str  # one line for people who have read no paper
     decides: str  # module:function in stockpot.soups, (problem, method, settings, store) -> Decision
     defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that differ from those of `Settings`
+    soup: bool = True  # False: its decision has no W
     learned: bool = False
     simplex: bool = False  # a softmax over the models; all of them are loaded at once
     blockwise: bool = False  # a block size can be chosen
@@ -29,6 +30,12 @@ class Method:
     # How many checkpoints are read of K, with the soup built once to be scored and once to be reported.
     reads: Callable[[int], int] = lambda K: 4 * K
     own: frozenset[str] = frozenset()  # settings that a comparison's common settings do not reach
+
+    def granularity(self, settings: Settings) -> Granularity | Callable[[str], str] | None:
+        """What W has a column for: the model, unless the defaults name something finer; None where there is no W."""
+        if not self.soup:
+            return None
+        return settings.granularity if "granularity" in self.defaults else "model"
 
 
 # The paper's appendix B: lr 0.01 and weight decay 0.1 on the hyperplane, 0.05 and 0 on the simplex.
@@ -44,7 +51,7 @@ METHODS: Mapping[str, Method] = {
         Method("greedy", "the average of the models that helped when added one by one", "baselines:greedy_soup",
                scores_ingredients=True, vectors=5),
         Method("ensemble", "averages the outputs of all models: no soup, and as slow as all of them together",
-               "baselines:ensemble", reads=lambda K: 2 * K),
+               "baselines:ensemble", soup=False, reads=lambda K: 2 * K),
         Method("learned", "one learned weight per model, between 0 and 1", "learn:learned_soup",
                {**_SIMPLEX, "granularity": "model"}, learned=True, simplex=True),
         Method("learned+", "learned weights per part of the model, between 0 and 1", "learn:learned_soup",
@@ -73,10 +80,11 @@ PRESETS: Mapping[str, str] = {
     "authors": "what the authors' released code does instead, in a file of its own (hl, hl+, mehl, mehl+)",
 }
 AUTHORS = ("hl", "hl+", "mehl", "mehl+")
-# How the engine works and what it adds to the paper; soups/authors.py has none of it.
-_NOT_AUTHORS = frozenset(
-    {"beta", "budget", "folds", "directions", "memory", "low_memory", "compile", "graphs", "parallel", "shards"}
-)
+# What soups/authors.py reads: it has none of the engine's settings, and none of what is added to the paper.
+_OF_AUTHORS = frozenset(
+    {"granularity", "block_size", "passes", "blocks", "steps", "epochs", "batch_size", "accumulate", "lr",
+     "weight_decay", "ties", "seed"}
+)  # fmt: skip
 
 
 def decides(method: Method, preset: str | None = None) -> Any:
@@ -114,7 +122,7 @@ def settings_for(method: str, preset: str | None = None, **given: Any) -> Settin
                 fix="use preset 'paper', or leave it out",
             )
         chosen["weight_decay"] = 0.0
-        for name in _NOT_AUTHORS & given.keys():
+        for name in given.keys() - _OF_AUTHORS:
             raise MethodError.of(
                 f"setting {name} with preset 'authors'",
                 expected="a setting that the released code has",
@@ -162,7 +170,7 @@ def settings_in_comparison(
     if preset == "authors" and name not in AUTHORS:
         preset = None
     elif preset == "authors":
-        reach = {key: value for key, value in reach.items() if key not in _NOT_AUTHORS}
+        reach = {key: value for key, value in reach.items() if key in _OF_AUTHORS}
     if own.get("epochs") is not None:
         reach.pop("steps", None)  # the one that is set for this method replaces the other one set for all
     if own.get("steps") is not None:

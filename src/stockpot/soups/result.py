@@ -135,9 +135,8 @@ def decided(
 ) -> Result:
     """One method up to, and without, the report data; refused once that has been looked at."""
     method, how = method_named(name), about(name, settings, preset)
-    layout = None
-    if name != "ensemble":
-        layout = problem.layout(settings.granularity if method.learned else "model")
+    granularity = method.granularity(settings)
+    layout = None if granularity is None else problem.layout(granularity)
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
