@@ -109,6 +109,22 @@ def test_what_cannot_be_pushed(folder: Path, stockpot: Stockpot) -> None:
     assert "a/b/c" in answer.err
 
 
+def test_without_a_network_a_push_says_so(folder: Path, stockpot: Stockpot, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    class ConnectError(Exception):
+        """As httpx has it: no OSError."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(hub, "create_repo", refused)
+    assert stockpot("average", folder / "pool", "--out", folder / "soup").code == 0
+    answer = stockpot("push", folder / "soup", "me/soup")
+    assert "expected the Hub to take it, found [Errno -2] Name or service not known" in answer.err
+    assert "check the name and the network" in answer.err
+
+
 def test_names_that_are_patterns_send_no_other_files(
     folder: Path, stockpot: Stockpot, monkeypatch: pytest.MonkeyPatch
 ) -> None:

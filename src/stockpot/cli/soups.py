@@ -305,7 +305,7 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
         place = hub.upload_folder(
             repo_id=repository, folder_path=folder, allow_patterns=[escape(file.name) for file in sent]
         )
-    except (hub.errors.HfHubHTTPError, OSError) as error:
+    except Exception as error:  # of any of the libraries below it, as those for the network
         found, fix = (
             (str(error).strip() or type(error).__name__).splitlines()[0],
             "log in (`hf auth login`), check the name and the network",
