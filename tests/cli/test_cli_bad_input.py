@@ -28,6 +28,10 @@ CASES = {
     "no model": (POOL + DATA, ["model: required, but not there"]),
     "missing pool": ("pool: {path: nowhere/*.pt}\n" + TOY + DATA, ["nowhere/*.pt", "no files match"]),
     "missing module": (POOL + "model: {python: 'gone:model'}\n" + DATA, ["gone", "no such module"]),
+    "file for a module": (
+        POOL + "model: {python: 'toy.py:model'}\n" + DATA,
+        ["the name of a file", "Fix: write toy:model"],
+    ),
     "missing function": (POOL + "model: {python: 'toy:modle'}\n" + DATA, ["a function modle", "functions"]),
     "missing extra": (
         POOL + "model: {timm: vit_tiny_patch16_224}\ndata: {images: pictures}",

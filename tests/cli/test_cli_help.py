@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,12 @@ def test_every_command_shows_examples(stockpot: Stockpot, command: str) -> None:
     assert answer.code == 0
     assert "Examples:" in answer.out
     assert f"stockpot {command}" in answer.out.split("Examples:")[1]
+
+
+def test_help_names_every_method(stockpot: Stockpot) -> None:
+    soups = {name for name, method in library.METHODS.items() if method.soup}
+    for command, methods in (("cook", soups), ("compare", set(library.METHODS))):
+        assert methods <= set(re.split(r"[\s:,.()]+", stockpot(command, "--help").out.split("Examples:")[0]))
 
 
 def test_version(stockpot: Stockpot) -> None:

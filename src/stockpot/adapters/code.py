@@ -136,6 +136,9 @@ def _module(name: str, folder: Path, reference: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             found = "no such module"
             fix = f"write {name.replace('.', '/')}.py beside the recipe, or install it"
+        if name.endswith(".py"):
+            found, own = "the name of a file", name.removesuffix(".py").replace("/", ".")
+            fix = f"write {own}:{reference.partition(':')[2]}"
         raise bad_model(f"python: {reference}", f"a module {name}", found, fix) from error
 
 
