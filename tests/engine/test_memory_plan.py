@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,9 +15,10 @@ from stockpot.engine import Batch, Directions, Engine, Live, Options
 from stockpot.engine import engine as engines
 from stockpot.engine import plan as plans
 from stockpot.engine.loader import Loader
-from stockpot.engine.plan import MARGIN, Need, Plan, choose, parts
+from stockpot.engine.plan import MARGIN, NAMES, ROUNDED, Need, Plan, choose, parts
 from stockpot.events import Event
 from stockpot.layout import Layout
+from stockpot.soups.settings import declared
 from zoo import fine_tunes, mlp, samples, write, zoo
 
 P = 1_000_000
@@ -39,6 +40,13 @@ def plan(budget: int | None, *, fixed: bool = False, need: Need = NEED, low: boo
 
 def total(block: int, dtype: torch.dtype, pieces: int, low: bool = False) -> int:
     return sum(parts(NEED, block, dtype, pieces, low).values())
+
+
+def test_every_way_to_keep_directions_is_a_setting() -> None:
+    """Two lists, because settings are declared without torch."""
+    kind, _ = declared()["directions"]
+    assert set(get_args(kind)) == {"auto", *NAMES.values()}
+    assert set(ROUNDED) < set(NAMES)
 
 
 def test_the_parts_are_what_learning_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,10 @@ def test_equation_6_is_eight_frames_and_fifteen_files_from_cook(tmp_path: Path) 
     assert names[0] == "cook"
     assert names[-1] == "project"
     assert len(names) <= 8, names
+    table = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text().split("From the call to equation 6")[1]
+    rows = [line.split("|")[1:3] for line in table.split("\n\n")[1].splitlines()[2:]]
+    assert [name for functions, _ in rows for name in re.findall(r"`(\w+)`", functions)] == names
+    assert {f"{ROOT}/{file.strip(' `')}" for _, file in rows} <= near
     assert len(near) <= 15, sorted(near)
     assert len(everything) <= 39, sorted(everything)  # with every check, reader, event and bar; 49 before
 

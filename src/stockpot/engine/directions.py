@@ -141,6 +141,14 @@ def mix(directions: Tensor, alpha: Tensor, bounds: Bounds) -> Tensor:
     return out
 
 
+SCALED = (torch.int8,)  # rows of these have a scale for each model and tile
+
+
+def row_bytes(dtype: torch.dtype, P: int) -> int:
+    """What one direction takes, with its scales."""
+    return P * dtype.itemsize + (4 * -(-P // TILE) if dtype in SCALED else 0)
+
+
 class Directions:
     """b rows of length P on the device; int8 rows have one scale per model and tile."""
 
@@ -202,7 +210,7 @@ def encode_plain(row: Tensor, out: Tensor, scale: Tensor | None, plan: FlatPlan,
 
     row: (P,) exact -> out: (P,) rounded; for int8 also scale: (tiles,), each tile's largest value over 127.
     """
-    if out.dtype != torch.int8:
+    if out.dtype not in SCALED:
         out.copy_(row)
         return
     assert scale is not None

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stockpot.engine.directions import ALIGN, TILE, Tiles
+from stockpot.engine.directions import ALIGN, SCALED, TILE, Tiles
 
 Shape = tuple[int, int]  # rows of D loaded together, warps
 # Measured on an H200 (benchmarks/kernel_speed.py --tune): the fastest or within a few per cent of it for b of 4 to 72.
@@ -227,7 +227,7 @@ def compile_ahead(device: torch.device, dtype: torch.dtype, narrow: torch.dtype,
         with contextlib.suppress(Exception), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
             tiles = Tiles(numbers(0, kind=torch.int64), numbers(ALIGN), numbers(0), numbers(0, 1))
             rows = torch.zeros(2, ALIGN, dtype=dtype, device=device)
-            scale = torch.zeros(1, 2, device=device) if dtype == torch.int8 else None
+            scale = torch.zeros(1, 2, device=device) if dtype in SCALED else None
             flat, alpha = torch.zeros(ALIGN, device=device), torch.zeros(2, 1, device=device)
             encode(flat.to(held), flat.clone(), rows[0], scale, tiles, first=0, count=1, offset=0, models=2, k=0)
             for kind in {torch.float32, narrow}:

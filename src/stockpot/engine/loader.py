@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from stockpot.engine.directions import Directions, Tiles, encode_plain
+from stockpot.engine.directions import SCALED, Directions, Tiles, encode_plain
 from stockpot.engine.live import Live
 from stockpot.events import Listener, ignore, progress
 
@@ -85,7 +85,7 @@ class Loader:
         self.dtype = dtype or live.dtype
         self.waited = 0.0  # seconds spent until blocks were there
         self._tiles = live.tiles
-        if self.dtype == torch.int8 and self._tiles is None:
+        if self.dtype in SCALED and self._tiles is None:
             self._tiles = Tiles.of(live.plan, live.device)
 
     def mean(self, listen: Listener = ignore) -> Tensor:
@@ -102,7 +102,7 @@ class Loader:
         self._last.clear()  # the old block is freed before the next one is loaded
         rows = torch.empty(len(block), live.plan.size, dtype=self.dtype, device=live.device)  # (b, P)
         scale: Tensor | None = None
-        if self.dtype == torch.int8:
+        if self.dtype in SCALED:
             assert self._tiles is not None
             scale = torch.empty(self._tiles.count, len(block), device=live.device)
         exact = self.dtype == live.dtype
@@ -158,7 +158,7 @@ class StreamingLoader(Loader):
         self._row_piece = torch.empty(widest, dtype=dtype, device=device)
         # One buffer for all blocks: graphs that were captured with it stay valid.
         self._rows = torch.empty(block_size, size, dtype=dtype, device=device)  # (b, P)
-        self._scale = torch.empty(self._tiling.count * block_size, device=device) if dtype == torch.int8 else None
+        self._scale = torch.empty(self._tiling.count * block_size, device=device) if dtype in SCALED else None
         self._waiting: tuple[list[int], threading.Thread] | None = None
         self._host_rows: Tensor | None = None
         self._host_scale: Tensor | None = None

@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 
 from stockpot import ranks
-from stockpot.engine.directions import TILE
+from stockpot.engine.directions import row_bytes
 from stockpot.engine.live import Live
 from stockpot.engine.low_memory import gradients_freed, recomputing
 from stockpot.task import Data
 
 NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "int8"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+ROUNDED = [torch.bfloat16, torch.int8]  # where memory is short, on CUDA: the first, then what takes less
 MARGIN = 1.08  # what a forecast may be off without breaking the budget
 MOST = 2 * 2**30  # bytes it may be off at most: what is large (directions, weights) is known to the byte
 LARGE = 2**28  # parameters; above, a launch for each tensor costs less than a flat copy of its gradient
@@ -93,12 +94,11 @@ def parts(
     need: Need, block_size: int, dtype: torch.dtype, accumulate: int, low_memory: bool, one_by_one: bool = False
 ) -> dict[str, int]:
     P = need.parameters
-    width = torch.tensor([], dtype=dtype).element_size()
     step, sample = need.step, need.sample
     if low_memory:
         step, sample = need.spared or (step, sample / 3)
-    out = {
-        "directions": block_size * P * width,
+    return {
+        "directions": block_size * row_bytes(dtype, P),
         "soup": need.held_models * P * need.soup_width,
         "model": P * need.model_width + need.kept,
         "gradients": 0 if low_memory or one_by_one else 2 * P * need.model_width,
@@ -106,9 +106,6 @@ def parts(
         "data": need.data,
         "buffers": min(_PIECES, 16 * P),
     }
-    if dtype == torch.int8:
-        out["directions"] += 4 * block_size * -(-P // TILE)
-    return out
 
 
 def room(budget: int) -> int:
@@ -177,7 +174,7 @@ def planned(live: Live, options: Options, data: Data, block_size: int, fixed_blo
     elif o.directions != "auto":
         dtypes = [DTYPES[o.directions]]
     elif cuda and live.dtype == torch.float32:
-        dtypes = [torch.bfloat16, torch.int8]
+        dtypes = ROUNDED
     else:
         dtypes = [live.dtype]
     step, sample, kept, spared = 0, 0.0, 0, None

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from stockpot.engine.plan import LARGE, NAMES, Need, parts, room
+from stockpot.engine.plan import LARGE, NAMES, ROUNDED, Need, parts, room
 from stockpot.layout import Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.soups.arrangement import keeps_busy
@@ -101,7 +101,7 @@ def learning_memory(size: Size, block: int) -> int:
         kept=size.beside,
     )
     rounded = size.gpu and not size.double and not size.beside  # directions of adapters are not
-    dtype = torch.bfloat16 if rounded else torch.float64 if size.double else torch.float32
+    dtype = ROUNDED[0] if rounded else torch.float64 if size.double else torch.float32
     return sum(parts(need, block, dtype, 1, False).values())
 
 
@@ -201,7 +201,7 @@ def work_of(
 
 def arranged(work: Work, ranks: int, memory: int, pieces: Pieces | None = None) -> Scaled:
     """The arrangement that gives up least: whole models, then rounder directions, then as few ranks together as fit."""
-    dtypes = [torch.bfloat16, torch.int8] if work.width < 8 else [torch.float64]
+    dtypes = ROUNDED if work.width < 8 else [torch.float64]
     limit = (1 - RESERVED) * room(memory)
     for together in (n for n in range(1, ranks + 1) if ranks % n == 0):
         for dtype in dtypes:

@@ -21,7 +21,7 @@ from torch import Tensor
 from stockpot import ranks
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
-from stockpot.engine.plan import NAMES
+from stockpot.engine.plan import NAMES, ROUNDED
 from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
@@ -295,9 +295,9 @@ class Learner:
         if size > 1 and not self.method.simplex:
             self._limit = -(-size // 2)
             change = f"{self._limit} models at a time instead of {size}"
-        elif o.directions in ("auto", "fp32", "bf16") and self.live.device.type == "cuda":
-            self._options = replace(o, directions="int8")
-            change = "models kept as int8"
+        elif o.directions not in ("fp64", NAMES[ROUNDED[-1]]) and self.live.device.type == "cuda":
+            self._options = replace(o, directions=NAMES[ROUNDED[-1]])
+            change = f"models kept as {self._options.directions}"
         elif not o.low_memory:
             self._options = replace(o, low_memory=True)
             change = "gradients and activations in low-memory mode"
