@@ -137,8 +137,8 @@ def _module(name: str, folder: Path, reference: str) -> ModuleType:
             found = "no such module"
             fix = f"write {name.replace('.', '/')}.py beside the recipe, or install it"
         if name.endswith(".py"):
-            found, own = "the name of a file", name.removesuffix(".py").replace("/", ".")
-            fix = f"write {own}:{reference.partition(':')[2]}"
+            found = "the name of a file"
+            fix = f"write {name.removesuffix('.py').replace('/', '.')}:{reference.partition(':')[2]}"
         raise bad_model(f"python: {reference}", f"a module {name}", found, fix) from error
 
 
