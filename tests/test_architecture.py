@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,27 @@ def at_top(tree: ast.Module) -> set[ast.stmt]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found.add(node)
     return found
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_file_needs_itself_to_be_loaded() -> None:
+    """Also within a part; what functions import when they are called, and what is for type checkers, does not count."""
+    names = {name_of(path) for path in modules()}
+    needs: dict[str, set[str]] = {name: set() for name in names}
+    for path in modules():
+        for node in at_top(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in names:
+                # Of a package a file in it, or else what the package itself names.
+                needs[name_of(path)] |= {
+                    inner if (inner := f"{node.module}.{alias.name}") in names else node.module for alias in node.names
+                }
+    assert len(needs["stockpot.soups.mehl"]) >= 3  # it sees something
+    order = list(TopologicalSorter(needs).static_order())  # raises a CycleError that names the circle
+    assert set(order) == names
 
 
 def test_other_peoples_libraries_are_imported_in_one_file_inside_functions() -> None:

@@ -20,7 +20,8 @@ from stockpot.errors import EnsembleError, TaskError
 from stockpot.events import Event
 from stockpot.soups.result import report_weights
 from stockpot.task import METRICS, Data, Metric, Task
-from stockpot.task.data import Sealed, open_report
+from stockpot.task.data import Sealed
+from stockpot.task.task import open_report
 
 from .models import Encoder, Plain, blobs, linear, normalised
 

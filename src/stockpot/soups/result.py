@@ -36,9 +36,9 @@ from stockpot.soups.registry import decides, method_named
 from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
 from stockpot.task.checks import REPORT
-from stockpot.task.data import open_report
 from stockpot.task.metric import Benchmark
 from stockpot.task.scores import worded
+from stockpot.task.task import open_report
 
 _STATUS = Path("/proc/self/status")
 Key = TypeVar("Key")

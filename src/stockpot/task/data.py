@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from stockpot.events import Listener, ignore
 from stockpot.task.batches import leaves
 from stockpot.task.metric import Benchmark, Metric
 from stockpot.task.read_data import Columns, Reader, Samples
-
-if TYPE_CHECKING:
-    from stockpot.task.task import Task
 
 MEMORY_LIMIT = 8 * 2**30
 _PIECE = 1024  # samples hashed at a time
@@ -298,11 +295,3 @@ class Sealed:
     def metrics(self) -> dict[str, Metric]:
         """Of the sets that have their own."""
         return {name: one.metric for name, one in self.__sets.items() if isinstance(one, Benchmark)}
-
-
-def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
-    """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
-    if not task.has_report:
-        fix = "give Task(..., report=...) data that nothing was fitted on"
-        raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)
-    return task._sealed.open(decisions)

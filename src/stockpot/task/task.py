@@ -384,3 +384,11 @@ class Task:
         """Put a checkpoint into the model, as cooking does: also into buffers that the model itself never saves."""
         self.check_names(tensors, spare=spare)
         fill(self.model, tensors, tensors.items())
+
+
+def open_report(task: Task, decisions: Iterable[str]) -> dict[str, Data | Benchmark]:
+    """Break a task's seal to score these decisions, after the last of them was made; all sets of report data."""
+    if not task.has_report:
+        fix = "give Task(..., report=...) data that nothing was fitted on"
+        raise TaskError.of("report scores", expected="a task with report data", found="none", fix=fix)
+    return task._sealed.open(decisions)
