@@ -238,10 +238,10 @@ def _caption(found: Mapping[str, Panel]) -> str:
     text = "Grey is the loss on the data the weights are fitted on, smoothed."
     if any(panel.held_out for panel in found.values()):
         text += (
-            " Thin blue is the loss on what a fold leaves out, one line per fold. The first few steps are taken at several"
-            " rates, each time from the start. Folds are stopped together, where the loss on all of it is lowest; thick"
-            " blue is their mean, and the ring its lowest point. When blue rises while grey falls, the weights begin to"
-            " overfit."
+            " Thin blue is the loss on what a fold leaves out, one line per fold. The first few steps are taken at"
+            " several rates, each time from the start. Folds are stopped together, where the loss on all of it is"
+            " lowest; thick blue is their mean, and the ring its lowest point. When blue rises while grey falls, the"
+            " weights begin to overfit."
         )
     else:
         text += " There is no held-out data in these methods, so the last point was kept."
