@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ranks import worker_shards
 from ranks.worker_shards import RUNS, apart, bound, run, ways, write_pools
 
 
@@ -29,7 +28,8 @@ def main() -> None:
         write_pools(folder)
         alone: dict[str, dict[str, Any]] = {name: run(folder, name) for name in RUNS}
         for size in (2, 4):
-            subprocess.run([sys.executable, worker_shards.__file__, str(size), str(folder), *names], check=True)
+            command = [sys.executable, "-m", "ranks.worker_shards", str(size), str(folder), *names]
+            subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
             for rank in range(size):
                 found = torch.load(folder / f"rank_{rank}_of_{size}.pt")
                 for each in names:
