@@ -46,7 +46,7 @@ CANDIDATES: dict[str, Candidate] = {
     "300 steps, neither paced nor stopped": Candidate(settings={"steps": 300}, replaced=_NEVER),
     "judged every five steps": Candidate(replaced={"stopping.SHARE": 10**9}),
     "tries not longer": Candidate(replaced={"stopping.LONGER": 1}),
-    "last step judged": Candidate(replaced={"judging.judged": _last}),
+    "last step judged": Candidate(replaced={"judging.with_mean": _last}),
     "one fold": Candidate(replaced={"crossfit.average": _one}),
     "two folds": Candidate(settings={"folds": 2}),
     "eight folds": Candidate(settings={"folds": 8}),
