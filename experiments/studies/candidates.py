@@ -50,7 +50,7 @@ CANDIDATES: dict[str, Candidate] = {
     "one fold": Candidate(replaced={"crossfit.average": _one}),
     "two folds": Candidate(settings={"folds": 2}),
     "eight folds": Candidate(settings={"folds": 8}),
-    "no guard": Candidate(replaced={"crossfit.judged": _no_winner}),
+    "no guard": Candidate(replaced={"crossfit.guard_record": _no_winner}),
     **{f"rate {rate:g}": Candidate(settings={"lr": rate}) for rate in (0.002, 0.005, 0.05, 0.1)},
     **{f"{steps:,} steps": Candidate(settings={"steps": steps}) for steps in (500, 4000)},
 }

@@ -59,7 +59,9 @@ def test_a_model_from_another_start_is_named(tmp_path: Path, recorded: bool) -> 
     stranger = {name: -value for name, value in models[0].items()}
     heard: list[Event] = []
     run = tmp_path / "run" if recorded else None
-    cook(Pool.open(*models, stranger), again(), "uniform", run=run, listen=heard.append)
+    pool = Pool.open(*models, stranger)
+    cook(pool, again(), "uniform", run=run, listen=heard.append)
+    assert (pool.facts(measured=False).measured is not None) == recorded, "distances are measured for a record alone"
     assert [event.data["names"] for event in heard if event.kind == "strangers"] == [["state dict 4"]]
     heard.clear()
     compare(Pool.open(*models), again(), ["uniform"], listen=heard.append)

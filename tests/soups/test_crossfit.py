@@ -16,7 +16,7 @@ from stockpot.pool import Pool
 from stockpot.soup import weights
 from stockpot.soups import crossfit, judging, stopping
 from stockpot.soups.crossfit import best_start
-from stockpot.soups.fold import Fold
+from stockpot.soups.fold import Fold, halves_of
 from stockpot.soups.judging import FoldLearner
 from stockpot.soups.learn import Learner
 from stockpot.soups.mehl import weights as mixed
@@ -60,6 +60,25 @@ def test_enough_samples_are_drawn_by_seed_and_kept_in_order(monkeypatch: pytest.
         assert len(one) == 20
         assert torch.equal(one, torch.unique(one))
         assert 100 <= int(one.min()) <= int(one.max()) < 200
+
+
+def test_of_every_part_that_a_fold_leaves_out_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is a group of one sample among many others."""
+    groups = [100 + i if i < 4 else i % 4 for i in range(200)]
+    task = Task(mlp(), samples(200), groups=groups)
+    assert task.fit.groups is not None
+    smallest = len(groups)
+    for _, outside in task.fit.folds(4, 0):
+        halves = halves_of(task.fit, outside)
+        assert sorted(torch.cat(halves).tolist()) == sorted(outside.tolist())
+        ids = [set(task.fit.groups[half].tolist()) for half in halves]
+        assert sum(len(one) for one in ids) == len(set.union(*ids)), "a group is in one half"
+        smallest = min(smallest, *map(len, halves))
+    assert smallest == 1
+    monkeypatch.setattr(crossfit, "ENOUGH", 12)
+    result = cook(write(tmp_path, fine_tunes(mlp, 4)), task, "crossfit", **{**BRIEF, "folds": 4})
+    assert result.held_out is not None
+    assert result.held_out.n == 200
 
 
 def start_of(pool: Pool, task: Task) -> tuple[int, ...]:

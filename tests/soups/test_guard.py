@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stockpot import Event, Soup, Task, cook
 from stockpot.soup import weights
 from stockpot.soups import crossfit
-from stockpot.soups.crossfit import judged, together
+from stockpot.soups.crossfit import guard_record, joined
 from stockpot.soups.problem import Problem
 from stockpot.task import METRICS, Scores
 from zoo import fine_tunes, guard_of, mlp, one_good_model, samples, uneven, weights_of, write, zoo
@@ -71,7 +71,7 @@ def test_a_loss_with_the_wrong_sign_does_not_cost_the_accuracy_that_the_ingredie
 
 def test_whoever_wins_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, task = uneven(tmp_path)
-    monkeypatch.setattr(crossfit, "judged", lambda known: {**judged(known), "winner": "uniform"})
+    monkeypatch.setattr(crossfit, "guard_record", lambda known: {**guard_record(known), "winner": "uniform"})
     W = weights_of(cook(pool, task, "crossfit", **{**BRIEF, "beta": True}))
     assert torch.equal(W, weights.uniform(6, W.shape[1]))
 
@@ -116,14 +116,14 @@ def test_the_guard_steps_in_beyond_chance_only(more: int, winner: str) -> None:
     best[:30] = 0
     learned[30 : 60 + more] = 0
     known = {"learned": learned, "best": best, "uniform": torch.zeros(1000)}
-    decision = judged({name: scores(values) for name, values in known.items()})
+    decision = guard_record({name: scores(values) for name, values in known.items()})
     assert decision["winner"] == winner
     assert decision["over_learned"]["best"][0] == pytest.approx(more / 1000)
 
 
 def test_of_several_that_are_better_the_guard_takes_the_best() -> None:
     right = {"learned": 500, "best": 700, "uniform": 900}
-    assert judged({name: scores(torch.arange(1000) < n) for name, n in right.items()})["winner"] == "uniform"
+    assert guard_record({name: scores(torch.arange(1000) < n) for name, n in right.items()})["winner"] == "uniform"
 
 
 def test_a_score_that_is_no_number_does_not_win_against_the_guard() -> None:
@@ -132,7 +132,7 @@ def test_a_score_that_is_no_number_does_not_win_against_the_guard() -> None:
         "best": scores(torch.ones(50)),
         "uniform": scores(torch.zeros(50)),
     }
-    decision = judged(known)
+    decision = guard_record(known)
     assert decision["winner"] == "best"
     assert decision["held_out"]["learned"] is None  # plain JSON
 
@@ -156,7 +156,7 @@ def test_the_guard_works_for_a_metric_that_is_no_mean(tmp_path: Path) -> None:
 def test_parts_come_together_in_the_order_of_the_whole() -> None:
     places = [torch.tensor([3, 0]), torch.tensor([1, 2])]
     parts = [scores(torch.tensor([30.0, 0.0])), scores(torch.tensor([10.0, 20.0]))]
-    assert together(parts, places).table[:, 0].tolist() == [0, 10, 20, 30]
+    assert joined(parts, places).table[:, 0].tolist() == [0, 10, 20, 30]
 
 
 def test_without_folds_there_is_nothing_to_guard_by(tmp_path: Path) -> None:

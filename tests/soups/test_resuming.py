@@ -107,7 +107,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, variant: str, interval: fl
     [
         ({"seed": 1}, None, "seed 0, now 1"),
         ({}, "settings", "batch_size None, now 16"),
-        ({}, "layout", "expected layout 2, that of this version, found none"),
+        ({}, "format", "expected format 2, that of this version, found none"),
     ],
 )
 def test_what_was_learned_one_way_is_not_continued_in_another(

@@ -24,12 +24,12 @@ from torch import Tensor
 from stockpot.engine import Live
 from stockpot.events import Event
 from stockpot.soup import weights
-from stockpot.soups.fold import Fold, average, halves_of
+from stockpot.soups.fold import Fold, average, halves_of, thin_classes
 from stockpot.soups.judging import FoldLearner, Put
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings
-from stockpot.task import Scores
+from stockpot.task import Data, Scores
 from stockpot.task.data import generator
 from stockpot.task.scores import worded
 
@@ -42,7 +42,6 @@ CALIBRATION = 1024
 # Samples at most that the start is chosen on and that say when to stop. More of them cost time in proportion and
 # changed no result that could be told from chance (docs/decisions.md).
 ENOUGH = 2048
-SHOWN = 5  # classes named in one note
 
 
 def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
@@ -53,8 +52,7 @@ def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: S
         return learned_soup(problem, method, settings, store)
     layout = problem.layout(settings.granularity)
     with problem.live(layout) as live:
-        splits = problem.task.fit.folds(settings.folds, settings.seed)
-        few = enough(torch.arange(len(problem.task.fit)), settings.seed)
+        splits, few = divided(problem.task.fit, settings)
         simple: dict[str, Scores] = {}
 
         def begin(put: Put | None) -> Members:
@@ -67,20 +65,30 @@ def crossfit_soup(problem: Problem, method: Method, settings: Settings, store: S
         return _guarded(problem, live, found, simple or _simple(problem, live, splits, few))
 
 
-def enough(indices: Tensor, seed: int) -> Tensor:
-    """As many of these samples as decisions on the way are made on, in their order, drawn by chance."""
+def divided(data: Data, settings: Settings) -> tuple[Sequence[Split], Tensor]:
+    """The samples inside and outside every fold, and as many of all as decisions on the way are made on."""
+    splits = data.folds(settings.folds, settings.seed)
+    halves = [half for _, outside in splits for half in halves_of(data, outside)]
+    return splits, enough(torch.arange(len(data)), settings.seed, halves)
+
+
+def enough(indices: Tensor, seed: int, parts: Sequence[Tensor] = ()) -> Tensor:
+    """As many of these samples as decisions on the way are made on, in their order, drawn by chance; some of each part.
+
+    A part may be a single group, so small that none of it is drawn.
+    """
     if len(indices) <= ENOUGH:
         return indices
-    drawn = torch.randperm(len(indices), generator=generator("enough", seed))[:ENOUGH]
-    return indices[drawn.sort().values]
+    drawn = indices[torch.randperm(len(indices), generator=generator("enough", seed))[:ENOUGH]]
+    missed = [part[:1] for part in parts if not torch.isin(part, drawn).any()]
+    return torch.cat([drawn, *missed]).sort().values
 
 
 def cross_fitted(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:
     """Any learned method once per fold, from the mean of all models, averaged."""
     layout = problem.layout(settings.granularity)
     with problem.live(layout) as live:
-        splits = problem.task.fit.folds(settings.folds, settings.seed)
-        few = enough(torch.arange(len(problem.task.fit)), settings.seed)
+        splits, few = divided(problem.task.fit, settings)
         return _learned(problem, live, method, settings, splits, few, None, store)
 
 
@@ -102,7 +110,7 @@ def best_start(problem: Problem, live: Live, splits: Sequence[Split], few: Tenso
         for ranking, (_, outside) in zip(rankings, pairs, strict=True):
             W = _put_mean(problem, live, ranking[:n], put)
             parts.append(problem.score_live(live, W, calibration=CALIBRATION, indices=outside, with_loss=False))
-        return together(parts, [torch.searchsorted(few, outside) for _, outside in pairs])
+        return joined(parts, [torch.searchsorted(few, outside) for _, outside in pairs])
 
     n = fewer = len(problem.pool)
     best = scored(n)
@@ -142,13 +150,13 @@ def _learned(
         W,
         live.layout,
         beta,
-        held_out=together([parts[place] for place in sorted(parts)], [half for both in halves for half in both]),
+        held_out=joined([parts[place] for place in sorted(parts)], [half for both in halves for half in both]),
         history=learner.history(),
-        notes=(*learner.notes(), *_thin_classes(data.labels, settings.folds)),
+        notes=(*learner.notes(), *thin_classes(data.labels, settings.folds)),
     )
 
 
-def together(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
+def joined(parts: Sequence[Scores], places: Sequence[Tensor]) -> Scores:
     """Scores of parts of the samples as one, in the order of the whole."""
     table = torch.empty(sum(one.n for one in parts), parts[0].table.shape[1], dtype=torch.float64)
     for one, place in zip(parts, places, strict=True):
@@ -170,7 +178,7 @@ def _guarded(problem: Problem, live: Live, found: Decision, simple: Mapping[str,
     assert found.held_out is not None
     problem.held_out.update(simple)
     known = {"learned": found.held_out, **simple}
-    record = judged(known)
+    record = guard_record(known)
     problem.listen(Event("guard", record))
     history = (*found.history, {"kind": "guard", **record})
     winner = str(record["winner"])
@@ -195,7 +203,7 @@ def _simple(
         problem.one_on(problem.best_on(_both(inside, few), by_content=True), outside, put) for inside, outside in splits
     ]
     uniform = problem.score_live(live, _put_mean(problem, live, range(len(problem.pool)), put), with_loss=False)
-    return {"best": together(best, [outside for _, outside in splits]), "uniform": uniform}
+    return {"best": joined(best, [outside for _, outside in splits]), "uniform": uniform}
 
 
 def _put_mean(problem: Problem, live: Live, members: Sequence[int], put: Put | None) -> Tensor:
@@ -214,7 +222,7 @@ def _both(some: Tensor, others: Tensor) -> Tensor:
     return some[torch.isin(some, others)]
 
 
-def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
+def guard_record(known: Mapping[str, Scores]) -> dict[str, Any]:
     """Who wins between `learned` and the others, all scored on the same samples, and by how much.
 
     Each of the others is another chance to be ahead by luck, so they share the 5 % (Bonferroni).
@@ -232,16 +240,3 @@ def judged(known: Mapping[str, Scores]) -> dict[str, Any]:
         "over_learned": {name: [finite(x) for x in found] for name, found in over.items()},
         "winner": max(better, key=lambda name: known[name].value, default="learned"),
     }
-
-
-def _thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:
-    """Classes that some fold is judged without, however they are spread."""
-    if labels is None:
-        return ()
-    classes, counts = torch.unique(labels[labels >= 0], return_counts=True)
-    thin = [str(label) for label in classes[counts < folds].tolist()]
-    if not thin:
-        return ()
-    more = f" and {len(thin) - SHOWN} more" if len(thin) > SHOWN else ""
-    which = f"class {thin[0]} has" if len(thin) == 1 else f"classes {', '.join(thin[:SHOWN])}{more} have"
-    return (f"{which} fewer than {folds} samples: some of the {folds} folds are judged without",)

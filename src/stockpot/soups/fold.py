@@ -15,7 +15,8 @@ from stockpot.soups.mehl import State, weights
 from stockpot.soups.problem import finite
 from stockpot.task import Data
 
-LAYOUT = 2  # of saved states; another one wherever what is saved changes
+FORMAT = 2  # of saved states; another one wherever what is saved changes
+SHOWN = 5  # classes named in one note
 _ANEW = "start anew (cook and compare: --overwrite), or go on with the version of stockpot that began it"
 Moments = dict[str, Tensor]  # all that an optimiser's next step depends on: AdamW.save
 
@@ -67,6 +68,19 @@ def halves_of(data: Data, outside: Tensor) -> list[Tensor]:
     return [half for half in (outside[units % 2 == 0], outside[units % 2 == 1]) if len(half)]
 
 
+def thin_classes(labels: Tensor | None, folds: int) -> tuple[str, ...]:
+    """Classes that some fold is judged without, however they are spread."""
+    if labels is None:
+        return ()
+    classes, counts = torch.unique(labels[labels >= 0], return_counts=True)
+    thin = [str(label) for label in classes[counts < folds].tolist()]
+    if not thin:
+        return ()
+    more = f" and {len(thin) - SHOWN} more" if len(thin) > SHOWN else ""
+    which = f"class {thin[0]} has" if len(thin) == 1 else f"classes {', '.join(thin[:SHOWN])}{more} have"
+    return (f"{which} fewer than {folds} samples: some of the {folds} folds are judged without",)
+
+
 def average(folds: Sequence[Fold], simplex: bool) -> tuple[Tensor, float | None]:
     """A soup is linear in its mixing weights, so the mean of the folds' is a soup too, and usually a better one."""
     W = torch.stack([weights(fold.state.alpha, simplex) for fold in folds]).mean(dim=0)
@@ -102,16 +116,16 @@ def fold_states(folds: Sequence[Fold]) -> Saved:
             "counts": [fold.taken, fold.skipped],
             "at_block": [first.t, first.beta],
         }
-    return tensors, {"folds": values, "layout": LAYOUT}
+    return tensors, {"folds": values, "format": FORMAT}
 
 
-def check_layout(values: Mapping[str, Any]) -> None:
+def check_format(values: Mapping[str, Any]) -> None:
     """A state that another version has saved in another way is not read."""
-    if values.get("layout") != LAYOUT:
+    if values.get("format") != FORMAT:
         raise RunError.of(
             "the saved state of an unfinished method",
-            expected=f"layout {LAYOUT}, that of this version",
-            found="none" if values.get("layout") is None else f"layout {values['layout']}",
+            expected=f"format {FORMAT}, that of this version",
+            found="none" if values.get("format") is None else f"format {values['format']}",
             fix=_ANEW,
         )
 

@@ -26,7 +26,7 @@ from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held
 from stockpot.soups.arrangement import Arrangement, Entry
-from stockpot.soups.fold import Fold, average, check_layout, check_same_settings, fold_states, restore_folds
+from stockpot.soups.fold import Fold, average, check_format, check_same_settings, fold_states, restore_folds
 from stockpot.soups.mehl import State, mehl_soup, weights
 from stockpot.soups.problem import Decision, Problem, StateStore, finite
 from stockpot.soups.registry import Method
@@ -358,7 +358,7 @@ class Learner:
         if saved is None:
             return False
         tensors, values = saved
-        check_layout(values)
+        check_format(values)
         check_same_settings(values.get("settings"), as_json(self.settings))
         self._entries = [
             (int(kind), int(t), int(fold), int(j), loss, rate)
