@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import statistics
@@ -52,17 +53,23 @@ def job(folder: Path, shape: dict[str, int], samples: int, device: str, **settin
     torch.manual_seed(1)
     data = torch.randint(0, shape["words"], (samples, 48)), torch.randint(0, 4, (samples,))
     task = stockpot.Task(Classifier(**shape).to(device), data, autocast=torch.bfloat16 if device == "cuda" else None)
-    pool, path = stockpot.Pool.open(folder), []
+    pool, path, reached = stockpot.Pool.open(folder), [], []
 
     def listen(event: Event) -> None:
         if event.kind == "engine":
             path.append(event.data["path"])
+        elif event.kind == "step":
+            reached.append(time.perf_counter())  # those of a burst come together, when all are done
 
     began, busy = time.perf_counter(), time.process_time()
     result = stockpot.cook(pool, task, "hl+", lr=0.01, listen=listen, **settings)
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     assert result.soup is not None
-    return {"seconds": seconds, "cpu_seconds": busy, "W": result.soup.W.tolist(), "path": path}
+    bursts = [n for n in range(1, len(reached)) if reached[n] - reached[n - 1] > 1e-3]
+    each = math.nan
+    if len(bursts) > 1:  # after the first, which pays for what is paid once
+        each = (reached[bursts[-1]] - reached[bursts[0]]) / (bursts[-1] - bursts[0])
+    return {"seconds": seconds, "cpu_seconds": busy, "each": each, "W": result.soup.W.tolist(), "path": path}
 
 
 def rank(folder: Path, steps: int) -> None:
@@ -126,7 +133,7 @@ def two_ranks(steps: int, repeat: int) -> dict[str, Any]:
 
 
 def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
-    """Seconds of `steps` steps, those of a job less those of one with a tenth of them, in pairs of either order."""
+    """Seconds of a step within a job, after those that pay for its beginning, in pairs of either order."""
     soups: dict[bool, list[Any]] = {False: [], True: []}
     pairs: list[dict[bool, float]] = []
     with tempfile.TemporaryDirectory() as place:
@@ -138,13 +145,12 @@ def world_of_one(steps: int, repeat: int) -> dict[str, Any]:
                 if world:
                     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
                     dist.all_reduce(torch.zeros(1, device="cuda"))  # from here NCCL and its threads are there
-                few = max(1, steps // 10)
-                short, whole = (job(folder, LARGE, 512, "cuda", steps=n, batch_size=128) for n in (few, steps))
+                whole = job(folder, LARGE, 512, "cuda", steps=steps, batch_size=128)
                 if world:
                     dist.destroy_process_group()
                 assert whole["path"] == ["CUDA graph"], whole["path"]
                 soups[world].append(whole["W"])
-                pair[world] = (whole["seconds"] - short["seconds"]) / (steps - few)
+                pair[world] = whole["each"]
             if turn >= 0:
                 pairs.append(pair)
     first, *others = soups[False]
