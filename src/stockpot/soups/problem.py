@@ -52,6 +52,8 @@ class StateStore(Protocol):
 
     def save(self, tensors: dict[str, Tensor], values: dict[str, Any], part: int | None = None) -> None: ...
 
+    def keep(self, soup: Soup) -> str: ...  # writes the record of a soup that is to be had meanwhile; where that is
+
 
 @dataclass(frozen=True)
 class Decision:
