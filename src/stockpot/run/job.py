@@ -220,11 +220,12 @@ class Job:
             self.results[name] = earlier
             store.clear()  # a kill may have come between the record and this
             return True
+        problem.keep = store.keep
         try:
             result = decided(problem, name, settings, preset, store)
         except KeyboardInterrupt as error:
             if (best := getattr(error, "best", None)) is not None:
-                error.kept = Path(store.keep(best))  # type: ignore[attr-defined]
+                error.kept = store.keep(best)  # type: ignore[attr-defined]
             raise
         seconds, host, device = store.earlier
         host, device = max(host, result.peak_host), max(device, result.peak_device)

@@ -91,12 +91,12 @@ class DiskStore:
         path = self._path if part is None else self._folder / _PART.format(part)
         self._write(path, tensors, values, (seconds, host, device))
 
-    def keep(self, soup: Soup) -> str:
+    def keep(self, soup: Soup) -> Path:
         """The soup can be built from its record, whatever becomes of the method."""
         if ranks.first():
             files.make_directory(self._folder, self._root)
             soup.write_record(self._folder, self._max_shard, root=self._root)
-        return str(self._folder)
+        return self._folder
 
     def _write(
         self, path: Path, tensors: dict[str, Tensor], values: dict[str, Any], spent: tuple[float, int, int]

@@ -56,9 +56,9 @@ class FoldLearner(Learner):
             self._close_engine()  # what files are read into needs the room
         start = mixing.chosen(len(self.problem.pool), len(self.live.layout), self._begin(put))
         self._begin = None
-        if self._store is not None:  # usable before anything is learned
+        if self.problem.keep is not None:  # usable before anything is learned
             how = {**about(self.method.name, self.settings), "stopped": "before learning"}
-            record = self._store.keep(Soup(self.problem.pool, self.live.layout, start, about=how))
+            record = str(self.problem.keep(Soup(self.problem.pool, self.live.layout, start, about=how)))
             models = int((start[:, 0] > 0).sum())
             self.listen(Event("kept", {"models": models, "of": len(start), "record": record}))
         for fold in self.folds:
