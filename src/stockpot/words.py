@@ -70,12 +70,6 @@ def seconds(value: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def between(low: float, high: float) -> str:
-    """Seconds, known as well as that."""
-    ends = seconds(low), seconds(high)
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
 def size(value: float | None) -> str:
     if value is None or not math.isfinite(value) or value <= 0:
         return "–"

@@ -457,20 +457,22 @@ def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
     assert load_recipe(file).method.settings().memory == 8 * 2**30
 
 
-@pytest.mark.parametrize(("given", "seconds"), [("90", 90), ("90s", 90), ("10min", 600), ("1.5h", 5400), ("0.5", 0.5)])
-def test_a_budget_is_a_time(tmp_path: Path, given: str, seconds: float) -> None:
+@pytest.mark.parametrize(("given", "seconds"), [
+    ("90", 90), ("90s", 90), ("10min", 600), ("1.5h", 5400), ("0.5", 0.5), ("200k samples", "200k samples"),
+])  # fmt: skip
+def test_a_budget_is_a_time_or_samples(tmp_path: Path, given: str, seconds: float | str) -> None:
     file = tmp_path / "recipe.yaml"
     start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
     file.write_text(f"{start}method: {{budget: {given}}}\n")
     assert load_recipe(file).method.settings().budget == seconds
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "10 minutes", "true", ".inf"])
+@pytest.mark.parametrize("given", ["0", "-1", "10 minutes", "true", ".inf", "0 samples", "k samples"])
 def test_what_is_no_time_is_refused(tmp_path: Path, given: str) -> None:
     file = tmp_path / "recipe.yaml"
     start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
     file.write_text(f"{start}method: {{budget: {given}}}\n")
-    with pytest.raises(RecipeError, match=r"expected a time such as 10min, 90s, 1\.5h or a number of seconds"):
+    with pytest.raises(RecipeError, match=r"expected a time such as 10min, .*or samples such as 200k samples, found"):
         load_recipe(file)
 
 

@@ -25,6 +25,7 @@ from stockpot.errors import MethodError
 from stockpot.files import at_home
 from stockpot.recipe.data import Data
 from stockpot.recipe.values import (
+    Budget,
     Bytes,
     Code,
     Donor,
@@ -33,7 +34,6 @@ from stockpot.recipe.values import (
     Number,
     OfOneKind,
     PythonCode,
-    Seconds,
     Section,
     Space,
 )
@@ -65,7 +65,7 @@ def _field(name: str, kind: Any, setting: Setting, default: Any = None) -> tuple
     if setting.unit == "bytes":
         options, about = [Bytes], f"{about} A size such as `8GiB`."
     if setting.unit == "seconds":
-        options, about = [Seconds], f"{about} A time such as `10min`."
+        options, about = [Budget], f"{about} A time such as `10min`."
     if name == "seed":
         about += " Default: `output.seed`."
     kinds = functools.reduce(operator.or_, [*options, None] if default is None else options)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
 
+from stockpot.soups.settings import samples_in
 from stockpot.zoo.plan import checked, number
 
 
@@ -55,11 +56,14 @@ def parse_bytes(value: object) -> int:
     return int(found)
 
 
-def parse_seconds(value: object) -> float:
-    """A number of seconds, or a time with its unit."""
+def parse_budget(value: object) -> float | str:
+    """A number of seconds or a time with its unit; samples stay text, as settings have them."""
+    if isinstance(value, str) and samples_in(value) is not None:
+        return value
     found = _measured(value, _SECONDS)
     if found is None:
-        raise ValueError(f"expected a time such as 10min, 90s, 1.5h or a number of seconds, found {value!r}")
+        expected = "a time such as 10min, 90s, 1.5h, a number of seconds, or samples such as 200k samples"
+        raise ValueError(f"expected {expected}, found {value!r}")
     return float(found)
 
 
@@ -72,7 +76,9 @@ def _measured(value: Any, units: dict[str, int]) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)]
+Budget = Annotated[
+    float | str, BeforeValidator(parse_budget), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)
+]
 Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 
