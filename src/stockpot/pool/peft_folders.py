@@ -121,9 +121,8 @@ def open_adapter(folder: Path) -> Adapter:
         raise refusal(folder, "lora_A and lora_B of every module", found, "save or download the adapter again")
     said = targets(config)
     if said is not None and (extra := [module for module in pairs if not named_by(said, module)]):
-        expected = f"factors of the target_modules in {CONFIG}: {listed(sorted(said))}"
         found, fix = f"those of others: {listed(extra)}", "use the configuration that was saved with these weights"
-        raise refusal(folder, expected, found, fix)
+        raise refusal(folder, f"factors of the target_modules in {CONFIG}: {listed(sorted(said))}", found, fix)
     ranks, alphas = (_patterns(folder, config, field, len(pairs)) for field in ("rank_pattern", "alpha_pattern"))
     factors: dict[str, Factors] = {}
     added: dict[str, tuple[str, float]] = {}
@@ -207,8 +206,7 @@ def _number(folder: Path, config: Mapping[str, Any], table: Patterns, default: s
     letters = _places(module)
     value = next((own for matches, own in table if matches(module, letters)), config.get(default))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**31:
-        expected = f"a positive number for {default}"
-        raise refusal(folder / CONFIG, expected, repr(value)[:80], "save the adapter again")
+        raise refusal(folder / CONFIG, f"a positive number for {default}", repr(value)[:80], "save the adapter again")
     return float(value)
 
 
