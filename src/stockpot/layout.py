@@ -68,8 +68,9 @@ class Layout:
             if name in absent:
                 kept[name] = ABSENT
             elif not (spec.dtype.is_floating_point or spec.dtype.is_complex):
-                differs = facts is not None and name not in facts.frozen and name not in left_out
-                if differs and spec.dtype in (torch.int8, torch.uint8) and len(spec.shape) > 1:
+                # Indices and masks are the same in all; only counters, which are single numbers, may differ.
+                table = len(spec.shape) > 1 and spec.dtype not in (torch.int64, torch.bool)
+                if table and name not in left_out and _differs(pool, name, facts):
                     raise LayoutError.of(
                         f"tensor {name}",
                         expected="weights that can be averaged number by number",
@@ -172,6 +173,14 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
         return group
 
     return checked
+
+
+def _differs(pool: Pool, name: str, facts: PoolFacts | None) -> bool:
+    """Whether the ingredients have different tensors of this name."""
+    if facts is not None:
+        return name not in facts.frozen
+    first = pool.tensor(0, name)
+    return any(not torch.equal(pool.tensor(k, name), first) for k in range(1, len(pool)))
 
 
 def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
