@@ -96,9 +96,8 @@ class Layout:
                 wanted[name] = group_name(first_of.get(name, name))
         if not wanted:
             counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
-            expected = "at least one tensor to mix"
             fix = "widen include or exclude"
-            raise LayoutError.of("layout", expected=expected, found=f"none of {len(pool.specs)} ({counts})", fix=fix)
+            raise LayoutError.of("layout", "at least one tensor to mix", f"none of {len(pool.specs)} ({counts})", fix)
         groups = tuple(dict.fromkeys(wanted.values()))
         index = {group: i for i, group in enumerate(groups)}
         return cls(
@@ -169,9 +168,8 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     def checked(name: str) -> str:
         group: object = granularity(name)  # a user's function may return anything
         if not isinstance(group, str):
-            expected = "the name of a group"
             fix = "return a string for every tensor name"
-            raise LayoutError.of(f"granularity function for {name!r}", expected=expected, found=repr(group), fix=fix)
+            raise LayoutError.of(f"granularity function for {name!r}", "the name of a group", repr(group), fix)
         return group
 
     return checked
@@ -212,9 +210,8 @@ def _left_out(
 def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
     names = set(fnmatch.filter(pool.specs, pattern))
     if not names:
-        expected = "a pattern that matches tensor names"
         fix = f"names look like: {', '.join(list(pool.specs)[:5])}"
-        raise LayoutError.of(f"{option} pattern {pattern!r}", expected=expected, found="no match", fix=fix)
+        raise LayoutError.of(f"{option} pattern {pattern!r}", "a pattern that matches tensor names", "no match", fix)
     return names
 
 

@@ -112,9 +112,8 @@ class DiskStore:
 
 
 def _damaged(path: Path, error: Exception, fix: str) -> RunError:
-    found = f"{type(error).__name__}: {error}"
     fix = f"{fix}; the method then starts from its beginning"
-    return RunError.of(str(path), expected="the saved state of an unfinished method", found=found, fix=fix)
+    return RunError.of(str(path), "the saved state of an unfinished method", f"{type(error).__name__}: {error}", fix)
 
 
 class Journal:

@@ -49,11 +49,8 @@ def check(W: Tensor, models: int, groups: int) -> Tensor:
         raise SoupError.of("mixing weights", expected=expected, found=f"shape {tuple(W.shape)}", fix=fix)
     W = W.detach().to("cpu", torch.float64)
     if not bool(torch.isfinite(W).all()):
-        found, fix = (
-            f"{int((~torch.isfinite(W)).sum())} NaN or Inf",
-            "lower the learning rate; a soup is never saved so",
-        )
-        raise SoupError.of("mixing weights", expected="finite numbers", found=found, fix=fix)
+        fix = "lower the learning rate; a soup is never saved so"
+        raise SoupError.of("mixing weights", "finite numbers", f"{int((~torch.isfinite(W)).sum())} NaN or Inf", fix)
     worst = float((W.sum(dim=0) - 1.0).abs().max())
     # Weights that are large and cancel are rounded in proportion.
     if worst > SUM_TOLERANCE * max(1.0, float(W.abs().max())):
