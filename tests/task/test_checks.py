@@ -77,7 +77,7 @@ class OneOutput(nn.Module):
 def test_classes_need_an_output_each() -> None:
     data = {"x": X, "labels": Y}
     with pytest.raises(
-        DataError, match=r"expected 0 \(the model has one output\), found .*data.target: number or multi"
+        DataError, match=r"expected 0 \(the model has one output\), found (?s:.*)data.target: number or multi"
     ):
         Task(OneOutput(), data)
     task = Task(OneOutput(), data, metric="loss")  # of whole numbers that are measured

@@ -117,9 +117,8 @@ def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
     tied = [shown(one.path) for one in generates if any("lora_embedding_" in f.A for f in one.factors.values())]
     if tied:
         found = f"deltas of an embedding that the base ties to its output layer: {listed(tied)}"
-        expected = "adapters that one set of weights can hold"
         fix = "untie the base and train on that, or leave them out"
-        raise MismatchError.of("the adapters", expected=expected, found=found, fix=fix)
+        raise MismatchError.of("the adapters", "adapters that one set of weights can hold", found, fix)
 
 
 def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | None) -> Checkpoint:
@@ -133,12 +132,11 @@ def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | N
         found_there = cached(str(base) if base is not None else name, revision)
         if found_there is None:
             found = f"{str(base or name)!r:.300} neither as a path here nor in the Hugging Face cache"
-            fix = "download the base and give its folder: Pool.open(..., base='path/to/base')"
             raise PoolError.of(
                 "the base of the adapters",
-                expected="a local model folder or checkpoint",
-                found=found if base or name else f"none named in {CONFIG}, and none given",
-                fix=fix,
+                "a local model folder or checkpoint",
+                found if base or name else f"none named in {CONFIG}, and none given",
+                "download the base and give its folder: Pool.open(..., base='path/to/base')",
             )
         path = found_there
     checkpoint = open_checkpoint(path, rename=rename)
