@@ -341,7 +341,7 @@ def test_models_of_tokens_take_no_label_per_sample(home: Path) -> None:
     said = refusal(home, model=tagger(home), **data)
     assert "data for BertForTokenClassification: expected data.words and tags, found neither" in said
     (home / "mine.py").write_text("def loss(model, batch):\n    return model(batch['input_ids']).logits.mean((1, 2))\n")
-    own = {"loss": {"python": "mine:loss"}, "metric": "loss", "label": "y"}
+    own: dict[str, Any] = {"loss": {"python": "mine:loss"}, "metric": "loss", "label": "y"}
     assert task(home, **data, **own).metric.name == "loss"  # who knows what to do with them
 
 
