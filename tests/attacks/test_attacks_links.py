@@ -175,7 +175,7 @@ def _quick() -> Iterator[None]:
         return f"{begin}method: {{methods: [best, greedy]}}\noutput: {{dir: run}}\n"
 
     def pool(out: Path, **options: Any) -> Any:
-        return make(out, trials=2, processes=1, **options)
+        return make(out, trials=2, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})

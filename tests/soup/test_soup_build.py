@@ -104,6 +104,21 @@ def test_the_ingredients_dtype_stays_unless_told_otherwise(tmp_path: Path, dtype
     assert soup.state_dict(dtype=torch.float16)["w"].dtype == torch.float16
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_without_scales_is_mixed_like_any_other_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Torch can neither add them nor find the largest."""
+    values = [torch.tensor([value, 2.0 * value, 224.0]).to(dtype) for value in (1.0, 1.0, 2.0, 4.0)]
+    pool = write(tmp_path, [{"w": value, "bn.running_mean": value} for value in values])
+    found = Soup.uniform(pool).state_dict()["w"]
+    assert found.dtype == dtype
+    one = Soup(pool, Layout.of(pool), torch.eye(4, dtype=torch.float64)[:, 2:3]).state_dict()
+    assert one["w"].view(torch.uint8).equal(values[2].view(torch.uint8))
+    assert found.float().tolist() == [2.0, 4.0, 224.0]
+    far = Soup(pool, Layout.of(pool), torch.tensor([[-3e4], [0], [0], [3e4 + 1]], dtype=torch.float64))
+    with pytest.raises(SoupError, match=f"soup tensor w: expected values that {str(dtype)[6:]} can hold"):
+        far.state_dict()
+
+
 def test_sums_are_kept_in_single_precision(tmp_path: Path) -> None:
     """In bf16 itself the small parts would be lost one by one: 256 + 1 = 256 there."""
     states = [{"w": torch.full((3,), value).bfloat16()} for value in [256.0] + [1.0] * 31]

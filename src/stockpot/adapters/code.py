@@ -47,8 +47,7 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library
-        expected = "an installed one"
-        found = "none" if missing else f"one that does not load ({error})"
+        expected, found = "an installed one", "none" if missing else f"one that does not load ({error})"
         raise bad_model(f"library {library}", expected, found, f"pip install 'stockpot[{EXTRAS[library]}]'") from error
 
 

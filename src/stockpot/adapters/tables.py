@@ -235,9 +235,8 @@ def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:
             columns = [[] for _ in names]
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    where, expected = f"{file}, row {count + 2}", f"{len(names)} values, as many as column names"
-                    fix = "correct the row; put quotes around text with delimiters"
-                    raise bad_data(where, expected, str(len(row)), fix)
+                    where, fix = f"{file}, row {count + 2}", "correct the row; put quotes around text with delimiters"
+                    raise bad_data(where, f"{len(names)} values, as many as column names", str(len(row)), fix)
                 for column, cell in zip(columns, row, strict=True):
                     column.append(cell)
                 count += 1

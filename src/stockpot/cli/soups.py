@@ -306,11 +306,9 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
             repo_id=repository, folder_path=folder, allow_patterns=[escape(file.name) for file in sent]
         )
     except Exception as error:  # of any of the libraries below it, as those for the network
-        found, fix = (
-            (str(error).strip() or type(error).__name__).splitlines()[0],
-            "log in (`hf auth login`), check the name and the network",
-        )
-        raise RunError.of(f"upload to {repository}", expected="the Hub to take it", found=found, fix=fix) from error
+        found = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = "log in (`hf auth login`), check the name and the network"
+        raise RunError.of(f"upload to {repository}", "the Hub to take it", found, fix) from error
     say(f"Sent to {place}")
 
 

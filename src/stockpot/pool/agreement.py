@@ -76,7 +76,7 @@ def bare_factors(checkpoints: Sequence[Checkpoint]) -> list[str]:
     expected = "full checkpoints, or adapters in the folders that PEFT wrote (adapter_config.json beside the weights)"
     fix = "give the folders of the adapters and their base=, or merge them into full checkpoints (merge_and_unload)"
     return [
-        describe(shown(one.path), expected=expected, found=f"factors of LoRA adapters: {listed(names)}", fix=fix)
+        describe(shown(one.path), expected, f"factors of LoRA adapters: {listed(names)}", fix)
         for one in checkpoints
         if (names := [name for name in one.specs if _PEFT_FACTOR.fullmatch(name)])
     ]

@@ -87,9 +87,8 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
-        given = f"{type(source).__name__} {str(source)[:60]!r}"
         fix = "give text or Path objects, or the state dicts of models"
-        raise refusal("Pool.open", "paths, patterns and folders", given, fix)
+        raise refusal("Pool.open", "paths, patterns and folders", f"{type(source).__name__} {str(source)[:60]!r}", fix)
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)

@@ -71,13 +71,13 @@ def sorted_out(folders: Sequence[Path], base: str | Path | None, rename: Rename 
         except StockpotError as error:
             refused.append(str(error))
     most = max(usable, key=lambda kind: len(usable[kind]), default=())
-    for other in usable.keys() - {most}:
+    for other in (kind for kind in usable if kind != most):
         expected, found = (f"{kind[0]!r} at {kind[1]!r}" for kind in (most, other))
         if most[:2] == other[:2]:
             expected, found = (f"{found} with {listed(kind[2:]) or 'no tensors'} beside it" for kind in (most, other))
         fix = "mix adapters of one base and head; others make another pool"
         refused += [
-            str(MismatchError.of(shown(one), expected=f"an adapter of {expected}, as most are", found=found, fix=fix))
+            str(MismatchError.of(shown(one), f"an adapter of {expected}, as most are", found, fix))
             for one in usable[other]
         ]
     return usable.get(most, []), refused
@@ -125,9 +125,8 @@ def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
     tied = [shown(one.path) for one in generates if any("lora_embedding_" in f.A for f in one.factors.values())]
     if tied:
         found = f"deltas of an embedding that the base ties to its output layer: {listed(tied)}"
-        expected = "adapters that one set of weights can hold"
         fix = "untie the base and train on that, or leave them out"
-        raise MismatchError.of("the adapters", expected=expected, found=found, fix=fix)
+        raise MismatchError.of("the adapters", "adapters that one set of weights can hold", found, fix)
 
 
 def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | None) -> Checkpoint:
@@ -141,12 +140,11 @@ def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | N
         found_there = cached(str(base) if base is not None else name, revision)
         if found_there is None:
             found = f"{str(base or name)!r:.300} neither as a path here nor in the Hugging Face cache"
-            fix = "download the base and give its folder: Pool.open(..., base='path/to/base')"
             raise PoolError.of(
                 "the base of the adapters",
-                expected="a local model folder or checkpoint",
-                found=found if base or name else f"none named in {CONFIG}, and none given",
-                fix=fix,
+                "a local model folder or checkpoint",
+                found if base or name else f"none named in {CONFIG}, and none given",
+                "download the base and give its folder: Pool.open(..., base='path/to/base')",
             )
         path = found_there
     checkpoint = open_checkpoint(path, rename=rename)

@@ -168,10 +168,9 @@ class Pool:
         changes = [line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))]
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-            expected = "files that stay as they are while they are used"
             found = "\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n "
             fix = "let whatever writes to them finish, or restore them, and run again; no soup was written"
-            raise ChangedError.of("the ingredients", expected=expected, found=found, fix=fix)
+            raise ChangedError.of("the ingredients", "files that stay as they are while they are used", found, fix)
 
     def sampled(self) -> dict[str, str]:
         """A digest of some pages of each ingredient's files: enough to see that another host has other models."""

@@ -29,10 +29,9 @@ def pool_paths(recipe: Recipe) -> list[str]:
     folder = recipe.path(recipe.finetune.dir)
     with contextlib.suppress(OSError):  # opening the pool says why
         if not folder.exists() or not any(folder.iterdir()):
-            expected = "the checkpoints of this recipe's search"
             found = "an empty folder" if folder.is_dir() else "no such folder"
             fix = "run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path"
-            raise RecipeError.of(f"finetune.dir {folder}", expected=expected, found=found, fix=fix)
+            raise RecipeError.of(f"finetune.dir {folder}", "the checkpoints of this recipe's search", found, fix)
     return [str(folder)]
 
 
@@ -66,9 +65,8 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
     section, output, run = recipe.method, recipe.output, recipe.path(recipe.output.dir)
     load = functools.partial(code_of, recipe)
     if run.resolve() == recipe.folder.resolve():
-        what, expected = f"output.dir {output.dir!r}", "a directory of its own"
         fix = "choose another directory, such as output.dir: runs/first"
-        raise RunError.of(what, expected=expected, found="the recipe's folder", fix=fix)
+        raise RunError.of(f"output.dir {output.dir!r}", "a directory of its own", "the recipe's folder", fix)
     content = (recipe.digest(), recipe.resolved(), code_digests(recipe))
     shared = {
         **section.model_dump(include={"preset", "include", "exclude", "donor"}),
@@ -156,8 +154,7 @@ def _lm_eval(section: LmEval, recipe: Recipe, loaded: LoadedModel) -> dict[str, 
 
     if loaded.tokenizer is None:
         expected, fix = "a model with a tokenizer", "use model.transformers, and model.tokenizer if it has none"
-        found = f"model.{recipe.model.kind}, which has none"
-        raise RecipeError.of("data.report.lm_eval", expected=expected, found=found, fix=fix)
+        raise RecipeError.of("data.report.lm_eval", expected, f"model.{recipe.model.kind}, which has none", fix)
     return lm_eval_tasks(
         section.tasks,
         loaded.tokenizer(),

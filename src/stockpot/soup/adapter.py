@@ -250,8 +250,7 @@ def resolve(form: Form, rank: int | None, *, statistics: bool = False) -> Litera
     number = isinstance(form, int) and not isinstance(form, bool) and form > 0
     if not number and form not in ("auto", "merged", "adapter"):
         fix = "adapter is exact; a number is the highest rank that the adapter may have"
-        expected = "auto, merged, adapter, or a rank such as 64"
-        raise SoupError.of("form of the soup", expected=expected, found=repr(form)[:60], fix=fix)
+        raise SoupError.of("form of the soup", "auto, merged, adapter, or a rank such as 64", repr(form)[:60], fix)
     if form == "merged" or (form == "auto" and (rank is None or statistics or rank > RANKS[-1])):
         return "merged"
     if form == "auto":

@@ -256,14 +256,12 @@ def _record(path: Path) -> dict[str, Any]:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        expected = f"a soup record of format {FORMAT}"
-        raise SoupError.of(str(file), expected=expected, found=repr(found)[:80], fix="update stockpot")
+        raise SoupError.of(str(file), f"a soup record of format {FORMAT}", repr(found)[:80], "update stockpot")
     return value
 
 
 def _damaged(subject: str, expected: str, found: str) -> SoupError:
-    fix = "restore the file from a copy, or cook again"
-    return SoupError.of(subject, expected=expected, found=found, fix=fix)
+    return SoupError.of(subject, expected, found, "restore the file from a copy, or cook again")
 
 
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
@@ -271,9 +269,8 @@ def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     if options.keys() - {"base"} != {"key", "rename", "mixed_dtypes"}:
         raise ValueError("opened_with has other options than a pool is opened with")
     if options["rename"] == "custom":
-        expected = "renaming by a prefix map"
         fix = "open the pool yourself and pass it as ingredients="
-        raise SoupError.of("soup record", expected=expected, found="a Python function, which is not stored", fix=fix)
+        raise SoupError.of("soup record", "renaming by a prefix map", "a Python function, which is not stored", fix)
     if ingredients is not None:
         return Pool.open(ingredients, **options)
     # A record names files; a stranger's pattern such as /**/* would search the whole disk, and hf:// would go online.

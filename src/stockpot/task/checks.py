@@ -74,8 +74,7 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
         raise TaskError.of("report_groups", expected="groups of sets that are there", found=repr(unknown[0]), fix=fix)
     for name in groups or ():
         if isinstance(report[name], Benchmark):  # whose questions stand for themselves
-            found, fix = f"a benchmark in {name!r}", "leave its groups out"
-            raise TaskError.of("report_groups", expected="sets of samples", found=found, fix=fix)
+            raise TaskError.of("report_groups", "sets of samples", f"a benchmark in {name!r}", "leave its groups out")
     return {name: (source, (groups or {}).get(name)) for name, source in report.items()}
 
 

@@ -109,8 +109,7 @@ def draw_trials(
     if count is None:
         count = len(listed or ())
     if listed is not None and len(listed) != count:
-        expected = f"{count} listed trials"
-        raise MethodError.of("trials", expected=expected, found=str(len(listed)), fix="leave count out")
+        raise MethodError.of("trials", f"{count} listed trials", str(len(listed)), "leave count out")
     if count < 1:
         raise _too_few(str(count))
     chosen = {**SPACES, **(spaces or {})}
