@@ -218,6 +218,8 @@ class TextReader:
         self._check_long(long, longest.__getitem__)
         if not len(rows):
             expected, fix = "tokens to learn", "check the columns; chats need messages of the role assistant"
+            if long and not self.splits:
+                fix += f"; or all that is learned came after {self.longest:,} tokens, where it was truncated"
             raise bad_data(f"{self.split} data, data.{self.key}", expected, "none in any sample", fix)
         if empty:
             self._tell(f"{empty:,} without a token to learn, left out")
