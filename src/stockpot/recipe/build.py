@@ -84,8 +84,8 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     """The model on the CPU; `pretrained` also gives it the weights that `finetune` starts from."""
+    from stockpot.adapters.huggingface import pool_class_names
     from stockpot.adapters.models import load_model
-    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.model
     loaded = load_model(
@@ -103,6 +103,8 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         if getattr(recipe.data, key) is not None and loaded.purpose not in purposes:
             fix = f"set model.auto_class, such as {name}, or name other columns"
             raise TaskError.of(f"data.{key}", expected=expected, found=type(loaded.model).__name__, fix=fix)
+    if recipe.data.python is None and recipe.data.loss is None:
+        _check_columns(recipe, loaded)
     if recipe.data.python is None:
         settle_problem(recipe.data.target, loaded)
         with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
@@ -172,7 +174,7 @@ def build_data(
     """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import read_splits
-    from stockpot.adapters.source import Columns, DataSource, Share
+    from stockpot.adapters.splits import Columns, DataSource, Share
     from stockpot.adapters.tables import Limits
 
     section = recipe.data
@@ -319,6 +321,23 @@ MODELS = {  # columns, and which models they are for
     "prompt": (("causal", "seq2seq"), "a language model: causal or sequence-to-sequence", "AutoModelForCausalLM"),
     "words": (("tags",), "a model for token classification", "AutoModelForTokenClassification"),
 }
+
+
+def _check_columns(recipe: Recipe, loaded: LoadedModel) -> None:
+    """The loss of a model of tokens takes no label per sample; the library says so in shapes alone."""
+    section = recipe.data
+    target = None if section.target == "class" else f"data.target: {section.target}"
+    wrong = {
+        "causal": ("no label per sample: it learns its input", target if section.label is None else "data.label"),
+        "seq2seq": ("data.prompt and completion", "neither" if section.prompt is None else None),
+        "tags": ("data.words and tags", "neither" if section.words is None else None),
+    }
+    expected, found = wrong.get(loaded.purpose, ("", None))
+    if found is not None:
+        fix = "write so; or, for a label per sample, set model.auto_class, such as AutoModelForSequenceClassification"
+        raise TaskError.of(f"data for {type(loaded.model).__name__}", expected=expected, found=found, fix=fix)
+
+
 _PROBLEMS = {"class": "single_label_classification", "number": "regression", "multi": "multi_label_classification"}
 
 

@@ -143,8 +143,8 @@ def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> Sequence[Fo
         alike = labels.numel() == logits.numel() and len(labels) == len(logits)
         several = labels.shape == logits.shape and logits.ndim == 2
         return [form for form, fits in ((squared_errors, alike), (binary_losses, several)) if fits]
-    if labels.ndim == 1 and fit_together(logits, labels):
-        return [sample_losses]
+    if labels.ndim == 1 and fit_together(logits, labels):  # one output has no classes to tell apart
+        return [squared_errors if logits.shape[1:] == (1,) else sample_losses]
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
         return [next_tokens, same_tokens] if is_causal(model) else [same_tokens, next_tokens]
     return []

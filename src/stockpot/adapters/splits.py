@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stockpot import words
 from stockpot.adapters.labels import DEFAULTS
 from stockpot.adapters.tables import LIMITS, Array, Limits, Table, bad_data, not_there
 from stockpot.errors import DataError
@@ -153,7 +154,7 @@ def cut(
             wanted = ", ".join(f"{n}: {s}" for n, s in shares.items() if n in others)
             raise bad_data(f"splits of {where}", f"at most its {size} samples", wanted, "ask for fewer samples")
         if end == start:
-            found = f"none: {where} has {size}" + ("" if ends is None else f", in {len(ends)} groups")
+            found = f"none: {where} has {size}" + ("" if ends is None else f", in {words.plural(len(ends), 'group')}")
             fix = "ask for a larger share" if ends is None or len(ends) > len(others) else "give data of more groups"
             raise bad_data(f"data.{name}", "at least one sample", found, fix)
         rows[name] = np.sort(order[start:end])
