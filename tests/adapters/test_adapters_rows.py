@@ -13,7 +13,7 @@ import torch
 from stockpot.adapters import images
 from stockpot.adapters.images import decode
 from stockpot.adapters.models import ImageInput
-from stockpot.adapters.source import Share, cut, read_rows
+from stockpot.adapters.splits import Share, cut, read_rows
 from stockpot.adapters.tables import Table
 from stockpot.errors import DataError, RecipeError
 from stockpot.events import Event

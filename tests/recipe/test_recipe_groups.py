@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_recipe_language import checkpoints, learned, refusal, task
 
-from stockpot.adapters.source import Share, cut
+from stockpot.adapters.splits import Share, cut
 from stockpot.errors import DataError, RecipeError
 from stockpot.events import Event
 from words import TEXTS, write

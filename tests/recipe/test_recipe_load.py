@@ -19,7 +19,7 @@ from reference_page import EXAMPLE, PAGE, recipe_reference
 from torch import Tensor
 
 from stockpot.errors import RecipeError, StockpotError
-from stockpot.recipe import Recipe, data, json_schema, load, load_recipe, make_recipe
+from stockpot.recipe import Recipe, data_section, json_schema, load, load_recipe, make_recipe
 from stockpot.recipe.schema import Method
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
@@ -329,11 +329,11 @@ def test_the_metrics_of_recipes_are_those_of_tasks() -> None:
     from stockpot.task import METRICS
     from stockpot.task.metrics import _BUILT_IN
 
-    assert typing.get_args(data.MetricName) == tuple(METRICS)
+    assert typing.get_args(data_section.MetricName) == tuple(METRICS)
     numbers = torch.zeros(3), torch.arange(3.0)
     classes = torch.zeros(3, 2), torch.arange(3)
     of_numbers = [name for name in _BUILT_IN if _takes(METRICS[name], numbers) and not _takes(METRICS[name], classes)]
-    assert list(data._OF_NUMBERS) == of_numbers
+    assert list(data_section._OF_NUMBERS) == of_numbers
 
 
 def _takes(metric: Metric, batch: tuple[Tensor, Tensor]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from stockpot.errors import PoolError, SoupError
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soup import Soup, build, weights
+from stockpot.soup import Soup, contents, weights
 from stockpot.soup.weights import CHUNK, kept_tensor, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
@@ -279,7 +279,7 @@ def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
     pool = write(tmp_path, fine_tunes(normed, 3))
     layout = Layout.of(pool, "model", exclude=["4.bias"])
     W = weights.uniform(3, 1)
-    built = dict(build.tensors(pool, layout, W))
+    built = dict(contents.tensors(pool, layout, W))
     assert same(built, Soup(pool, layout, W, statistics_rule="average").state_dict())
     assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
     own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
@@ -301,7 +301,7 @@ def test_many_idle_cores_share_an_operation(
         seen.add(wide)
         return mix_tensor(*args, **options)
 
-    monkeypatch.setattr(build, "mix_tensor", mixed)
+    monkeypatch.setattr(contents, "mix_tensor", mixed)
     monkeypatch.setattr("torch.get_num_threads", lambda: cores)
     Soup.uniform(pool).save(tmp_path / "soup")
     assert seen == {wide}

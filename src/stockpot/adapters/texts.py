@@ -17,7 +17,7 @@ from stockpot.adapters.chats import chat_parts, check_columns
 from stockpot.adapters.code import said, silent
 from stockpot.adapters.labels import read_tags
 from stockpot.adapters.models import LoadedModel
-from stockpot.adapters.source import DataSource
+from stockpot.adapters.splits import DataSource
 from stockpot.adapters.tables import Array, Table, bad_data
 from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED

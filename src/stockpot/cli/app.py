@@ -21,9 +21,9 @@ import typer
 
 from stockpot import signals
 from stockpot._version import __version__
-from stockpot.cli.cooking import compare, cook, evaluate, report
 from stockpot.cli.inspect import inspect
 from stockpot.cli.pools import demo, finetune
+from stockpot.cli.recipes import compare, cook, evaluate, report
 from stockpot.cli.soups import average, export, push, rebuild
 from stockpot.cli.terminal import Json, document, say, shown
 from stockpot.errors import RankError, StockpotError, WriteError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot import words
-from stockpot.cli.cooking import As
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
+from stockpot.cli.recipes import As
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
 from stockpot.errors import RunError
 from stockpot.progress import drawing

@@ -84,8 +84,8 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     """The model on the CPU; `pretrained` also gives it the weights that `finetune` starts from."""
+    from stockpot.adapters.huggingface import pool_class_names
     from stockpot.adapters.models import load_model
-    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.model
     loaded = load_model(
@@ -174,7 +174,7 @@ def build_data(
     """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import read_splits
-    from stockpot.adapters.source import Columns, DataSource, Share
+    from stockpot.adapters.splits import Columns, DataSource, Share
     from stockpot.adapters.tables import Limits
 
     section = recipe.data

@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from stockpot.errors import MethodError
 from stockpot.files import at_home
-from stockpot.recipe.data import Data
+from stockpot.recipe.data_section import Data
 from stockpot.recipe.values import (
     Bytes,
     Code,

@@ -27,7 +27,7 @@ from stockpot.report.reading import (
     rows_of,
     stands_apart,
 )
-from stockpot.report.weights import weights_by_group
+from stockpot.report.weight_chart import weights_by_group
 from stockpot.run.verdict import advised
 from stockpot.soups.registry import METHODS
 from stockpot.table import DATA, Row, as_markdown, set_headings

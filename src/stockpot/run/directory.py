@@ -275,7 +275,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
     """Plain JSON values. `device` is what the work runs on, as torch names it."""
     import torch
 
-    from stockpot.engine.plan import host_memory
+    from stockpot.engine.memory import host_memory
 
     cuda = device is not None and device.startswith("cuda") and torch.cuda.is_available()
     return {

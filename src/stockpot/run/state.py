@@ -17,7 +17,7 @@ from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
 from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soup.soup import Soup
 from stockpot.soups.fold import Saved, merged
 

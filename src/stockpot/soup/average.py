@@ -28,7 +28,7 @@ from stockpot.pool.peft_folders import adapter_folder
 from stockpot.pool.source import dtype_name
 from stockpot.progress import shown
 from stockpot.soup.adapter import Form
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soup.soup import Soup
 from stockpot.soup.weights import CHUNK, SUM_TOLERANCE, heaviest, statistics_weights
 

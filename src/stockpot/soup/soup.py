@@ -25,9 +25,9 @@ from stockpot.names import differences, fill
 from stockpot.pool import Pool
 from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.source import dtype_name, listed
-from stockpot.soup import build, card, weights
+from stockpot.soup import card, contents, weights
 from stockpot.soup.adapter import Factored, Form, resolve
-from stockpot.soup.build import MAX_SHARD, parse_size
+from stockpot.soup.contents import MAX_SHARD, parse_size
 from stockpot.soup.weights import StatisticsRule
 
 Ingredients = Pool | str | Path | Iterable[str | Path] | None  # where they are now; None: where they were
@@ -143,7 +143,7 @@ class Soup:
     ) -> None:
         if self.written_as == "merged" or self.factored is None:
             coming = self._tensors(dtype, listen, alone=alone)
-            build.write_weights(folder, build.stored_specs(self.pool, self.layout, dtype), coming, shard)
+            contents.write_weights(folder, contents.stored_specs(self.pool, self.layout, dtype), coming, shard)
         else:
             whole = dict(self._tensors(dtype, listen, only=self.factored.dense, alone=alone))
             self.factored.write(folder, whole, dtype)
@@ -151,7 +151,7 @@ class Soup:
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, self.layout, dtype).values())
+        needed = sum(spec.nbytes for spec in contents.stored_specs(self.pool, self.layout, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
         if overwrite:
@@ -163,8 +163,8 @@ class Soup:
                 if source.is_dir():  # an adapter's own tokenizer and chat template go before those of its base
                     # With a config.json transformers takes an adapter's folder for a full model, and fails.
                     without = () if self.written_as == "merged" else ("config.json",)
-                    build.copy_companions(source, folder, without)
-            stored = build.stored_specs(self.pool, self.layout, dtype)
+                    contents.copy_companions(source, folder, without)
+            stored = contents.stored_specs(self.pool, self.layout, dtype)
             card.restate(folder, donor.specs, stored, adapters if self.written_as == "merged" else None)
             yield folder
             self.pool.verify_unchanged()
@@ -238,7 +238,7 @@ class Soup:
     ) -> Iterable[tuple[str, Tensor]]:
         given, rule = self.statistics, self.statistics_rule
         options: dict[str, Any] = {"factored": self.factored, "only": only, "alone": alone, "listen": listen}
-        return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
+        return contents.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
 
 
 # ---- the record

@@ -26,7 +26,7 @@ from stockpot import files
 from stockpot.errors import RunError, StockpotError, TaskError
 from stockpot.events import Event, Listener
 from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check, flat
-from stockpot.soup.build import copy_companions
+from stockpot.soup.contents import copy_companions
 from stockpot.zoo.claims import Claims
 from stockpot.zoo.plan import Trial
 
