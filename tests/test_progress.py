@@ -57,6 +57,16 @@ def test_the_time_that_learning_takes_becomes_a_line() -> None:
     )
 
 
+def test_the_soup_that_is_there_before_learning_becomes_a_line() -> None:
+    activity = Activity()
+    activity.hear(Event("method", {"method": "crossfit"}))
+    told = activity.hear(Event("kept", {"models": 4, "of": 8, "record": "my run/methods/crossfit"}))
+    build = "stockpot rebuild 'my run/methods/crossfit' --out soup"
+    assert told == f"crossfit: the mean of the best 4 of 8 models is to be had meanwhile: {build}"
+    told = activity.hear(Event("kept", {"models": 8, "of": 8, "record": "my run/methods/crossfit"}))
+    assert told == f"crossfit: the mean of 8 models is to be had meanwhile: {build}"
+
+
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
     activity = Activity()
     activity.hear(Event("start", {"methods": {"hl+": 40}, "folds": {"hl+": 1}, "blocks": {"hl+": 2}}))

@@ -7,6 +7,7 @@ stderr. The command line shows it from the start, `cook`, `compare` and `average
 from __future__ import annotations
 
 import html
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +73,10 @@ class Activity:
                 return f"{self._method}: learning takes {words.between(least, most)}{why}{beside}"
             case "step":
                 self._step(data)
+            case "kept":
+                few = f"the best {data['models']} of " if data["models"] < data["of"] else ""
+                said = shlex.join(["stockpot", "rebuild", data["record"], "--out", "soup"])
+                return f"{self._method}: the mean of {few}{data['of']} models is to be had meanwhile: {said}"
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
+from stockpot.run.rebuild import rebuild_soup
 from stockpot.soups.learn import Learner
 from zoo import fine_tunes, mlp, samples, weights_of, write, zoo
 
@@ -70,6 +71,32 @@ def test_an_interruption_carries_the_best_so_far(tmp_path: Path, method: str) ->
     interrupted = task.score().loss
     Soup.uniform(pool).load_into(task.model)
     assert interrupted < task.score().loss
+
+
+def test_a_soup_is_to_be_had_before_anything_is_learned_and_after_a_crash(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path / "pool", 4)
+    told: list[Event] = []
+
+    def crash(event: Event) -> None:
+        told.append(event)
+        if event.kind == "step":
+            raise RuntimeError("the power is gone")
+
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        cook(pool, task, "crossfit", run=tmp_path / "run", listen=crash, **BRIEF)
+    (kept,) = (event for event in told if event.kind == "kept")
+    assert Path(kept.data["record"]) == tmp_path / "run" / "methods" / "crossfit"
+    place, _ = rebuild_soup(Path(kept.data["record"]), out=tmp_path / "soup")
+    soup = Soup.load(place)
+    assert soup.about["stopped"] == "before learning"
+    share = 1 / kept.data["models"]
+    assert set(soup.W.flatten().tolist()) <= {0.0, share}
+    assert (soup.W.sum(dim=0) == 1).all()
+    told.clear()
+    went_on = cook(pool, task, "crossfit", run=tmp_path / "run", **BRIEF)
+    assert went_on.soup is not None
+    assert Soup.load(place).W.shape == went_on.soup.W.shape
+    assert rebuild_soup(tmp_path / "run")[1]  # the record is the final soup's by now
 
 
 def test_a_rank_that_has_no_fold_is_interrupted_as_the_others_are(
