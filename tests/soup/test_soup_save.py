@@ -328,12 +328,12 @@ def test_a_pool_renamed_by_a_function_cannot_be_reopened_from_a_record(tmp_path:
     ("text", "size"), [("2GB", 2 * 10**9), ("1.5 MiB", 1572864), ("300", 300), ("7kb", 7000), (12, 12)]
 )
 def test_sizes(text: str | int, size: int) -> None:
-    assert soup_contents.parse_size(text) == size
+    assert soup_contents.shard_size(text) == size
 
 
 def test_a_size_that_is_none() -> None:
     with pytest.raises(SoupError, match="size 'big': expected a number of bytes such as 2000000"):
-        soup_contents.parse_size("big")
+        soup_contents.shard_size("big")
 
 
 def test_the_soup_is_as_readable_as_any_file_of_the_user(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ EXTRAS = {
     "pyarrow": "tables", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
     "lm_eval": "lm-eval",
     "lightning": "lightning", "pytorch_lightning": "lightning",
+    "jinja2": "cli", "sklearn": "demo", "huggingface_hub": "transformers",
 }  # fmt: skip
 
 

@@ -280,6 +280,7 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
     ```
     """
     from stockpot import files
+    from stockpot.adapters.code import need
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN
 
@@ -288,10 +289,10 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
         fix = "give the folder of a soup, or a run that has written one"
         raise RunError.of(str(source), expected="a saved soup with its card", found=f"no {lacking[0]}", fix=fix)
     files.check_entries(folder, folder)
-    hub = _hub()
+    hub = need("huggingface_hub")
     try:
-        hub.utils.validate_repo_id(repository)
-    except hub.errors.HFValidationError as error:
+        need("huggingface_hub.utils").validate_repo_id(repository)
+    except need("huggingface_hub.errors").HFValidationError as error:
         raise typer.BadParameter(str(error), param_hint="NAME/MODEL") from None
     sent = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in _OURS)
     if dry_run:
@@ -310,14 +311,3 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
         fix = "log in (`hf auth login`), check the name and the network"
         raise RunError.of(f"upload to {repository}", "the Hub to take it", found, fix) from error
     say(f"Sent to {place}")
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        fix = "pip install 'stockpot[transformers]'"
-        raise RunError.of("library huggingface_hub", expected="an installed one", found="none", fix=fix) from error
-    return huggingface_hub

@@ -186,7 +186,11 @@ def weights_of(directory: Path) -> Path | None:
     if known:
         return directory / known[0] if told or not others else None
     single = [name for name in others if name.endswith(".safetensors")]
-    return directory / single[0] if "config.json" in present and len(single) == 1 else None
+    if not known and set(others) <= set(ADAPTER_WEIGHTS):  # opening it says that the configuration is missing
+        single = others
+    elif "config.json" not in present:
+        return None
+    return directory / single[0] if len(single) == 1 else None
 
 
 # ---- the output folders of trainers: which checkpoint stands for a run

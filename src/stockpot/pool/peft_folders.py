@@ -40,7 +40,8 @@ _NAMED = {
     "use_qalora": "QA-LoRA, which pools its inputs",
     "trainable_token_indices": "trainable tokens, which replace rows of the embedding",
 }
-_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # values of init_lora_weights that keep the base
+# Values of init_lora_weights that keep the base.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 _FIX = "leave it out of the pool, or merge it into a full checkpoint first (merge_and_unload) and mix such checkpoints"
 
 _LONGEST = 500  # letters of a module's name, and of a pattern
@@ -191,7 +192,9 @@ def _config(folder: Path) -> Mapping[str, Any]:
         unknown = sorted(str(field) for field, value in config.items() if value and not _HARMLESS.fullmatch(field))
         problem = f"settings that this version does not know: {listed(unknown)}" if unknown else None
     if problem is not None:
-        raise refusal(folder, "an adapter that adds s B A to its base", problem, _FIX)
+        # It acts by the place of a token, so PEFT cannot merge it.
+        fix = "leave it out of the pool" if config.get("alora_invocation_tokens") else _FIX
+        raise refusal(folder, "an adapter that adds s B A to its base", problem, fix)
     return MappingProxyType(config)
 
 

@@ -27,7 +27,7 @@ from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.source import dtype_name, listed
 from stockpot.soup import card, contents, weights
 from stockpot.soup.adapter import Factored, Form, resolve
-from stockpot.soup.contents import MAX_SHARD, parse_size
+from stockpot.soup.contents import MAX_SHARD, shard_size
 from stockpot.soup.weights import StatisticsRule
 
 Ingredients = Pool | str | Path | Iterable[str | Path] | None  # where they are now; None: where they were
@@ -107,7 +107,7 @@ class Soup:
         full model; `auto`, the default, is the exact adapter where servers take its rank, and otherwise merged.
         `root`: the directory that the user named, below which no link is followed.
         """
-        path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
+        path, shard, listen = Path(path), shard_size(max_shard), one_at_a_time(listen)
         soup = self if form is None else self.as_form(form)
         with soup._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
@@ -132,7 +132,7 @@ class Soup:
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
-        path, shard = Path(path), parse_size(max_shard)
+        path, shard = Path(path), shard_size(max_shard)
         soup = self if form is None else self.as_form(form)
         with soup._writing(path, dtype, overwrite, None) as folder:
             soup._write_weights(folder, dtype, shard, listen)

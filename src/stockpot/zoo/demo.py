@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stockpot import files
+from stockpot.adapters.code import need
 from stockpot.errors import DataError, RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Task
@@ -87,12 +88,7 @@ def digits(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:
     if split not in SIZES:
         known, fix = f"one of {', '.join(SIZES)}", "use 'fit' to learn mixing weights on"
         raise DataError.of(f"split {split!r} of the digits", expected=known, found="an unknown one", fix=fix)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        expected, fix = "scikit-learn, which has them inside", "pip install 'stockpot[demo]'"
-        raise DataError.of("the digits of the demo", expected=expected, found="none", fix=fix) from error
-    found = load_digits()
+    found = need("sklearn.datasets").load_digits()
     images = torch.from_numpy(found.images).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 16
     images, labels = (images * (255 / 16)).round().to(torch.uint8), torch.from_numpy(found.target).long()
     order = torch.randperm(len(labels), generator=generator("digits", seed))
