@@ -33,7 +33,9 @@ def test_what_is_required_is_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
     names = {re.split(r"\W", one)[0].lower().replace("pyyaml", "yaml") for one in required}
-    imported = {name.split(".")[0] for path in modules() for _, name in imports(ast.parse(path.read_text()))}
+    sources = [path.read_text() for path in modules()]
+    imported = {name.split(".")[0] for source in sources for _, name in imports(ast.parse(source))}
+    imported |= {name for source in sources for name in re.findall(r"need\(\"(\w+)", source)}
     assert names - imported == set()
 
 
