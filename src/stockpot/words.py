@@ -80,6 +80,14 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
+def bytes_of(given: object) -> int | None:
+    """Of a number of bytes, or a size with its unit such as 5GB or 8GiB; None of anything else."""
+    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", str(given), re.IGNORECASE)
+    if match is None or isinstance(given, (float, bool)):
+        return None
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " ")) or None
+
+
 def count(value: int) -> str:
     """Large counts as a person says them: 22.7 million."""
     for step, word in ((1e9, "billion"), (1e6, "million")):

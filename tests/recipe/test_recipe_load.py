@@ -19,7 +19,7 @@ from reference_page import EXAMPLE, PAGE, recipe_reference
 from torch import Tensor
 
 from stockpot.errors import RecipeError, StockpotError
-from stockpot.recipe import Recipe, data, json_schema, load, load_recipe, make_recipe
+from stockpot.recipe import Recipe, data_section, json_schema, load, load_recipe, make_recipe
 from stockpot.recipe.schema import Method
 from stockpot.soups.registry import METHODS
 from stockpot.soups.settings import declared
@@ -153,7 +153,6 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
         ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs: expected a number of at least 0, found 'x'"),
         ({"finetune": {"lr": -1}}, "finetune.lr: expected a number of at least 0, found -1"),
-        ({"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}}, "finetune.listed.1.lrr: unknown key; did you mean lr?"),
     ],
 )
 def test_each_problem_is_named_with_its_path(sections: dict[str, Any], line: str) -> None:
@@ -329,11 +328,11 @@ def test_the_metrics_of_recipes_are_those_of_tasks() -> None:
     from stockpot.task import METRICS
     from stockpot.task.metrics import _BUILT_IN
 
-    assert typing.get_args(data.MetricName) == tuple(METRICS)
+    assert typing.get_args(data_section.MetricName) == tuple(METRICS)
     numbers = torch.zeros(3), torch.arange(3.0)
     classes = torch.zeros(3, 2), torch.arange(3)
     of_numbers = [name for name in _BUILT_IN if _takes(METRICS[name], numbers) and not _takes(METRICS[name], classes)]
-    assert list(data._OF_NUMBERS) == of_numbers
+    assert list(data_section._OF_NUMBERS) == of_numbers
 
 
 def _takes(metric: Metric, batch: tuple[Tensor, Tensor]) -> bool:
@@ -391,15 +390,6 @@ def test_trials_depend_on_seed_and_number_alone() -> None:
     changed = asdict(two.drawn(seed=3)[7])
     assert changed.pop("augmentation") == 0.7
     assert changed.items() <= asdict(trials[7]).items()
-
-
-def test_listed_trials_are_taken_as_they_are() -> None:
-    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
-    finetune = made(finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data).finetune
-    assert finetune is not None
-    assert finetune.trials == 3
-    assert [trial.lr for trial in finetune.drawn(0)] == [0.1, 0.2, 0.3]
-    assert finetune.drawn(0)[2].seed == 4
 
 
 def test_the_spaces_of_recipes_are_those_of_searches() -> None:

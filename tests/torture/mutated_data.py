@@ -34,7 +34,7 @@ from torch import nn
 from stockpot.adapters.labels import encode
 from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import read_splits
-from stockpot.adapters.source import Columns, DataSource, Share
+from stockpot.adapters.splits import Columns, DataSource, Share
 from stockpot.errors import StockpotError
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
 from stockpot.recipe.load import load_recipe

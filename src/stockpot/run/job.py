@@ -32,7 +32,7 @@ from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soups.arrangement import described, shard_if_asked
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem

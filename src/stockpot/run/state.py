@@ -17,7 +17,7 @@ from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
 from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soup.soup import Soup
 from stockpot.soups.fold import Saved, merged
 
@@ -112,9 +112,8 @@ class DiskStore:
 
 
 def _damaged(path: Path, error: Exception, fix: str) -> RunError:
-    found = f"{type(error).__name__}: {error}"
     fix = f"{fix}; the method then starts from its beginning"
-    return RunError.of(str(path), expected="the saved state of an unfinished method", found=found, fix=fix)
+    return RunError.of(str(path), "the saved state of an unfinished method", f"{type(error).__name__}: {error}", fix)
 
 
 class Journal:

@@ -21,7 +21,7 @@ from torch import Tensor
 from stockpot import ranks
 from stockpot.engine import Engine, Live, Options
 from stockpot.engine.engine import BURST
-from stockpot.engine.plan import NAMES, ROUNDED
+from stockpot.engine.memory import NAMES, ROUNDED
 from stockpot.errors import LearningError, describe
 from stockpot.events import Event
 from stockpot.signals import Stop, held

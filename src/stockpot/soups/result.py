@@ -98,8 +98,7 @@ class Result:
         """Write the soup as `Soup.save` does (`form`, `dtype`, `max_shard`, `overwrite`), its scores in its card."""
         if self.soup is None:
             fix = "save another method's result, such as comparison.best; an ensemble needs all of its models"
-            found = "the ensemble, which is no single model"
-            raise SoupError.of(f"result of {self.method}", expected="a soup", found=found, fix=fix)
+            raise SoupError.of(f"result of {self.method}", "a soup", "the ensemble, which is no single model", fix)
         place = self.soup.save(path, **options)
         add_results(place, "\n".join(table.as_markdown([self.row()])), options.get("root"))
         return place

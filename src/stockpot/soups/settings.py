@@ -195,9 +195,7 @@ def _check(name: str, value: object, kind: Any, setting: Setting) -> None:
     if not any(_is(value, option) for option in options):
         known = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
         expected = [known.get(option) or ", ".join(map(repr, _words(option))) or "a function" for option in options]
-        raise MethodError.of(
-            f"setting {name}", expected=" or ".join(expected), found=repr(value), fix="use one of these"
-        )
+        raise MethodError.of(f"setting {name}", " or ".join(expected), repr(value), "use one of these")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         low = setting.at_least is None or value >= setting.at_least
         low &= setting.above is None or value > setting.above
