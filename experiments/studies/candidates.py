@@ -49,6 +49,7 @@ CANDIDATES: dict[str, Candidate] = {
     "last step judged": Candidate(replaced={"judging.with_mean": _last}),
     "one fold": Candidate(replaced={"crossfit.average": _one}),
     "two folds": Candidate(settings={"folds": 2}),
+    "three folds": Candidate(settings={"folds": 3}),
     "eight folds": Candidate(settings={"folds": 8}),
     "no guard": Candidate(replaced={"crossfit.guard_record": _no_winner}),
     **{f"rate {rate:g}": Candidate(settings={"lr": rate}) for rate in (0.002, 0.005, 0.05, 0.1)},

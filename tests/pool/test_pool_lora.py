@@ -195,7 +195,7 @@ def test_adapters_and_merged_checkpoints_give_the_same_weights(
         ({"peft_type": "LOHA"}, "found 'LOHA'"),
         ({"r": 7}, r"expected rank 7, as adapter_config.json says, found factors of shapes \[2, 16\]"),
         ({"lora_alpha": "much"}, "a positive number for lora_alpha"),
-        ({"rank_pattern": {"(a+)+b": 3}}, "names, or patterns that repeat nothing but"),
+        ({"rank_pattern": {"(a+)+b": 3}}, "plain names or simple patterns"),
     ],
 )
 def test_what_is_not_s_b_a_is_refused_by_name(folders: list[Path], fields: dict[str, Any], text: str) -> None:

@@ -39,7 +39,7 @@ FIELDS: dict[str, Any] = {
     "target_modules": ["q", "layers.0.k", "layers.1.v", "embed", "conv"],
     "fan_in_fan_out": False, "base_model_name_or_path": "base", "revision": None, "init_lora_weights": True,
     "modules_to_save": ["head"], "lora_bias": True, "bias": "none", "task_type": None,
-    "rank_pattern": {"layers.0.q": 3, r".*\.k": 1, "[v]": 1}, "alpha_pattern": {"v": 8, "[a-z].*": 4},
+    "rank_pattern": {"layers.0.q": 3, r".*\.(k|v)": 1}, "alpha_pattern": {"v": 8, "[a-z]+": 4},
 }  # fmt: skip
 PATTERNS = (
     "q",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,8 +47,10 @@ _FIX = "leave it out of the pool, or merge it into a full checkpoint first (merg
 
 _LONGEST = 500  # letters of a module's name, and of a pattern
 _MOST_WORK = 2_000_000  # patterns times modules; 10,000 patterns take half a second to read
-_REPEATED = re.compile(r"[()|*+?{}]")
-Patterns = list[tuple[list[re.Pattern[str]], Any]]  # the parts between `.*`, and the value for what they match
+_CHOICE = re.compile(r"[()|*+?{}]")
+_PIECE = re.compile(r"\\[dDwWsS]|\\[^\w\s]|\[\^?[^\[\]\\^]+\]|\(\?:|[^\[\]\\]")  # a letter, class, or sign of a pattern
+Alternatives = list[list[tuple[Any, str]]]  # sequences of (letter, class or group, and what follows it: *, +, ?)
+Patterns = list[tuple[Callable[[str, Mapping[str, int]], bool], Any]]  # what matches, and the value for it
 
 
 @dataclass(frozen=True)
@@ -203,19 +206,21 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 def _number(folder: Path, config: Mapping[str, Any], table: Patterns, default: str, module: str) -> float:
     """The rank or alpha of a module: that of the first pattern which matches the end of its name, as in PEFT."""
-    value = next((own for parts, own in table if _matches(parts, module)), config.get(default))
+    letters = _places(module)
+    value = next((own for matches, own in table if matches(module, letters)), config.get(default))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**31:
         raise refusal(folder / CONFIG, f"a positive number for {default}", repr(value)[:80], "save the adapter again")
     return float(value)
 
 
 def _patterns(folder: Path, config: Mapping[str, Any], field: str, modules: int) -> Patterns:
-    """The patterns of a configuration, read once for all modules. Of what repeats only `.*` is taken, so that the parts
-    between have fixed lengths: other patterns of a stranger could keep Python's matcher busy for ever."""
+    """The patterns of a configuration, read once for all modules. Python's own matcher is asked only where nothing is
+    repeated or chosen: a stranger's pattern could keep it busy for ever. All others are followed letter by letter."""
     table = config.get(field)
     if not isinstance(table, dict | None):
         raise refusal(folder / CONFIG, f"{field} as a table of names", repr(table)[:80], "save the adapter again")
-    if len(table or ()) * max(modules, 200) > _MOST_WORK:
+    chosen = [pattern for pattern in table or () if _CHOICE.search(pattern)]
+    if max(len(table or ()) * max(modules, 200), sum(map(len, chosen)) * modules) > _MOST_WORK:
         found, fix = f"{len(table or ()):,} for {modules:,} modules", "write fewer of them"
         raise refusal(folder / CONFIG, f"a bearable number of patterns in {field}", found, fix)
     made: Patterns = []
@@ -223,26 +228,75 @@ def _patterns(folder: Path, config: Mapping[str, Any], field: str, modules: int)
         try:
             if len(pattern) > _LONGEST:
                 raise ValueError("it is too long")
-            *before, last = pattern.split(".*")
-            if any(map(_REPEATED.search, [*before, last])):
-                raise ValueError("a choice, or a repetition other than `.*`")
-            parts = [*before, rf"(?:{last})\Z"]
-            parts[0] = rf"(?:^|(?<=\.))(?:{parts[0]})"
-            made.append(([re.compile(part) for part in parts], value))
+            if _CHOICE.search(pattern):
+                pieces = _PIECE.findall(pattern)
+                if "".join(pieces) != pattern:
+                    raise ValueError("more than letters, classes, alternatives and repeated letters")
+                made.append((partial(_ends, _alternatives(pieces[::-1])), value))
+            else:
+                made.append((partial(_plain, re.compile(rf"(?:.*\.)?(?:{pattern})\Z")), value))
         except (ValueError, re.error) as error:
-            expected, found = f"names, or patterns that repeat nothing but `.*`, in {field}", f"{pattern!r:.80}"
-            raise refusal(folder / CONFIG, expected, f"{found} ({reason(error)})", "write names instead") from error
+            expected, found = f"plain names or simple patterns in {field}", f"{pattern!r:.80} ({reason(error)})"
+            raise refusal(folder / CONFIG, expected, found, "write names instead") from error
     return made
 
 
-def _matches(parts: list[re.Pattern[str]], name: str) -> bool:
-    """Whether the pattern takes the name from its start, or from behind a dot, to its end, as in PEFT.
+def _alternatives(pieces: list[str], depth: int = 0) -> Alternatives:
+    """What `a|b` may be, as sequences of a letter or group and what follows it; `pieces` are taken from the end."""
+    found: Alternatives = [[]]
+    while pieces:
+        piece = pieces.pop()
+        if piece == ")" and depth:
+            return found
+        if piece == "|":
+            found.append([])
+            continue
+        if piece in (")", "*", "+", "?", "{", "}") or depth > 9:
+            raise ValueError(f"{piece!r} at an odd place")
+        atom = _alternatives(pieces, depth + 1) if piece in ("(", "(?:") else piece
+        if isinstance(atom, str):
+            re.compile(atom)  # such as [z-a]
+        many = pieces.pop() if pieces and pieces[-1] in ("*", "+", "?") else ""
+        if many in ("*", "+") and isinstance(atom, list):
+            raise ValueError("a repeated group")
+        found[-1].append((atom, many))
+    if depth:
+        raise ValueError("a group without an end")
+    return found
 
-    Each part is taken where it comes first: that leaves the most to the others.
-    """
-    at = 0
-    for part in parts:
-        if (found := part.search(name, at)) is None:
-            return False
-        at = found.end()
-    return True
+
+def _places(name: str) -> dict[str, int]:
+    """Where each letter of a name is: bit i for letter i."""
+    found: dict[str, int] = {}
+    for number, letter in enumerate(name):
+        found[letter] = found.get(letter, 0) | 1 << number
+    return found
+
+
+def _plain(pattern: re.Pattern[str], name: str, letters: Mapping[str, int]) -> bool:  # noqa: ARG001  (as `_ends`)
+    return pattern.match(name) is not None
+
+
+def _ends(tree: Alternatives, name: str, letters: Mapping[str, int]) -> bool:
+    """Whether the pattern takes the name from its start, or from behind a dot, to its end."""
+    return bool(_after(tree, letters.get(".", 0) << 1 | 1, letters, 1 << len(name)) & 1 << len(name))
+
+
+def _after(tree: Alternatives, start: int, letters: Mapping[str, int], end: int) -> int:
+    """The places (as bits) behind a match that begins at one of the places `start`."""
+    found = 0
+    for sequence in tree:
+        at = start
+        for atom, many in sequence:
+            if isinstance(atom, list):
+                then = _after(atom, at, letters, end)
+            elif atom in ("^", "$"):
+                then = at & (1 if atom == "^" else end)
+            else:
+                mask = sum(places for letter, places in letters.items() if re.fullmatch(atom, letter))
+                then = (at & mask) << 1
+                while many in ("*", "+") and (more := then | (then & mask) << 1) != then:
+                    then = more
+            at = then | at if many in ("?", "*") else then
+        found |= at
+    return found
