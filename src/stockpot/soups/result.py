@@ -35,6 +35,7 @@ from stockpot.soups.settings import Settings, as_json
 from stockpot.task import Data, Scores, Task
 from stockpot.task.checks import REPORT
 from stockpot.task.metric import Benchmark
+from stockpot.task.scores import worded
 from stockpot.task.task import open_report
 
 _STATUS = Path("/proc/self/status")
