@@ -45,17 +45,10 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
     from stockpot.pool import Pool
 
-    section = recipe.pool
-    options = section.model_dump(include={"key", "rename", "mixed_dtypes"})
+    options = recipe.pool.model_dump(include={"key", "rename", "mixed_dtypes"})
     pool = Pool.open(*pool_paths(recipe), base=pool_base(recipe), listen=listen, **options)
-    return finite(pool, section.nonfinite, listen)
-
-
-def finite(pool: Pool, rule: str, listen: Listener = ignore) -> Pool:
-    """What is used of a pool by `pool.nonfinite`."""
-    if rule == "refuse":
-        pool.verify_finite(listen)
-    return pool.drop_nonfinite(listen) if rule == "drop" else pool
+    pool.verify_finite(listen)
+    return pool
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
