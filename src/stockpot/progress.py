@@ -23,7 +23,7 @@ OFTEN = 0.25  # seconds between two looks of a notebook's cell
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints"}
 _STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
-# Where held-out data ends learning, this times what would be left if nothing got better any more (experiments/remaining.py).
+# Where held-out data ends learning: this times what would be left if nothing got better (experiments/remaining.py).
 LIKELY = 1.3
 FIRST, SLOWEST = 5.0, 60.0  # seconds until a plain line about work in progress; doubled each time, up to the other
 
