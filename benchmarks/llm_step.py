@@ -230,7 +230,7 @@ def soup(
                 "forecast_gib": round(engine.plan.total / GIB, 2),
                 "parts_gib": {name: round(size / GIB, 2) for name, size in engine.plan.parts.items()},
                 "groups": len(layout),
-                "seconds": {"opening and hashing": round(opened, 1), "plan and mean": round(first, 1),
+                "seconds": {"opening": round(opened, 1), "plan and mean": round(first, 1),
                             "loading blocks": round(engine.loader.waited, 1)},
                 "skipped": skipped,
                 "loss_first_and_last": [round(losses[0], 4), round(losses[-1], 4)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -99,6 +100,12 @@ def test_imports_go_down_only() -> None:
             if part != "cli" and target not in PARTS and target != "_version":
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno} goes through the front door for {name}")
     assert wrong == []
+
+
+def test_every_file_has_a_name_of_its_own() -> None:
+    """`callbacks/` names the library that a callback is for, as users write it."""
+    names = Counter(path.name for path in modules() if path.name != "__init__.py")
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def at_top(tree: ast.Module) -> set[ast.stmt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 import stockpot
+from test_architecture import imports, modules
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no reader of TOML")
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,16 @@ def test_the_version_is_that_of_one_file() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == stockpot.__version__ == conda()["package"]["version"]
     assert citation["license"] == project["license"] == conda()["about"]["license"]
+
+
+def test_what_is_required_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["cli"]]
+    names = {re.split(r"\W", one)[0].lower().replace("pyyaml", "yaml") for one in required}
+    sources = [path.read_text() for path in modules()]
+    imported = {name.split(".")[0] for source in sources for _, name in imports(ast.parse(source))}
+    imported |= {name for source in sources for name in re.findall(r"need\(\"(\w+)", source)}
+    assert names - imported == set()
 
 
 def test_the_conda_recipe_needs_what_the_package_needs() -> None:

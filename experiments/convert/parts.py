@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stockpot.adapters.source import stratified_order
+from stockpot.adapters.splits import stratified_order
 
 Array = np.ndarray[Any, Any]
 

@@ -54,6 +54,7 @@ CANDIDATES: dict[str, Candidate] = {
     "one fold": Candidate(replaced={"crossfit.average": _one}),
     "averaged whatever": Candidate(replaced={"judging.FoldLearner._to_be_averaged": _whatever}),
     "two folds": Candidate(settings={"folds": 2}),
+    "three folds": Candidate(settings={"folds": 3}),
     "eight folds": Candidate(settings={"folds": 8}),
     "no guard": Candidate(replaced={"crossfit.guard_record": _no_winner}),
     **{f"rate {rate:g}": Candidate(settings={"lr": rate}) for rate in (0.002, 0.005, 0.05, 0.1)},

@@ -15,7 +15,7 @@ class StockpotError(Exception):
     """Root of all errors raised by stockpot."""
 
     @classmethod
-    def of(cls: type[E], subject: str, *, expected: str, found: str, fix: str) -> E:
+    def of(cls: type[E], subject: str, expected: str, found: str, fix: str) -> E:
         """With a message in our one shape; see `describe`."""
         return cls(describe(subject, expected=expected, found=found, fix=fix))
 
@@ -103,7 +103,7 @@ class WriteError(StockpotError):
     """No room or no permission to write. What was there before is unchanged."""
 
 
-def describe(subject: str, *, expected: str, found: str, fix: str) -> str:
+def describe(subject: str, expected: str, found: str, fix: str) -> str:
     """The one shape of our messages: object, expectation, finding, fix."""
     subject, expected, found, fix = (_bearable(part) for part in (subject, expected, found, fix))
     return f"{subject}: expected {expected}, found {found}.\n  Fix: {fix}."

@@ -150,8 +150,7 @@ def open_for_append(path: Path, root: Path | None = None) -> TextIO:
 def _cut_torn_line(handle: int, path: Path) -> None:
     size = end = os.fstat(handle).st_size
     if size > LINES_LIMIT:
-        most = f"a file of at most {LINES_LIMIT:,} bytes"
-        raise WriteError.of(str(path), expected=most, found=f"{size:,} bytes", fix="remove it")
+        raise WriteError.of(str(path), f"a file of at most {LINES_LIMIT:,} bytes", f"{size:,} bytes", "remove it")
     while end:
         start = max(0, end - 2**20)
         os.lseek(handle, start, os.SEEK_SET)
@@ -314,10 +313,9 @@ class Lock:
         """Ours alone, or an error that says whose it is."""
         holder = self._take()
         if holder is not None:
-            expected = "a directory that no other process works in"
             found = f"one in use by process {holder}" if holder else "one in use by another process"
             fix = "wait until that one has finished, or choose another directory"
-            raise RunError.of(str(self._path.parent), expected=expected, found=found, fix=fix)
+            raise RunError.of(str(self._path.parent), "a directory that no other process works in", found, fix)
 
     def try_acquire(self) -> bool:
         return self._take() is None

@@ -68,8 +68,9 @@ class Layout:
             if name in absent:
                 kept[name] = ABSENT
             elif not (spec.dtype.is_floating_point or spec.dtype.is_complex):
-                differs = facts is not None and name not in facts.frozen and name not in left_out
-                if differs and spec.dtype in (torch.int8, torch.uint8) and len(spec.shape) > 1:
+                # Indices and masks are the same in all; only counters, which are single numbers, may differ.
+                table = len(spec.shape) > 1 and spec.dtype not in (torch.int64, torch.bool)
+                if table and name not in left_out and _differs(pool, name, facts):
                     raise LayoutError.of(
                         f"tensor {name}",
                         expected="weights that can be averaged number by number",
@@ -95,9 +96,8 @@ class Layout:
                 wanted[name] = group_name(first_of.get(name, name))
         if not wanted:
             counts = ", ".join(f"{count} {reason}" for reason, count in Counter(kept.values()).items())
-            expected = "at least one tensor to mix"
             fix = "widen include or exclude"
-            raise LayoutError.of("layout", expected=expected, found=f"none of {len(pool.specs)} ({counts})", fix=fix)
+            raise LayoutError.of("layout", "at least one tensor to mix", f"none of {len(pool.specs)} ({counts})", fix)
         groups = tuple(dict.fromkeys(wanted.values()))
         index = {group: i for i, group in enumerate(groups)}
         return cls(
@@ -168,12 +168,19 @@ def _grouping(granularity: str | Callable[[str], str]) -> Callable[[str], str]:
     def checked(name: str) -> str:
         group: object = granularity(name)  # a user's function may return anything
         if not isinstance(group, str):
-            expected = "the name of a group"
             fix = "return a string for every tensor name"
-            raise LayoutError.of(f"granularity function for {name!r}", expected=expected, found=repr(group), fix=fix)
+            raise LayoutError.of(f"granularity function for {name!r}", "the name of a group", repr(group), fix)
         return group
 
     return checked
+
+
+def _differs(pool: Pool, name: str, facts: PoolFacts | None) -> bool:
+    """Whether the ingredients have different tensors of this name."""
+    if facts is not None:
+        return name not in facts.frozen
+    first = pool.tensor(0, name)
+    return any(not torch.equal(pool.tensor(k, name), first) for k in range(1, len(pool)))
 
 
 def _frozen(pool: Pool, facts: PoolFacts | None) -> frozenset[str]:
@@ -203,9 +210,8 @@ def _left_out(
 def _matching(pool: Pool, option: str, pattern: str) -> set[str]:
     names = set(fnmatch.filter(pool.specs, pattern))
     if not names:
-        expected = "a pattern that matches tensor names"
         fix = f"names look like: {', '.join(list(pool.specs)[:5])}"
-        raise LayoutError.of(f"{option} pattern {pattern!r}", expected=expected, found="no match", fix=fix)
+        raise LayoutError.of(f"{option} pattern {pattern!r}", "a pattern that matches tensor names", "no match", fix)
     return names
 
 

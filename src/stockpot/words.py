@@ -70,12 +70,6 @@ def seconds(value: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def between(low: float, high: float) -> str:
-    """Seconds, known as well as that."""
-    ends = seconds(low), seconds(high)
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
 def size(value: float | None) -> str:
     if value is None or not math.isfinite(value) or value <= 0:
         return "–"
@@ -84,6 +78,14 @@ def size(value: float | None) -> str:
             return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def bytes_of(given: object) -> int | None:
+    """Of a number of bytes, or a size with its unit such as 5GB or 8GiB; None of anything else."""
+    match = re.fullmatch(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", str(given), re.IGNORECASE)
+    if match is None or isinstance(given, (float, bool)):
+        return None
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " ")) or None
 
 
 def count(value: int) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from stockpot.adapters.images import decode, prepare
 from stockpot.adapters.models import ImageInput, Normalise
-from stockpot.adapters.source import Share, cut, stratified_order
+from stockpot.adapters.splits import Share, cut, stratified_order
 from stockpot.adapters.tables import Limits
 from stockpot.errors import DataError
 

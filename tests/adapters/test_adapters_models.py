@@ -15,8 +15,8 @@ from torch import nn
 
 import stand_in_open_clip
 from stockpot.adapters.code import EXTRAS, call_code, load_code, need
+from stockpot.adapters.huggingface import _word_for_dtype, class_names, pool_class_names, processor_image
 from stockpot.adapters.models import ImageInput, load_model, load_weights, timm_image, torchvision_image
-from stockpot.adapters.transformers import _word_for_dtype, class_names, pool_class_names, processor_image
 from stockpot.errors import TaskError
 
 

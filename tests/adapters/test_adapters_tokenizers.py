@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stockpot.adapters.transformers import load
+from stockpot.adapters.huggingface import load
 from stockpot.errors import TaskError
 
 

@@ -18,12 +18,12 @@ from attacks.kit import marker_in
 from attacks.threats_pickles import slow_key
 from stockpot.adapters import chats, texts
 from stockpot.adapters.code import need
+from stockpot.adapters.huggingface import _tokenizer, _try
 from stockpot.adapters.labels import read_tags
 from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import read_splits
-from stockpot.adapters.source import Columns, DataSource, Share
+from stockpot.adapters.splits import Columns, DataSource, Share
 from stockpot.adapters.tables import Limits, Table, documents, read_table
-from stockpot.adapters.transformers import _tokenizer, _try
 from stockpot.errors import StockpotError
 from words import CHATS, MARKED, PLAIN, TEXTS, tokenizer, write
 

@@ -20,7 +20,7 @@ from attacks.threats_pickles import PICKLES
 from attacks.threats_tensors import INDEXES, PLACES, TENSORS
 from stockpot import Pool, Soup
 from stockpot.adapters.models import load_weights
-from stockpot.cli.cooking import _open as open_for_evaluate
+from stockpot.cli.recipes import _open as open_for_evaluate
 from stockpot.errors import CheckpointError, StockpotError
 from stockpot.pool import open_checkpoint
 from stockpot.soup import rebuild

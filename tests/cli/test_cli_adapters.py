@@ -83,6 +83,7 @@ def test_the_recipe_of_the_page_cooks_an_adapter_that_evaluates_and_rebuilds(fol
     assert "output.form" in refused.err
     small = stockpot("cook", "recipe.yaml", *quick, "--as", "2", "--out", "small")
     assert "the soup is written as an adapter of rank at most 2 (exact: 6); relative error of its deltas" in small.out
+    assert "; serve it with a rank of 8" in small.out
     state = load_file(folder / "small" / "methods" / "hl-plus" / "soup" / "adapter_model.safetensors")
     assert {len(value) for name, value in state.items() if "lora_A" in name} == {2}
 

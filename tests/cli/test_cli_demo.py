@@ -23,7 +23,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def small(out: Path, **options: Any) -> Any:
         # In this process, where the rest is patched too.
-        return make(out, trials=3, processes=1, **options)
+        return make(out, trials=3, **options)
 
     monkeypatch.setattr(demo, "EPOCHS", 1.0)
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})

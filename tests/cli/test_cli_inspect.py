@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cli.conftest import Answer, Stockpot
-from stockpot.cli.cooking import title_of
+from stockpot.cli.recipes import title_of
 
 NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 

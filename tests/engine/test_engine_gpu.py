@@ -14,7 +14,7 @@ from stockpot.adapters.models import ImageInput
 from stockpot.engine import AdamW, Directions, Engine, FlatPlan, Live, Options
 from stockpot.engine.directions import ALIGN, TILE, Slot, Tiles, encode_plain, mix, project
 from stockpot.engine.loader import Loader
-from stockpot.engine.plan import MARGIN
+from stockpot.engine.memory import MARGIN
 from stockpot.events import Event
 from zoo import decide, fine_tunes, layout_of, marked, mlp, samples, weights_of, write
 
@@ -416,11 +416,11 @@ def test_a_bf16_pool_learns_with_nothing_in_fp32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_gradients_one_by_one_learn_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    from stockpot.engine import plan
+    from stockpot.engine import memory
 
     pool, task = pool_and_task(tmp_path)
     usual, _ = cooked(pool, task, directions="bf16", graphs=graphs)
-    monkeypatch.setattr(plan, "LARGE", 0)
+    monkeypatch.setattr(memory, "LARGE", 0)
     single, _ = cooked(pool, task, directions="bf16", graphs=graphs)
     assert not torch.equal(usual, torch.full_like(usual, 1 / len(pool)))
     assert (usual - single).abs().max() < 2e-3 * usual.abs().max()

@@ -13,9 +13,9 @@ import torch
 from stockpot import Task, cook
 from stockpot.engine import Batch, Directions, Engine, Live, Options
 from stockpot.engine import engine as engines
-from stockpot.engine import plan as plans
+from stockpot.engine import memory as plans
 from stockpot.engine.loader import Loader
-from stockpot.engine.plan import MARGIN, NAMES, ROUNDED, Need, Plan, choose, parts
+from stockpot.engine.memory import MARGIN, NAMES, ROUNDED, Need, Plan, choose, parts
 from stockpot.events import Event
 from stockpot.layout import Layout
 from stockpot.soups.settings import declared

@@ -18,7 +18,7 @@ from fake_packages import archives, contents
 from scripts import EXPERIMENTS, script
 from typer.testing import CliRunner
 
-from stockpot.adapters.source import Share, cut
+from stockpot.adapters.splits import Share, cut
 from stockpot.cli.app import app
 from stockpot.recipe import load_recipe
 

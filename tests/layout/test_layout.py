@@ -164,14 +164,19 @@ def test_nothing_to_mix(pool: Pool) -> None:
     assert "widen include or exclude" in str(caught.value)
 
 
-def test_bytes_that_look_like_quantised_weights_are_refused_unless_they_are_equal_or_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("known", [True, False])  # what an average without data does not ask for
+def test_codes_that_look_like_quantised_weights_are_refused_unless_they_are_equal_or_kept(
+    tmp_path: Path, dtype: torch.dtype, known: bool
+) -> None:
     """Their names may be any; taking one ingredient's codes with everybody's scales gives another model."""
-    codes = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
+    codes = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
     pool = write(tmp_path, [{"w": codes * (k + 1), "s": torch.ones(2) * k, "mask": codes} for k in range(3)])
+    facts = pool.facts() if known else None
     with pytest.raises(LayoutError, match=r"tensor w: expected weights that can be averaged .* quantised") as caught:
-        Layout.of(pool, facts=pool.facts())
+        Layout.of(pool, facts=facts)
     assert "dequantise the checkpoints, or keep one ingredient's with exclude='w'" in str(caught.value)
-    assert Layout.of(pool, facts=pool.facts(), exclude="w").kept == {"mask": INTEGER, "w": INTEGER}
+    assert Layout.of(pool, facts=facts, exclude="w").kept == {"mask": INTEGER, "w": INTEGER}
 
 
 def test_complex_tensors_are_refused_unless_they_are_kept(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stockpot import Pool, Soup, Task, cook
+from stockpot.cli.survey import survey
 from stockpot.errors import CheckpointError, MismatchError, PoolError
 from stockpot.layout import Layout
+from stockpot.pool.lora import sorted_out
 from stockpot.soup import rebuild
 
 peft = pytest.importorskip("peft")
@@ -61,6 +63,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"bias": "lora_only"},
     {"bias": "all"},
     {"lora_bias": True},
+    {"init_lora_weights": "mica"},
 ]
 
 
@@ -178,7 +181,10 @@ def test_adapters_and_merged_checkpoints_give_the_same_weights(
     ("fields", "text"),
     [
         ({"use_dora": True}, "DoRA"),
-        ({"alora_invocation_tokens": [1]}, "aLoRA"),
+        (
+            {"alora_invocation_tokens": [1]},
+            r"aLoRA, which acts on some tokens only.\n  Fix: leave it out of the pool\.$",
+        ),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa', which changes the base"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"target_parameters": ["experts.w"]}, "target_parameters"),
@@ -259,6 +265,32 @@ def test_adapters_and_full_checkpoints_are_no_pool(tmp_path: Path, base: Path, f
         Pool.open(tmp_path / "adaptors" / "*", base=base)
 
 
+def test_a_tensor_that_one_adapter_has_beside_the_base_is_its_own_fault(folders: list[Path]) -> None:
+    whole = load_file(folders[2] / "adapter_model.safetensors")
+    rewrite(folders[2], {**whole, "base_model.model.more.weight": torch.ones(2)})
+    with pytest.raises(
+        MismatchError, match=r"^\S*a2: .* found 1 neither in the base nor in most adapters: more.weight\.\n.*$"
+    ):
+        Pool.open(folders)
+    usable, refused = sorted_out(folders, None, None)
+    assert len(Pool.open(usable)) == len(folders) - 1
+    (told,) = refused
+    assert "with no tensors beside it, as most are, found " in told
+    assert "with more.weight [2] beside it" in told
+
+
+def test_adapters_without_their_configuration_are_not_mixed_factor_by_factor(base: Path, folders: list[Path]) -> None:
+    (folders[0] / "adapter_config.json").unlink()
+    for sources in (folders, folders[:1]):
+        with pytest.raises(PoolError, match=r"found adapters without adapter_config.json, .*a0\."):
+            Pool.open(sources, base=base)
+    (folders[1] / "adapter_config.json").unlink()
+    states = [load_file(folder / "adapter_model.safetensors") for folder in folders[:2]]
+    for given in (folders[:2], [folder / "adapter_model.safetensors" for folder in folders[:2]], states):
+        with pytest.raises(MismatchError, match=r"expected full checkpoints, or adapters .* found factors of LoRA"):
+            Pool.open(given)
+
+
 def test_the_same_adapter_under_two_names_is_a_duplicate(tmp_path: Path, base: Path, folders: list[Path]) -> None:
     again = adapter(tmp_path / "again", base, 0)
     assert Pool.open(folders[0], folders[1], again).facts().duplicates == ((0, 2),)
@@ -286,6 +318,9 @@ def test_a_thousand_adapters_open_in_ten_seconds_and_are_learned_with(tmp_path: 
     task = Task(model(), {"input_ids": torch.randint(0, 50, (16, 6)), "labels": torch.arange(16) % 3})
     learned = cook(pool, task, "mehl+", block_size=64, steps=1, batch_size=16)
     assert learned.models_used == 1000
+    shown = survey(pool)
+    assert torch.tensor(shown["cosines"]).shape == (1000, 1000)
+    assert shown["ingredients"][999]["adapter"]["cosine"] == pytest.approx(1.0)
 
 
 def test_an_adapter_of_another_architecture(tmp_path: Path, base: Path, folders: list[Path]) -> None:
@@ -310,6 +345,10 @@ def test_factors_that_the_configuration_promises_and_others_that_it_does_not_nam
         Pool.open(folders)
     change(folders[0], layers_to_transform=[0])  # then it promises nothing for layer 1
     assert len(Pool.open(folders)) == len(folders)
+    change(folders[0], layers_to_transform=None)
+    rewrite(folders[0], {name: value for name, value in whole.items() if ".query." not in name})  # of no layer
+    with pytest.raises(MismatchError, match=r"2 missing here: factors of bert.*layer.0.attention.self.query.weight"):
+        Pool.open(folders)
     rewrite(folders[0], whole)
     change(folders[0], target_modules=["query"], layers_to_transform=None)
     expected = r"expected factors of the target_modules in adapter_config.json: query, found those of others: bert"

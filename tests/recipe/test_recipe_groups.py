@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_recipe_language import checkpoints, learned, refusal, task
 
-from stockpot.adapters.source import Share, cut
+from stockpot.adapters.splits import Share, cut
 from stockpot.errors import DataError, RecipeError
 from stockpot.events import Event
 from words import TEXTS, write
@@ -80,6 +80,10 @@ def test_a_group_column_keeps_speakers_together(home: Path) -> None:
     assert len(speakers) == 3
     assert made.score().independent == 3
     assert "data.group: who" in refusal(home, table="said.jsonl", text="text", group="who")
+    write(home / "others.jsonl", [{"text": text} for text in TEXTS])  # a second set, of another source
+    sets = {"test": 0.5, "shifted": {"path": "others.jsonl"}}
+    said = refusal(home, table="said.jsonl", text="text", group="speaker", fit=0.5, report=sets)
+    assert "or add it to that file, with a number of its own in each row if samples are independent" in said
     write(home / "said.jsonl", [{"text": text, "speaker": "s"} for text in TEXTS])
     said = refusal(home, table="said.jsonl", text="text", group="speaker", fit=1.0)
     assert "expected at least two groups: they are the independent units of folds and intervals, found one" in said
@@ -117,5 +121,5 @@ def test_every_share_gets_a_group_or_the_error_says_how_many_there_are() -> None
     shares = {"fit": Share(fraction=0.5), "report": Share(fraction=0.5)}
     rows = cut(10, None, shares, 0, "here", groups=np.array([0] * 9 + [1]))
     assert sorted(map(len, rows.values())) == [1, 9]
-    with pytest.raises(DataError, match=r"here has 10, in 1 groups\.\n  Fix: give data of more groups"):
+    with pytest.raises(DataError, match=r"here has 10, in 1 group\.\n  Fix: give data of more groups"):
         cut(10, None, shares, 0, "here", groups=np.zeros(10))

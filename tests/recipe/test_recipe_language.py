@@ -207,6 +207,10 @@ def test_long_sequences_are_refused_or_truncated_and_counted(home: Path) -> None
     assert made.fit.columns["input_ids"].shape == (len(TEXTS) + 1, 64)
     assert "fit data: 1 sequences longer than 64 tokens, truncated" in [event.data.get("text") for event in heard]
     assert "expected at most 64, the model's context, found 65" in refusal(home, max_length=65, **data)
+    chat = [{"role": "user", "content": " ".join(TEXTS)}, {"role": "assistant", "content": "old"}]
+    write(home / "late.jsonl", [{"messages": chat}] * 4)
+    said = refusal(home, table="late.jsonl", messages="messages", long_texts="truncate")
+    assert "or all that is learned came after 64 tokens, where it was truncated" in said
 
 
 def test_a_tokenizer_of_another_model_is_refused(home: Path) -> None:

@@ -330,6 +330,28 @@ def test_labels_and_models_that_do_not_fit(home: Path) -> None:
     assert "data.choices: expected a causal language model" in said
 
 
+def test_models_of_tokens_take_no_label_per_sample(home: Path) -> None:
+    """Transformers itself complains of shapes, from within its loss."""
+    write(home / "rows.jsonl", [{"text": text, "label": n % 2, "y": n % 2} for n, text in enumerate(TEXTS)])
+    data: dict[str, Any] = {"table": "rows.jsonl", "text": "text"}
+    for more, found in (({"label": "y"}, "data.label"), ({"target": "number"}, "data.target: number")):
+        said = refusal(home, **data, **more)
+        assert f"data for LlamaForCausalLM: expected no label per sample: it learns its input, found {found}" in said
+        assert "AutoModelForSequenceClassification" in said
+    said = refusal(home, model=tagger(home), **data)
+    assert "data for BertForTokenClassification: expected data.words and tags, found neither" in said
+    (home / "mine.py").write_text("def loss(model, batch):\n    return model(batch['input_ids']).logits.mean((1, 2))\n")
+    own: dict[str, Any] = {"loss": {"python": "mine:loss"}, "metric": "loss", "label": "y"}
+    assert task(home, **data, **own).metric.name == "loss"  # who knows what to do with them
+
+
+def test_class_numbers_need_more_than_one_output(home: Path) -> None:
+    write(home / "rows.jsonl", [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)])
+    said = refusal(home, model=encoder(home, "SequenceClassification", num_labels=1), table="rows.jsonl", text="text")
+    assert "expected 0 (the model has one output)" in said
+    assert "in a recipe data.target: number" in said
+
+
 # Metrics and columns ---------------------------------------------------------------------------------------
 
 

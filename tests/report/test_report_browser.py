@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stockpot.cli.cooking import summary
+from stockpot.cli.recipes import summary
 from stockpot.report.reading import Run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

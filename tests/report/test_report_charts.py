@@ -7,7 +7,7 @@ import pytest
 
 from stockpot.report.curves import Line, _block_ends, _lines, _smooth, lowest, mean_of
 from stockpot.report.drawing import Canvas, ticks
-from stockpot.report.weights import LEVELS, _binned, _runs, block_name, levels, nice, outside
+from stockpot.report.weight_chart import LEVELS, _binned, _runs, block_name, levels, nice, outside
 
 
 def test_extrapolated_means_below_zero_or_above_one() -> None:

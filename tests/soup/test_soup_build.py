@@ -16,7 +16,7 @@ from torch import Tensor
 from stockpot.errors import PoolError, SoupError
 from stockpot.layout import Layout
 from stockpot.pool import Pool
-from stockpot.soup import Soup, build, weights
+from stockpot.soup import Soup, contents, weights
 from stockpot.soup.weights import CHUNK, kept_tensor, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
@@ -102,6 +102,21 @@ def test_the_ingredients_dtype_stays_unless_told_otherwise(tmp_path: Path, dtype
     assert found.dtype == dtype
     assert ((found.double() - wanted).abs() <= ROUNDING[dtype] * wanted.abs().max()).all()
     assert soup.state_dict(dtype=torch.float16)["w"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_without_scales_is_mixed_like_any_other_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Torch can neither add them nor find the largest."""
+    values = [torch.tensor([value, 2.0 * value, 224.0]).to(dtype) for value in (1.0, 1.0, 2.0, 4.0)]
+    pool = write(tmp_path, [{"w": value, "bn.running_mean": value} for value in values])
+    found = Soup.uniform(pool).state_dict()["w"]
+    assert found.dtype == dtype
+    one = Soup(pool, Layout.of(pool), torch.eye(4, dtype=torch.float64)[:, 2:3]).state_dict()
+    assert one["w"].view(torch.uint8).equal(values[2].view(torch.uint8))
+    assert found.float().tolist() == [2.0, 4.0, 224.0]
+    far = Soup(pool, Layout.of(pool), torch.tensor([[-3e4], [0], [0], [3e4 + 1]], dtype=torch.float64))
+    with pytest.raises(SoupError, match=f"soup tensor w: expected values that {str(dtype)[6:]} can hold"):
+        far.state_dict()
 
 
 def test_sums_are_kept_in_single_precision(tmp_path: Path) -> None:
@@ -264,7 +279,7 @@ def test_what_is_built_without_being_asked_for_anything(tmp_path: Path) -> None:
     pool = write(tmp_path, fine_tunes(normed, 3))
     layout = Layout.of(pool, "model", exclude=["4.bias"])
     W = weights.uniform(3, 1)
-    built = dict(build.tensors(pool, layout, W))
+    built = dict(contents.tensors(pool, layout, W))
     assert same(built, Soup(pool, layout, W, statistics_rule="average").state_dict())
     assert torch.equal(built["4.bias"], pool.tensor(0, "4.bias"))
     own = torch.stack([pool.tensor(k, "1.running_var") for k in range(3)])
@@ -286,7 +301,7 @@ def test_many_idle_cores_share_an_operation(
         seen.add(wide)
         return mix_tensor(*args, **options)
 
-    monkeypatch.setattr(build, "mix_tensor", mixed)
+    monkeypatch.setattr(contents, "mix_tensor", mixed)
     monkeypatch.setattr("torch.get_num_threads", lambda: cores)
     Soup.uniform(pool).save(tmp_path / "soup")
     assert seen == {wide}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stockpot.soup import weights as mix
-from stockpot.soup.build import AHEAD, THREADS, _ahead
+from stockpot.soup.contents import AHEAD, THREADS, _ahead
 from stockpot.soup.weights import GAIN, mix_tensor
 
 PARTS = [torch.tensor([1.0, -2.0, 0.5]), torch.tensor([3.0, 5.0, -1.0]), torch.tensor([-4.0, 0.25, 8.0])]

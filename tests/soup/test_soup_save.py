@@ -21,7 +21,8 @@ from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.pool.checkpoint import _DTYPES
 from stockpot.pool.source import spec_of
-from stockpot.soup import Soup, build, rebuild
+from stockpot.soup import Soup, rebuild
+from stockpot.soup import contents as soup_contents
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
 
@@ -209,7 +210,7 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
             tensors[f"{name}{number}"] = torch.ones(3, number % 3 + 1).to(dtype)
     tensors["strided"] = torch.arange(6.0).view(2, 3).T
     specs = {name: spec_of(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    build.write_weights(tmp_path, specs, tensors.items())
+    soup_contents.write_weights(tmp_path, specs, tensors.items())
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "theirs", {"format": "pt"})
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
 
@@ -260,7 +261,7 @@ def test_a_failing_save_leaves_nothing_behind_and_an_existing_soup_intact(
 
 def test_no_room_is_said_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soup = Soup.uniform(write(tmp_path / "pool", fine_tunes(mlp, 2)))
-    monkeypatch.setattr(build, "raw_bytes", full)
+    monkeypatch.setattr(soup_contents, "raw_bytes", full)
     with pytest.raises(WriteError, match="expected room and permission to write, found No space left"):
         soup.save(tmp_path / "soup")
     assert not (tmp_path / "soup").exists()
@@ -327,12 +328,12 @@ def test_a_pool_renamed_by_a_function_cannot_be_reopened_from_a_record(tmp_path:
     ("text", "size"), [("2GB", 2 * 10**9), ("1.5 MiB", 1572864), ("300", 300), ("7kb", 7000), (12, 12)]
 )
 def test_sizes(text: str | int, size: int) -> None:
-    assert build.parse_size(text) == size
+    assert soup_contents.shard_size(text) == size
 
 
 def test_a_size_that_is_none() -> None:
     with pytest.raises(SoupError, match="size 'big': expected a number of bytes such as 2000000"):
-        build.parse_size("big")
+        soup_contents.shard_size("big")
 
 
 def test_the_soup_is_as_readable_as_any_file_of_the_user(tmp_path: Path) -> None:

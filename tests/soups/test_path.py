@@ -15,7 +15,7 @@ import stockpot
 from stockpot import METHODS, compare, cook
 from stockpot.engine import Engine, Live
 from stockpot.pool import Checkpoint
-from zoo import zoo
+from zoo import samples, zoo
 
 ROOT = str(Path(stockpot.__file__).parent)
 
@@ -75,11 +75,16 @@ def test_algorithm_1_is_short() -> None:
     assert len((Path(ROOT) / "soups" / "mehl.py").read_text().splitlines()) < 200
 
 
-def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("report", "most"), [(False, 20), (True, 30)])
+def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times_and_once_per_soup_that_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: bool, most: int
 ) -> None:
-    """One pass reads every tensor of every ingredient once; the mean of all is made once."""
-    pool, task = zoo(tmp_path, 6, report=None)
+    """One pass reads every tensor of every ingredient once; the mean of all is made once.
+
+    Twenty are for deciding, scoring on the fitting data and saving. After all decisions each soup is made again to be
+    scored on the report data.
+    """
+    pool, task = zoo(tmp_path / "pool", 6, report=samples(60, seed=1) if report else None)
     reads: Counter[str] = Counter()
     means: list[int] = []
     tensor, mean = Checkpoint.tensor, Live.mean
@@ -103,8 +108,8 @@ def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
 
     monkeypatch.setattr(Engine, "__init__", making)
     short: dict[str, Any] = {"steps": 2, "batch_size": 16}
-    compare(pool, task, METHODS, each={"crossfit": short}, **short)
+    compare(pool, task, METHODS, each={"crossfit": short}, run=tmp_path / "run", **short)
     assert len(engines) == 7
     passes = max(reads.values()) / len(pool)
-    assert 10 < passes <= 20, passes  # all of them go through Checkpoint.tensor
+    assert 10 < passes <= most, passes  # all of them go through Checkpoint.tensor
     assert means.count(len(pool)) == 1  # theta-bar

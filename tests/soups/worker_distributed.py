@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stockpot import Pool, Task, __version__, cook
-from stockpot.engine import plan
+from stockpot.engine import memory
 from stockpot.errors import RunError
 from stockpot.run import job
 from zoo import MARK, marked_loss, mlp, normed, samples
@@ -88,7 +88,7 @@ def refused(rank: int, folder: Path) -> dict[str, str]:
 
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    plan.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
+    memory.host_memory = lambda: 1 if rank else 2**40  # what one rank alone would cut into single models
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     sent: list[int] = []  # numbers per exchange
     exchange = dist.all_reduce

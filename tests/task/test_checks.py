@@ -62,6 +62,29 @@ def test_a_sample_without_a_label_has_no_score_and_is_refused() -> None:
         Task(linear(), (X, bad(-100)))
 
 
+class OneOutput(nn.Module):
+    """A regression as transformers has it: whole numbers will do, and the loss is the squared error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.net(x)
+        return SimpleNamespace(logits=logits, loss=(logits.squeeze(1) - labels).square().mean())
+
+
+def test_classes_need_an_output_each() -> None:
+    data = {"x": X, "labels": Y}
+    with pytest.raises(
+        DataError, match=r"expected 0 \(the model has one output\), found (?s:.*)data.target: number or multi"
+    ):
+        Task(OneOutput(), data)
+    task = Task(OneOutput(), data, metric="loss")  # of whole numbers that are measured
+    with torch.no_grad():
+        assert -task.score().value == pytest.approx(float(task.model(**task.fit.batch(torch.arange(len(X)))).loss))
+
+
 def test_labels_are_not_judged_where_they_cannot_be() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return model(batch[0], 1).mean(1)  # type: ignore[no-any-return]

@@ -325,6 +325,19 @@ def test_a_sample_without_a_number_is_named(tmp_path: Path) -> None:
         cook(Pool.open(tmp_path), task, "best")
 
 
+def test_what_a_classifier_took_its_first_labels_for_is_said() -> None:
+    """Transformers keeps it, so that the right labels fail after wrong ones."""
+    given = {"vocab_size": 32, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_labels": 3}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**given, intermediate_size=8))
+    batch = {key: texts()[key] for key in ("input_ids", "attention_mask")}
+    model(**batch, labels=torch.zeros(10, dtype=torch.long))
+    several = {**batch, "labels": torch.tensor([[1.0, 1, 0], [0, 0, 1]]).repeat(5, 1)}
+    with pytest.raises(TaskError, match=r"problem_type, which is 'single_label_classification', to None"):
+        Task(model, several, metric="micro_f1")
+    model.config.problem_type = None
+    assert 0 <= Task(model, several, metric="micro_f1").score().value <= 1
+
+
 def test_metrics_that_do_not_fit_the_task() -> None:
     with pytest.raises(TaskError, match=r'for models of tokens use metric="nats_per_token"'):
         Task(causal(), texts())

@@ -216,7 +216,7 @@ def test_labels_that_are_no_classes_are_refused(labels: Tensor, metric: str, fou
 
 
 def test_one_output_is_no_class() -> None:
-    with pytest.raises(DataError, match=r"expected 0 to 0 \(the model has 1 classes\)") as e:
+    with pytest.raises(DataError, match=r"expected 0 \(the model has one output\)") as e:
         Task(nn.Linear(4, 1), (X, Y % 2), metric="loss")
     assert "for regression: loss=torch.nn.MSELoss(), metric='r2'" in str(e.value)
 

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
+from stockpot import cook
 from stockpot.errors import TaskError
 from stockpot.task import METRICS, Metric, Task, judge
 from stockpot.task.batches import users_code
+from zoo import zoo
 
 from .models import Plain, blobs, linear, normalised
 
@@ -236,6 +239,7 @@ class Own(nn.Module):
         return SimpleNamespace(logits=logits, loss=functional.cross_entropy(logits, labels))
 
 
+MPS = torch.device("mps")
 NUMBERS = ("r2", "negative_mse", "negative_mae", "pearson", "spearman")
 
 
@@ -281,6 +285,29 @@ def test_doubles_in_the_data_become_singles_where_there_are_none() -> None:
     for data in (X.double(), X, Y):
         task.to_device((data.as_subclass(Leaf),))
     assert seen == [torch.float32, torch.float32, torch.int64]
+
+
+class SingleOnly(TorchFunctionMode):
+    """Takes Apple's device for the host, and fails where something asks for double precision there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (args, kwargs or {})
+        args, kwargs = tree_map(lambda leaf: torch.device("cpu") if leaf == MPS else leaf, given)
+        out = func(*args, **kwargs)
+        if MPS in tree_leaves(given):
+            self.asked = True
+            assert not (isinstance(out, Tensor) and out.dtype == torch.float64), f"{func} in double precision"
+        return out
+
+
+@pytest.mark.parametrize("method", ["crossfit", "mehl+", "learned+", "greedy", "ensemble"])
+def test_no_method_asks_for_double_precision_on_the_device(tmp_path: Path, method: str) -> None:
+    pool, task = zoo(tmp_path, 3)
+    vars(task)["device"] = task.evaluator.device = MPS
+    steps: dict[str, Any] = {} if method in ("greedy", "ensemble") else {"steps": 5}
+    with SingleOnly() as mode:
+        cook(pool, task, method, **steps)
+    assert mode.asked
 
 
 def test_a_copy_of_a_task_is_a_task() -> None:

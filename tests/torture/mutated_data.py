@@ -34,7 +34,7 @@ from torch import nn
 from stockpot.adapters.labels import encode
 from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import read_splits
-from stockpot.adapters.source import Columns, DataSource, Share
+from stockpot.adapters.splits import Columns, DataSource, Share
 from stockpot.errors import StockpotError
 from stockpot.recipe.build import build_pool, build_task, cook_arguments
 from stockpot.recipe.load import load_recipe
@@ -252,7 +252,7 @@ def refused(error: StockpotError) -> str:
 
 
 RECIPE = b"""\
-pool: {path: pool, rename: {"a.": "b."}, mixed_dtypes: false, nonfinite: drop}
+pool: {path: pool, rename: {"a.": "b."}, mixed_dtypes: false}
 model: {python: "net:make", options: {width: 2}, device: cpu, autocast: none, statistics: average}
 data:
   table: rows.csv

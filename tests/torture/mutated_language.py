@@ -19,7 +19,7 @@ from torch import nn
 
 from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.samples import read_splits
-from stockpot.adapters.source import Columns, DataSource, Share
+from stockpot.adapters.splits import Columns, DataSource, Share
 from torture.mutated_runs import mutate
 from words import CHATS, MARKED, PLAIN, tokenizer
 

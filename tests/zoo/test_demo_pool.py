@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +74,7 @@ def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "EPOCHS", 2.0)
     monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
     events: list[Event] = []
-    made = make_demo_pool(tmp_path, trials=2, processes=1, listen=events.append)
+    made = make_demo_pool(tmp_path, trials=2, listen=events.append)
     pool = Pool.open(tmp_path / "pool")
     assert pool.names == ("trial_000", "trial_001")
     assert all(0.1 < float(record.score["value"] or 0) <= 1 for record in made if record.score)
@@ -91,75 +87,7 @@ def test_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def listen(event: Event) -> None:
         assert event.kind != "trial"
 
-    assert make_demo_pool(tmp_path, trials=2, processes=1, listen=listen) == made
-
-
-SHORT = """
-import sys
-from stockpot.zoo import demo
-demo.SPACES = {**demo.SPACES, "epochs": 1}
-demo.EPOCHS = 1.0
-"""
-
-
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "EPOCHS", 1.0)
-    monkeypatch.setattr(demo, "SPACES", {**demo.SPACES, "epochs": 1})
-
-
-def test_two_processes_make_the_same_pool_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short(monkeypatch)
-    monkeypatch.setattr(demo, "BESIDE", SHORT + demo.BESIDE)
-    for processes in (1, 2):
-        assert len(make_demo_pool(tmp_path / str(processes), trials=4, processes=processes)) == 4
-    one, two = ({path.name: path.read_bytes() for path in (tmp_path / n / "pool").glob("*.safetensors")} for n in "12")
-    assert one == two
-
-
-FIRST = """
-import time
-from pathlib import Path
-from stockpot.zoo import demo
-demo.BESIDE = {second!r}
-with demo._second_process(Path({folder!r}), 0, 2):
-    time.sleep(60)
-"""
-SECOND = """
-import os, time
-from pathlib import Path
-from stockpot.zoo import demo
-def work(folder, **options):
-    Path(folder, "pid").write_text(str(os.getpid()))
-    time.sleep(60)
-demo.make_demo_pool = work
-demo.run_beside()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_second_process_ends_with_the_first(tmp_path: Path, number: signal.Signals) -> None:
-    """One that is killed cannot say so; one that is stopped by Ctrl-C does."""
-    program = FIRST.format(second=SECOND, folder=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL) as first:
-        wait(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
-        first.send_signal(number)
-    wait(lambda: not lives((tmp_path / "pid").read_text()))
-    assert first.returncode != 0
-
-
-def lives(process: str) -> bool:
-    try:
-        return ") Z " not in Path("/proc", process, "stat").read_text()  # nobody may have collected it yet
-    except OSError:
-        return False
-
-
-def wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert make_demo_pool(tmp_path, trials=2, listen=listen) == made
 
 
 # What `stockpot demo --overwrite` removes ---------------------------------------------------------------

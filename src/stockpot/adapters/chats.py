@@ -73,8 +73,7 @@ def check_columns(table: Table) -> None:
 def _check(chat: Any, where: str) -> None:
     good = isinstance(chat, (list, tuple)) and len(chat) > 0
     if not good or not all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in chat):
-        expected = "a list of messages, each with role and content"
-        fix = "name a column of such lists in data.messages"
+        expected, fix = "a list of messages, each with role and content", "name a column of such lists in data.messages"
         raise bad_data(where, expected, repr(chat)[:80] if not good else f"messages {chat!r}"[:80], fix)
     for number, message in enumerate(chat):
         if is_missing(message["content"]) and not message.get("tool_calls"):

@@ -29,6 +29,7 @@ EXTRAS = {
     "pyarrow": "tables", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
     "lm_eval": "lm-eval",
     "lightning": "lightning", "pytorch_lightning": "lightning",
+    "jinja2": "cli", "sklearn": "demo", "huggingface_hub": "transformers",
 }  # fmt: skip
 
 
@@ -47,8 +48,7 @@ def need(module: str) -> Any:
         return import_module(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library
-        expected = "an installed one"
-        found = "none" if missing else f"one that does not load ({error})"
+        expected, found = "an installed one", "none" if missing else f"one that does not load ({error})"
         raise bad_model(f"library {library}", expected, found, f"pip install 'stockpot[{EXTRAS[library]}]'") from error
 
 

@@ -94,10 +94,9 @@ def decode(
         # Private: nothing that is done to the tensor reaches the file.
         return torch.from_file(str(file), shared=False, size=needed, dtype=torch.uint8).view(shape)
     if needed > memory_limit:
-        expected = f"images within data.memory_limit ({memory_limit:,} bytes)"
         found = f"{len(items):,} images of {first.nbytes:,} bytes, {needed:,} in all"
         fix = "raise data.memory_limit, take fewer samples, or name a folder on a large disk in data.cache"
-        raise bad_data(f"{name} data", expected, found, fix)
+        raise bad_data(f"{name} data", f"images within data.memory_limit ({memory_limit:,} bytes)", found, fix)
     images = np.empty(shape, np.uint8)
     _fill(images, image, name, listen)
     return torch.from_numpy(images)  # the same memory

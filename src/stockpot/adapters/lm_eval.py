@@ -51,8 +51,7 @@ def lm_eval_tasks(
     """
     given = [tasks] if isinstance(tasks, str) else list(tasks)
     if not given or not all(isinstance(one, str) and one for one in given):
-        fix = 'write lm_eval_tasks(["arc_easy"], tokenizer)'
-        raise bad_model("lm_eval tasks", "names of tasks", repr(tasks), fix)
+        raise bad_model("lm_eval tasks", "names of tasks", repr(tasks), 'write lm_eval_tasks(["arc_easy"], tokenizer)')
     need("lm_eval")
     need("lm_eval.models.huggingface")  # with what it needs
     if not hasattr(tokenizer, "convert_tokens_to_ids"):

@@ -118,12 +118,12 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "transformers":
-            from stockpot.adapters import transformers
+            from stockpot.adapters import huggingface
 
             place = source if isinstance(source, dict) else folder / at_home(source)
             given = {"auto_class": auto_class, "tokenizer": tokenizer, "classes": classes, "pretrained": pretrained}
             given["dtype"] = getattr(torch, dtype)
-            loaded = transformers.load(place, options=options, **given)  # type: ignore[arg-type]
+            loaded = huggingface.load(place, options=options, **given)  # type: ignore[arg-type]
         elif kind == "python":
             if classes is not None:
                 options.setdefault("classes", classes)

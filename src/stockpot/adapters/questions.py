@@ -133,10 +133,9 @@ class QuestionReader(TextReader):
         long = sum(len(ids) > max(room, 0) for ids in given)
         if long:
             if room < 1 or self.source.long_texts != "truncate":
-                what, found = f"{self.split} data, data.{self.key}", f"{long:,} longer ones"
                 expected = f"prompts of at most {room:,} tokens: the longest answer of {wanted.shape[1]:,} comes after"
                 fix = "leave such samples out, or write data.long_texts: truncate to cut off the beginnings of prompts"
-                raise bad_data(what, expected, found, fix)
+                raise bad_data(f"{self.split} data, data.{self.key}", expected, f"{long:,} longer ones", fix)
             self._tell(f"{long:,} prompts longer than {room:,} tokens, beginnings cut off")
         ids, mask = Ids(prompt_of.get(row, [])[::-1][:room] for row in range(n)).padded(self.fill)
         return {"prompt_ids": ids.flip(1), "prompt_mask": mask.flip(1), "answer_ids": wanted}

@@ -16,7 +16,7 @@ from stockpot.adapters.images import decode, read_image_folder
 from stockpot.adapters.labels import encode, label_column
 from stockpot.adapters.models import ImageInput, LoadedModel
 from stockpot.adapters.questions import QuestionReader
-from stockpot.adapters.source import DataSource, cut, read_rows
+from stockpot.adapters.splits import DataSource, cut, read_rows
 from stockpot.adapters.tables import Array, Column, Table, bad_data, documents, read_table
 from stockpot.adapters.texts import TextReader
 from stockpot.errors import StockpotError

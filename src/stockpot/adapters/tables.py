@@ -89,7 +89,10 @@ class Table:
         """The column, or an error that lists those there are; `key` is where the recipe names it."""
         if name not in self.columns:
             known = f"columns {', '.join(self.columns)}" if self.columns else "no columns"
-            raise bad_data(f"{key}: {name}", f"a column of {self.where}", known, f"set {key} to one of them")
+            fix = f"set {key} to one of them"
+            if key == "data.group":  # a second set of report data, of another source
+                fix += ", or add it to that file, with a number of its own in each row if samples are independent"
+            raise bad_data(f"{key}: {name}", f"a column of {self.where}", known, fix)
         column = self.columns[name]
         if self.rows is None:
             return column
@@ -235,9 +238,8 @@ def _csv(file: Path, delimiter: str, limits: Limits) -> dict[str, Column]:
             columns = [[] for _ in names]
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    where, expected = f"{file}, row {count + 2}", f"{len(names)} values, as many as column names"
-                    fix = "correct the row; put quotes around text with delimiters"
-                    raise bad_data(where, expected, str(len(row)), fix)
+                    where, fix = f"{file}, row {count + 2}", "correct the row; put quotes around text with delimiters"
+                    raise bad_data(where, f"{len(names)} values, as many as column names", str(len(row)), fix)
                 for column, cell in zip(columns, row, strict=True):
                     column.append(cell)
                 count += 1

@@ -17,7 +17,7 @@ from stockpot.adapters.chats import chat_parts, check_columns
 from stockpot.adapters.code import said, silent
 from stockpot.adapters.labels import read_tags
 from stockpot.adapters.models import LoadedModel
-from stockpot.adapters.source import DataSource
+from stockpot.adapters.splits import DataSource
 from stockpot.adapters.tables import Array, Table, bad_data
 from stockpot.events import Event, Listener, progress
 from stockpot.task.loss import IGNORED
@@ -218,6 +218,8 @@ class TextReader:
         self._check_long(long, longest.__getitem__)
         if not len(rows):
             expected, fix = "tokens to learn", "check the columns; chats need messages of the role assistant"
+            if long and not self.splits:
+                fix += f"; or all that is learned came after {self.longest:,} tokens, where it was truncated"
             raise bad_data(f"{self.split} data, data.{self.key}", expected, "none in any sample", fix)
         if empty:
             self._tell(f"{empty:,} without a token to learn, left out")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stockpot import words
-from stockpot.cli.cooking import run_recipe, show, summary
+from stockpot.cli.recipes import run_recipe, show, summary
 from stockpot.cli.terminal import Json, Overrides, RecipeFile, document, read_recipe, say, shown, table, together
 from stockpot.events import Event
 from stockpot.progress import drawing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stockpot import words
-from stockpot.cli.cooking import As
 from stockpot.cli.inspect import Key, Mixed, Rename, prefixes_of
+from stockpot.cli.recipes import As
 from stockpot.cli.terminal import Json, document, say, say_loading, shown, table
 from stockpot.errors import RunError
 from stockpot.progress import drawing
@@ -89,10 +88,6 @@ def average(
     from stockpot.recipe import plain_yaml
     from stockpot.soup.average import average, from_mergekit
 
-    if weights is not None and (loose := [one for one in models if _is_number(one) and not Path(one).exists()]):
-        raise typer.BadParameter(
-            f"give all of them as in --weights {weights},{','.join(loose)}", param_hint="--weights"
-        )
     opening: dict[str, Any] = {"key": key, "rename": prefixes_of(rename), "mixed_dtypes": mixed_dtypes}
     with drawing() as listen:
         if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
@@ -133,13 +128,6 @@ def _numbers(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"expected numbers as in 0.2,0.8, found {text!r}", param_hint="--weights") from None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 def _form(text: str | None) -> Any:
@@ -280,6 +268,7 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
     ```
     """
     from stockpot import files
+    from stockpot.adapters.code import need
     from stockpot.run.rebuild import recommended_soup
     from stockpot.run.record import RUN
 
@@ -288,10 +277,10 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
         fix = "give the folder of a soup, or a run that has written one"
         raise RunError.of(str(source), expected="a saved soup with its card", found=f"no {lacking[0]}", fix=fix)
     files.check_entries(folder, folder)
-    hub = _hub()
+    hub = need("huggingface_hub")
     try:
-        hub.utils.validate_repo_id(repository)
-    except hub.errors.HFValidationError as error:
+        need("huggingface_hub.utils").validate_repo_id(repository)
+    except need("huggingface_hub.errors").HFValidationError as error:
         raise typer.BadParameter(str(error), param_hint="NAME/MODEL") from None
     sent = sorted(file for file in folder.iterdir() if file.is_file() and file.name not in _OURS)
     if dry_run:
@@ -306,20 +295,7 @@ def push(source: RunOrSoup, repository: Repository, private: Private = False, dr
             repo_id=repository, folder_path=folder, allow_patterns=[escape(file.name) for file in sent]
         )
     except Exception as error:  # of any of the libraries below it, as those for the network
-        found, fix = (
-            (str(error).strip() or type(error).__name__).splitlines()[0],
-            "log in (`hf auth login`), check the name and the network",
-        )
-        raise RunError.of(f"upload to {repository}", expected="the Hub to take it", found=found, fix=fix) from error
+        found = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = "log in (`hf auth login`), check the name and the network"
+        raise RunError.of(f"upload to {repository}", "the Hub to take it", found, fix) from error
     say(f"Sent to {place}")
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-        import huggingface_hub.utils
-    except ImportError as error:
-        fix = "pip install 'stockpot[transformers]'"
-        raise RunError.of("library huggingface_hub", expected="an installed one", found="none", fix=fix) from error
-    return huggingface_hub

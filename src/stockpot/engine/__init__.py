@@ -3,8 +3,8 @@
 from stockpot.engine.directions import Directions, FlatPlan
 from stockpot.engine.engine import Engine
 from stockpot.engine.live import Live
+from stockpot.engine.memory import Options, Plan
 from stockpot.engine.optimiser import AdamW
-from stockpot.engine.plan import Options, Plan
 from stockpot.task.captured import Batch
 
 __all__ = ["AdamW", "Batch", "Directions", "Engine", "FlatPlan", "Live", "Options", "Plan"]

@@ -13,8 +13,8 @@ from stockpot.engine.directions import Directions
 from stockpot.engine.live import Live
 from stockpot.engine.loader import LastBlock, Loader, StreamingLoader
 from stockpot.engine.low_memory import Projector, recomputing
+from stockpot.engine.memory import Options, planned
 from stockpot.engine.optimiser import AdamW, CapturedStep, TakeStep
-from stockpot.engine.plan import Options, planned
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Data
 from stockpot.task.captured import Batch, DeviceBatches

@@ -19,6 +19,7 @@ _PACKED = re.compile(r"(.*[._])?(q?weight|weight_packed|q_weight|w_q|_data|block
 # What low-precision weights are multiplied with: scale, weight_scale_inv, SCB, weight.absmax, zero_point. The first
 # part says of what; some of them mean the whole module.
 _SCALE = re.compile(r"(.*?)_?(scales?(_inv|_weight)?|scb|absmax|quant_map|q?zeros|zero_points?)", re.IGNORECASE)
+_PEFT_FACTOR = re.compile(r"(.+\.)?base_model\.model\..+\.lora_(A|B|embedding_A|embedding_B)(\..+)?")
 _OF_THE_MODULE = ("", "weight", "qweight", "input", "output", "activation")
 
 
@@ -68,6 +69,17 @@ def quantised(checkpoints: Sequence[Checkpoint]) -> list[str]:
             found = f"quantised ones, which mean something only with their scales: {listed(names)}"
             problems.append(describe(shown(checkpoint.path), expected=expected, found=found, fix=fix))
     return problems
+
+
+def bare_factors(checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """What is wrong with LoRA factors that would be mixed as tensors: the mean of products is no product of means."""
+    expected = "full checkpoints, or adapters in the folders that PEFT wrote (adapter_config.json beside the weights)"
+    fix = "give the folders of the adapters and their base=, or merge them into full checkpoints (merge_and_unload)"
+    return [
+        describe(shown(one.path), expected, f"factors of LoRA adapters: {listed(names)}", fix)
+        for one in checkpoints
+        if (names := [name for name in one.specs if _PEFT_FACTOR.fullmatch(name)])
+    ]
 
 
 def _quantised_names(specs: Specs) -> list[str]:

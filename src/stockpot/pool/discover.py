@@ -87,9 +87,8 @@ def _flatten(sources: Iterable[object]) -> Iterator[object]:
 
 def _expand(source: object, runs: list[Run], all_steps: bool, alone: bool) -> list[Path]:
     if not isinstance(source, (str, Path)):
-        given = f"{type(source).__name__} {str(source)[:60]!r}"
         fix = "give text or Path objects, or the state dicts of models"
-        raise refusal("Pool.open", "paths, patterns and folders", given, fix)
+        raise refusal("Pool.open", "paths, patterns and folders", f"{type(source).__name__} {str(source)[:60]!r}", fix)
     if isinstance(source, str) and source.startswith(SCHEME):
         return [model_folder(source)]
     path = at_home(source)
@@ -187,7 +186,11 @@ def weights_of(directory: Path) -> Path | None:
     if known:
         return directory / known[0] if told or not others else None
     single = [name for name in others if name.endswith(".safetensors")]
-    return directory / single[0] if "config.json" in present and len(single) == 1 else None
+    if not known and set(others) <= set(ADAPTER_WEIGHTS):  # opening it says that the configuration is missing
+        single = others
+    elif "config.json" not in present:
+        return None
+    return directory / single[0] if len(single) == 1 else None
 
 
 # ---- the output folders of trainers: which checkpoint stands for a run

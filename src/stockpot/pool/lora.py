@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,9 +45,11 @@ def open_adapters(
     _check_untied(opened, found)
     problems += quantised([found, *(one.file for one in opened)])
     specs = dict(found.specs)
-    lacking = {name for one in opened for name in one.dense if name not in specs}  # such as a new classifier
+    added = Counter(name for one in opened for name in one.dense if name not in specs)  # such as a new classifier
+    lacking = {name for name, count in added.items() if 2 * count >= len(opened)}
+    whole = next((one for one in opened if lacking <= one.dense.keys()), opened[0])
     for one in opened:
-        problems += _misfits(one, found, lacking, opened[0])
+        problems += _misfits(one, found, lacking, whole)
         for name in lacking & one.dense.keys():
             specs.setdefault(name, one.file.specs[one.dense[name]])
     if problems:
@@ -58,21 +61,26 @@ def open_adapters(
 
 def sorted_out(folders: Sequence[Path], base: str | Path | None, rename: Rename | None) -> tuple[list[Path], list[str]]:
     """The adapters of which a pool can be made, and why each of the others is in none with them."""
-    usable: dict[tuple[str, str], list[Path]] = {}
+    usable: dict[tuple[str, ...], list[Path]] = {}  # by base, revision, and tensors beside the base's
     refused = []
     for folder in folders:
         try:
-            _, _, alone = open_adapters([folder], base, rename)
-            usable.setdefault(alone.each[0].base, []).append(folder)
+            _, specs, alone = open_adapters([folder], base, rename)
+            own = sorted(f"{name} {list(specs[name].shape)}" for name in specs.keys() - alone.base.specs.keys())
+            usable.setdefault((*alone.each[0].base, *own), []).append(folder)
         except StockpotError as error:
             refused.append(str(error))
-    name, most = max(usable.items(), key=lambda item: len(item[1]), default=(("", ""), []))
-    for other, there in usable.items():
-        if other != name:
-            expected, found = f"an adapter of {name[0]!r} at {name[1]!r}, as most are", f"{other[0]!r} at {other[1]!r}"
-            fix = "mix adapters of one base; those of another make another pool"
-            refused += [str(MismatchError.of(shown(one), expected=expected, found=found, fix=fix)) for one in there]
-    return most, refused
+    most = max(usable, key=lambda kind: len(usable[kind]), default=())
+    for other in (kind for kind in usable if kind != most):
+        expected, found = (f"{kind[0]!r} at {kind[1]!r}" for kind in (most, other))
+        if most[:2] == other[:2]:
+            expected, found = (f"{found} with {listed(kind[2:]) or 'no tensors'} beside it" for kind in (most, other))
+        fix = "mix adapters of one base and head; others make another pool"
+        refused += [
+            str(MismatchError.of(shown(one), f"an adapter of {expected}, as most are", found, fix))
+            for one in usable[other]
+        ]
+    return usable.get(most, []), refused
 
 
 def _oriented(adapter: Adapter, base: Checkpoint) -> Adapter:
@@ -117,9 +125,8 @@ def _check_untied(opened: Sequence[Adapter], base: Checkpoint) -> None:
     tied = [shown(one.path) for one in generates if any("lora_embedding_" in f.A for f in one.factors.values())]
     if tied:
         found = f"deltas of an embedding that the base ties to its output layer: {listed(tied)}"
-        expected = "adapters that one set of weights can hold"
         fix = "untie the base and train on that, or leave them out"
-        raise MismatchError.of("the adapters", expected=expected, found=found, fix=fix)
+        raise MismatchError.of("the adapters", "adapters that one set of weights can hold", found, fix)
 
 
 def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | None) -> Checkpoint:
@@ -133,12 +140,11 @@ def _base(opened: Sequence[Adapter], base: str | Path | None, rename: Rename | N
         found_there = cached(str(base) if base is not None else name, revision)
         if found_there is None:
             found = f"{str(base or name)!r:.300} neither as a path here nor in the Hugging Face cache"
-            fix = "download the base and give its folder: Pool.open(..., base='path/to/base')"
             raise PoolError.of(
                 "the base of the adapters",
-                expected="a local model folder or checkpoint",
-                found=found if base or name else f"none named in {CONFIG}, and none given",
-                fix=fix,
+                "a local model folder or checkpoint",
+                found if base or name else f"none named in {CONFIG}, and none given",
+                "download the base and give its folder: Pool.open(..., base='path/to/base')",
             )
         path = found_there
     checkpoint = open_checkpoint(path, rename=rename)
@@ -180,8 +186,12 @@ def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapt
         if name in base.specs and base.specs[name].dtype.is_floating_point != dtype.is_floating_point:
             kinds.append(f"{name} is {dtype_name(base.specs[name].dtype)} there, {dtype_name(dtype)} here")
     unknown = [name for name in (*adapter.factors, *adapter.added) if name not in base.specs]
+    alone = [name for name in adapter.dense if name not in base.specs and name not in lacking]
     absent = sorted(lacking - adapter.dense.keys()) + _left_out(adapter, base)
-    sorts = {"not in the base": unknown, "of another shape": shapes, "of another kind": kinds, "missing here": absent}
+    sorts = {
+        "not in the base": unknown, "neither in the base nor in most adapters": alone,
+        "of another shape": shapes, "of another kind": kinds, "missing here": absent,
+    }  # fmt: skip
     found = [f"{len(texts)} {what}: {listed(texts)}" for what, texts in sorts.items() if texts]
     if not found:
         return []
@@ -191,8 +201,8 @@ def _misfits(adapter: Adapter, base: Checkpoint, lacking: set[str], first: Adapt
 
 
 def _left_out(adapter: Adapter, base: Checkpoint) -> list[str]:
-    """Factors that the configuration promises in every layer, and that some layers have and others do not."""
-    config, names = adapter.config, {re.sub(r"\d+", "#", name) for name in adapter.factors}
+    """Factors that the configuration promises, in the layers that have some: there PEFT would have made all of them."""
+    config, layers = adapter.config, {_layer(name) for name in adapter.factors}
     chosen = any(config.get(field) for field in ("layers_to_transform", "layers_pattern", "exclude_modules"))
     said = targets(config)
     if chosen or said is None:
@@ -201,8 +211,13 @@ def _left_out(adapter: Adapter, base: Checkpoint) -> list[str]:
     return [
         f"factors of {name}"
         for name in absent
-        if re.sub(r"\d+", "#", name) in names and named_by(said, name.removesuffix(".weight"))
+        if _layer(name) in layers and named_by(said, name.removesuffix(".weight"))
     ]
+
+
+def _layer(name: str) -> str:
+    """What all layers of one kind are called: the name up to its last number; without one, the whole name."""
+    return re.sub(r"\d+", "#", re.sub(r"(.*\.\d+\.).*", r"\1", name))
 
 
 def _shape(one: Factors, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:

@@ -92,9 +92,8 @@ def _outweighs(saved: object, nested: Mapping[str, Mapping[Any, Any]], place: st
     below, most = max(((key, _numbers(inner.values())) for key, inner in nested.items()), key=lambda pair: pair[1])
     if path is not None and own and most < own * _CLEARLY and own < most * _CLEARLY:
         where = f"under {place!r}" if place else "at the top"
-        found = f"tensors {where} and about as many numbers under {below!r}"
         fix = f"name the place of the weights, for example key={below!r}, or save them in a file of their own"
-        raise refusal(path, "weights in one place", found, fix)
+        raise refusal(path, "weights in one place", f"tensors {where} and about as many numbers under {below!r}", fix)
     return own > 0 and own >= most * _CLEARLY
 
 

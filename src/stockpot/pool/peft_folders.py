@@ -41,7 +41,8 @@ _NAMED = {
     "use_qalora": "QA-LoRA, which pools its inputs",
     "trainable_token_indices": "trainable tokens, which replace rows of the embedding",
 }
-_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # values of init_lora_weights that keep the base
+# Values of init_lora_weights that keep the base.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 _FIX = "leave it out of the pool, or merge it into a full checkpoint first (merge_and_unload) and mix such checkpoints"
 
 _LONGEST = 500  # letters of a module's name, and of a pattern
@@ -121,9 +122,8 @@ def open_adapter(folder: Path) -> Adapter:
         raise refusal(folder, "lora_A and lora_B of every module", found, "save or download the adapter again")
     said = targets(config)
     if said is not None and (extra := [module for module in pairs if not named_by(said, module)]):
-        expected = f"factors of the target_modules in {CONFIG}: {listed(sorted(said))}"
         found, fix = f"those of others: {listed(extra)}", "use the configuration that was saved with these weights"
-        raise refusal(folder, expected, found, fix)
+        raise refusal(folder, f"factors of the target_modules in {CONFIG}: {listed(sorted(said))}", found, fix)
     ranks, alphas = (_patterns(folder, config, field, len(pairs)) for field in ("rank_pattern", "alpha_pattern"))
     factors: dict[str, Factors] = {}
     added: dict[str, tuple[str, float]] = {}
@@ -195,7 +195,9 @@ def _config(folder: Path) -> Mapping[str, Any]:
         unknown = sorted(str(field) for field, value in config.items() if value and not _HARMLESS.fullmatch(field))
         problem = f"settings that this version does not know: {listed(unknown)}" if unknown else None
     if problem is not None:
-        raise refusal(folder, "an adapter that adds s B A to its base", problem, _FIX)
+        # It acts by the place of a token, so PEFT cannot merge it.
+        fix = "leave it out of the pool" if config.get("alora_invocation_tokens") else _FIX
+        raise refusal(folder, "an adapter that adds s B A to its base", problem, fix)
     return MappingProxyType(config)
 
 
@@ -207,8 +209,7 @@ def _number(folder: Path, config: Mapping[str, Any], table: Patterns, default: s
     letters = _places(module)
     value = next((own for matches, own in table if matches(module, letters)), config.get(default))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 2**31:
-        expected = f"a positive number for {default}"
-        raise refusal(folder / CONFIG, expected, repr(value)[:80], "save the adapter again")
+        raise refusal(folder / CONFIG, f"a positive number for {default}", repr(value)[:80], "save the adapter again")
     return float(value)
 
 

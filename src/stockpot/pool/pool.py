@@ -12,15 +12,15 @@ from torch import Tensor
 
 from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolError, describe
 from stockpot.events import Event, Listener, ignore, progress
-from stockpot.pool.agreement import common_specs, mixed_averages, quantised
+from stockpot.pool.agreement import bare_factors, common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
-from stockpot.pool.discover import Run, find_checkpoints, ingredient_names
-from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
+from stockpot.pool.discover import ADAPTER_WEIGHTS, Run, find_checkpoints, ingredient_names, weights_of
+from stockpot.pool.facts import PoolFacts, facts_of, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
-from stockpot.pool.peft_folders import adapter_folder
+from stockpot.pool.peft_folders import CONFIG, adapter_folder
 from stockpot.pool.scan import Scan, scan
-from stockpot.pool.source import Checkpoint, TensorSpec, listed, shown
+from stockpot.pool.source import Checkpoint, TensorSpec, is_directory, listed, shown
 
 Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
 _SHOWN = 8
@@ -48,7 +48,6 @@ class Pool:
         self.checkpoints = tuple(checkpoints)
         self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
         self.opened_with = dict(opened_with)
-        self.dropped: tuple[str, ...] = ()  # names of ingredients that drop_nonfinite left out
         # Names of running statistics (BatchNorm), which are measured and not learned.
         self.statistics = frozenset(name for name in specs if name.rpartition(".")[2] in _STATISTICS)
         self.nbytes = sum(spec.nbytes for spec in specs.values())  # bytes of one ingredient
@@ -109,7 +108,7 @@ class Pool:
                     unreadable.append(str(error))
                 progress(listen, "open", done, len(paths), unit="files")
             specs, differing = common_specs(opened, mixed_dtypes) if opened else ({}, [])
-            differing += [*mixed_averages(opened), *quantised(opened)]
+            differing += [*mixed_averages(opened), *quantised(opened), *bare_factors(opened)]
             if len(paths) < 2 and not problems and not unreadable:
                 found = f"only one, {shown(paths[0])}" if paths else "no sources"
                 fix = "give several checkpoints of the same model"
@@ -141,23 +140,7 @@ class Pool:
         smaller = Pool(names, checkpoints, self.specs, self.opened_with, adapters)
         smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
-        smaller.dropped = self.dropped
         return smaller
-
-    def drop_nonfinite(self, listen: Listener = ignore) -> Pool:
-        """The same pool without ingredients that have NaN or infinite weights. Reads everything once."""
-        bad = nonfinite(self.checkpoints, self.scanned(listen))
-        kept = [k for k in range(len(self)) if k not in bad]
-        if len(kept) < 2:
-            expected, found = "at least two checkpoints without NaN or infinity", f"{len(kept)} of {len(self)}"
-            fix = "look for what went wrong in training:\n" + "\n".join(bad.values()).removesuffix(".")
-            raise PoolError.of("the pool", expected=expected, found=found, fix=fix)
-        if not bad:
-            return self
-        listen(Event("dropped", {"names": [self.names[k] for k in bad], "why": list(bad.values())}))
-        pool = self.subset(kept)
-        pool.dropped = (*self.dropped, *(self.names[k] for k in bad))
-        return pool
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Raise if there is a NaN or infinite weight, naming every file and tensor. Reads everything once."""
@@ -168,10 +151,9 @@ class Pool:
         changes = [line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))]
         if changes:
             more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-            expected = "files that stay as they are while they are used"
             found = "\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n "
             fix = "let whatever writes to them finish, or restore them, and run again; no soup was written"
-            raise ChangedError.of("the ingredients", expected=expected, found=found, fix=fix)
+            raise ChangedError.of("the ingredients", "files that stay as they are while they are used", found, fix)
 
     def sampled(self) -> dict[str, str]:
         """A digest of some pages of each ingredient's files: enough to see that another host has other models."""
@@ -223,12 +205,16 @@ class Pool:
 
 
 def _check_adapters(paths: Sequence[Path], folders: Sequence[Path], key: str | None) -> None:
-    full = [shown(path) for path in paths if adapter_folder(path) is None]
     subject, expected = "the pool", "at least two adapters, and nothing else"
-    if not folders:
+    weights = {path: weights_of(path) if is_directory(path) else path for path in paths if adapter_folder(path) is None}
+    if bare := [shown(path) for path, file in weights.items() if file is not None and file.name in ADAPTER_WEIGHTS]:
+        found = f"adapters without {CONFIG}, which says their scales: {listed(bare)}"
+        fix = f"copy {CONFIG} from where they were saved, beside the weights"
+    elif not folders:
         subject, expected = "Pool.open", "LoRA adapters for the base"
         found, fix = "base= and no adapter among the sources", "leave base= out, or give folders of PEFT adapters"
-    elif full or len(paths) < 2:
+    elif weights or len(paths) < 2:
+        full = [shown(path) for path in weights]
         found = f"full checkpoints among adapters: {listed(full)}" if full else f"only one, {shown(paths[0])}"
         fix = "mix adapters with adapters, or merge them into full checkpoints first"
     elif key is not None:

@@ -92,8 +92,7 @@ def _load(path: Path) -> object:
     looks = source.looks_like(path)
     if looks != source.ZIP:
         fixes = {source.PICKLE: _SAVE_AGAIN, source.SAFETENSORS: "rename it so that it ends in .safetensors"}
-        expected = "the zip format that torch.save has written since 1.6"
-        raise refusal(path, expected, looks, fixes.get(looks, COPY_AGAIN))
+        raise refusal(path, "the zip format that torch.save has written since 1.6", looks, fixes.get(looks, COPY_AGAIN))
     try:
         with path.open("rb") as file:
             check_table(*_check_archive(file))

@@ -29,10 +29,9 @@ def pool_paths(recipe: Recipe) -> list[str]:
     folder = recipe.path(recipe.finetune.dir)
     with contextlib.suppress(OSError):  # opening the pool says why
         if not folder.exists() or not any(folder.iterdir()):
-            expected = "the checkpoints of this recipe's search"
             found = "an empty folder" if folder.is_dir() else "no such folder"
             fix = "run `stockpot finetune` with this recipe first, or name your checkpoints in pool.path"
-            raise RecipeError.of(f"finetune.dir {folder}", expected=expected, found=found, fix=fix)
+            raise RecipeError.of(f"finetune.dir {folder}", "the checkpoints of this recipe's search", found, fix)
     return [str(folder)]
 
 
@@ -46,17 +45,10 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
     from stockpot.pool import Pool
 
-    section = recipe.pool
-    options = section.model_dump(include={"key", "rename", "mixed_dtypes"})
+    options = recipe.pool.model_dump(include={"key", "rename", "mixed_dtypes"})
     pool = Pool.open(*pool_paths(recipe), base=pool_base(recipe), listen=listen, **options)
-    return finite(pool, section.nonfinite, listen)
-
-
-def finite(pool: Pool, rule: str, listen: Listener = ignore) -> Pool:
-    """What is used of a pool by `pool.nonfinite`."""
-    if rule == "refuse":
-        pool.verify_finite(listen)
-    return pool.drop_nonfinite(listen) if rule == "drop" else pool
+    pool.verify_finite(listen)
+    return pool
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:
@@ -66,9 +58,8 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
     section, output, run = recipe.method, recipe.output, recipe.path(recipe.output.dir)
     load = functools.partial(code_of, recipe)
     if run.resolve() == recipe.folder.resolve():
-        what, expected = f"output.dir {output.dir!r}", "a directory of its own"
         fix = "choose another directory, such as output.dir: runs/first"
-        raise RunError.of(what, expected=expected, found="the recipe's folder", fix=fix)
+        raise RunError.of(f"output.dir {output.dir!r}", "a directory of its own", "the recipe's folder", fix)
     content = (recipe.digest(), recipe.resolved(), code_digests(recipe))
     shared = {
         **section.model_dump(include={"preset", "include", "exclude", "donor"}),
@@ -86,8 +77,8 @@ def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command:
 
 def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
     """The model on the CPU; `pretrained` also gives it the weights that `finetune` starts from."""
+    from stockpot.adapters.huggingface import pool_class_names
     from stockpot.adapters.models import load_model
-    from stockpot.adapters.transformers import pool_class_names
 
     section = recipe.model
     loaded = load_model(
@@ -105,6 +96,8 @@ def build_model(recipe: Recipe, pretrained: bool = False) -> LoadedModel:
         if getattr(recipe.data, key) is not None and loaded.purpose not in purposes:
             fix = f"set model.auto_class, such as {name}, or name other columns"
             raise TaskError.of(f"data.{key}", expected=expected, found=type(loaded.model).__name__, fix=fix)
+    if recipe.data.python is None and recipe.data.loss is None:
+        _check_columns(recipe, loaded)
     if recipe.data.python is None:
         settle_problem(recipe.data.target, loaded)
         with contextlib.suppress(RecipeError):  # there need be no pool yet, or any more
@@ -156,8 +149,7 @@ def _lm_eval(section: LmEval, recipe: Recipe, loaded: LoadedModel) -> dict[str, 
 
     if loaded.tokenizer is None:
         expected, fix = "a model with a tokenizer", "use model.transformers, and model.tokenizer if it has none"
-        found = f"model.{recipe.model.kind}, which has none"
-        raise RecipeError.of("data.report.lm_eval", expected=expected, found=found, fix=fix)
+        raise RecipeError.of("data.report.lm_eval", expected, f"model.{recipe.model.kind}, which has none", fix)
     return lm_eval_tasks(
         section.tasks,
         loaded.tokenizer(),
@@ -175,7 +167,7 @@ def build_data(
     """
     from stockpot.adapters.code import call_code
     from stockpot.adapters.samples import read_splits
-    from stockpot.adapters.source import Columns, DataSource, Share
+    from stockpot.adapters.splits import Columns, DataSource, Share
     from stockpot.adapters.tables import Limits
 
     section = recipe.data
@@ -322,6 +314,23 @@ MODELS = {  # columns, and which models they are for
     "prompt": (("causal", "seq2seq"), "a language model: causal or sequence-to-sequence", "AutoModelForCausalLM"),
     "words": (("tags",), "a model for token classification", "AutoModelForTokenClassification"),
 }
+
+
+def _check_columns(recipe: Recipe, loaded: LoadedModel) -> None:
+    """The loss of a model of tokens takes no label per sample; the library says so in shapes alone."""
+    section = recipe.data
+    target = None if section.target == "class" else f"data.target: {section.target}"
+    wrong = {
+        "causal": ("no label per sample: it learns its input", target if section.label is None else "data.label"),
+        "seq2seq": ("data.prompt and completion", "neither" if section.prompt is None else None),
+        "tags": ("data.words and tags", "neither" if section.words is None else None),
+    }
+    expected, found = wrong.get(loaded.purpose, ("", None))
+    if found is not None:
+        fix = "write so; or, for a label per sample, set model.auto_class, such as AutoModelForSequenceClassification"
+        raise TaskError.of(f"data for {type(loaded.model).__name__}", expected=expected, found=found, fix=fix)
+
+
 _PROBLEMS = {"class": "single_label_classification", "number": "regression", "multi": "multi_label_classification"}
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from typing_extensions import Self
 
+from stockpot import words
+from stockpot.soups.settings import samples_in
 from stockpot.zoo.plan import checked, number
 
 
@@ -42,37 +44,32 @@ def _any_of(*schemas: Any) -> WithJsonSchema:
 
 _TEXT, _COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
 _SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600}
-_BYTES = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _BYTES.update({_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power})
 
 
 def parse_bytes(value: object) -> int:
     """A number of bytes, or a size with its unit."""
-    found = _measured(value, _BYTES)
-    if found is None or isinstance(value, float):
+    if (found := words.bytes_of(value)) is None:
         raise ValueError(f"expected a size such as 5GB, 512MB or a number of bytes, found {value!r}")
-    return int(found)
+    return found
 
 
-def parse_seconds(value: object) -> float:
-    """A number of seconds, or a time with its unit."""
-    found = _measured(value, _SECONDS)
-    if found is None:
-        raise ValueError(f"expected a time such as 10min, 90s, 1.5h or a number of seconds, found {value!r}")
+def parse_budget(value: Any) -> float | str:
+    """A number of seconds or a time with its unit; samples stay text, as settings have them."""
+    if isinstance(value, str) and samples_in(value) is not None:
+        return value
+    found = value
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)):
+        found = float(match[1]) * _SECONDS.get(match[2].upper(), 0)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found < math.inf:
+        expected = "a time such as 10min, 90s, 1.5h, a number of seconds, or samples such as 200k samples"
+        raise ValueError(f"expected {expected}, found {value!r}")
     return float(found)
 
 
-def _measured(value: Any, units: dict[str, int]) -> Any:
-    """The number, or the one in the text times its unit; None where it is neither, or not above nothing."""
-    if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)):
-        value = float(match[1]) * units.get(match[2].upper(), 0)
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and 0 < value < math.inf else None
-
-
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)]
+Budget = Annotated[
+    float | str, BeforeValidator(parse_budget), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)
+]
 Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 
@@ -132,8 +129,8 @@ class Split(Section):
     count: int | None = Field(default=None, ge=1)
     """Number of samples, stratified by class."""
     rows: str | None = None
-    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number or an
-    image path per line. Other splits of the same part share what is left."""
+    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number per
+    line. Other splits of the same part share what is left."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

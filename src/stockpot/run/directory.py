@@ -67,10 +67,8 @@ class RunDirectory:
         try:
             files.make_directory(self.path)
         except WriteError as error:
-            found = getattr(error.__cause__, "strerror", None) or str(error.__cause__)
-            fix = "choose another directory with output.dir"
-            what = f"output directory {path}"
-            raise RunError.of(what, expected="a place to write to", found=found, fix=fix) from error
+            found, what = getattr(error.__cause__, "strerror", None) or str(error.__cause__), f"output directory {path}"
+            raise RunError.of(what, "a place to write to", found, "choose another directory with output.dir") from error
         _refuse_foreign(self.path)  # before the lock, which would be left behind
         self._lock = files.Lock(self.path)
         self._lock.acquire()
@@ -167,10 +165,8 @@ def _refuse_foreign(path: Path) -> None:
     names = (entry.name for entry in path.iterdir())
     foreign = sorted(name for name in names if name != files.LOCK and not _FIRST_WRITE.fullmatch(name))
     if foreign:
-        expected = "a new or empty directory, or an earlier run"
-        found = f"other files: {listed(foreign)}"
-        fix = "choose another directory with --out (in Python: run=)"
-        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
+        found, fix = f"other files: {listed(foreign)}", "choose another directory with --out (in Python: run=)"
+        raise RunError.of(f"output directory {path}", "a new or empty directory, or an earlier run", found, fix)
 
 
 def _to_be_replaced(path: Path, overwrite: bool) -> Mapping[str, Any] | None:
@@ -202,10 +198,9 @@ def check_recipe(path: Path, recipe: RecipeFacts, *, overwrite: bool = False) ->
 def _same_recipe(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Refuse another recipe or other code than those that the run was begun with, and show the difference."""
     if before["kind"] != now["kind"]:
-        expected = f"a directory of its own for {now['kind']}"
         found = f"an earlier run of {before['kind']}, which stays as it is"
         fix = f"add --out {path.name}-{now['kind']}, or replace that run with --overwrite"
-        raise RunError.of(f"output directory {path}", expected=expected, found=found, fix=fix)
+        raise RunError.of(f"output directory {path}", f"a directory of its own for {now['kind']}", found, fix)
     if before["recipe_digest"] != now["recipe_digest"]:
         earlier = read_json(path / RECIPE, path, {"*": ANY}) or {}
         raise _refused(path, *_ANOTHER, differences(earlier, recipe) or ["the recipe"])
@@ -280,7 +275,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
     """Plain JSON values. `device` is what the work runs on, as torch names it."""
     import torch
 
-    from stockpot.engine.plan import host_memory
+    from stockpot.engine.memory import host_memory
 
     cuda = device is not None and device.startswith("cuda") and torch.cuda.is_available()
     return {

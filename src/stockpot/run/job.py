@@ -32,7 +32,7 @@ from stockpot.run.shapes import flat
 from stockpot.run.state import DiskStore
 from stockpot.run.verdict import BASELINE, compared_on, differences, held_out, recommended, verdict
 from stockpot.soup.adapter import Form
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soups.arrangement import described, shard_if_asked
 from stockpot.soups.mehl import schedule
 from stockpot.soups.problem import Problem
@@ -213,17 +213,19 @@ class Job:
             self.results[name] = decided(problem, name, settings, preset)
             return False
         root, folder = self.path, self.path / record.METHODS / record.slug(name)
-        store = DiskStore(folder, root)
+        store = DiskStore(folder, root, self.max_shard)
         earlier = record.read_result(root, folder, name, problem.pool, settings, self.task)
         self._all_see(f"what {name} decided", earlier is not None)
         if earlier is not None:
             self.results[name] = earlier
             store.clear()  # a kill may have come between the record and this
             return True
+        problem.keep = store.keep
         try:
             result = decided(problem, name, settings, preset, store)
         except KeyboardInterrupt as error:
-            self._keep(folder, error)
+            if (best := getattr(error, "best", None)) is not None:
+                error.kept = store.keep(best)  # type: ignore[attr-defined]
             raise
         seconds, host, device = store.earlier
         host, device = max(host, result.peak_host), max(device, result.peak_device)
@@ -236,14 +238,6 @@ class Job:
             store.clear()
         self.results[name] = result
         return False
-
-    def _keep(self, folder: Path, error: KeyboardInterrupt) -> None:
-        """The record of the best soup so far, from which it can be built without going on."""
-        best = getattr(error, "best", None)
-        if best is not None and self.directory is not None:
-            files.make_directory(folder, self.directory.path)
-            best.write_record(folder, self.max_shard, root=self.directory.path)
-            error.kept = folder  # type: ignore[attr-defined]
 
     def _all_see(self, what: str, there: bool) -> None:
         """All ranks go on from the same record, or none does."""
@@ -312,7 +306,7 @@ def outlook(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> dict[str,
         if METHODS[name].learned:
             size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
             blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
-            steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+            steps[name] = one.folds * blocks[name] * steps_for(one, *[inside] * one.folds, blocks=blocks[name])
     return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in chosen.items()}}
 
 

@@ -17,6 +17,8 @@ from stockpot.errors import RunError, StockpotError
 from stockpot.events import Event
 from stockpot.run.record import VALUES, as_array, as_values
 from stockpot.run.shapes import ANY, COUNT, NUMBER, check, plain
+from stockpot.soup.contents import MAX_SHARD
+from stockpot.soup.soup import Soup
 from stockpot.soups.fold import Saved, merged
 
 STATE = "state.safetensors"
@@ -34,12 +36,12 @@ class DiskStore:
     learn apart have a file each. Whoever goes on makes one of them first, so that none is left to grow old.
     """
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, max_shard: int = MAX_SHARD) -> None:
         self.interval = INTERVAL
         self.peaks: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes of host and device in this process
         self.earlier = (0.0, 0, 0)  # seconds and peaks of the processes that made the loaded state
         self._path, self._root = folder / STATE, root
-        self._folder = folder
+        self._folder, self._max_shard = folder, max_shard
         self._began = time.perf_counter()
 
     def load(self) -> Saved | None:
@@ -89,6 +91,13 @@ class DiskStore:
         path = self._path if part is None else self._folder / _PART.format(part)
         self._write(path, tensors, values, (seconds, host, device))
 
+    def keep(self, soup: Soup) -> Path:
+        """The soup can be built from its record, whatever becomes of the method."""
+        if ranks.first():
+            files.make_directory(self._folder, self._root)
+            soup.write_record(self._folder, self._max_shard, root=self._root)
+        return self._folder
+
     def _write(
         self, path: Path, tensors: dict[str, Tensor], values: dict[str, Any], spent: tuple[float, int, int]
     ) -> None:
@@ -103,9 +112,8 @@ class DiskStore:
 
 
 def _damaged(path: Path, error: Exception, fix: str) -> RunError:
-    found = f"{type(error).__name__}: {error}"
     fix = f"{fix}; the method then starts from its beginning"
-    return RunError.of(str(path), expected="the saved state of an unfinished method", found=found, fix=fix)
+    return RunError.of(str(path), "the saved state of an unfinished method", f"{type(error).__name__}: {error}", fix)
 
 
 class Journal:

@@ -250,8 +250,7 @@ def resolve(form: Form, rank: int | None, *, statistics: bool = False) -> Litera
     number = isinstance(form, int) and not isinstance(form, bool) and form > 0
     if not number and form not in ("auto", "merged", "adapter"):
         fix = "adapter is exact; a number is the highest rank that the adapter may have"
-        expected = "auto, merged, adapter, or a rank such as 64"
-        raise SoupError.of("form of the soup", expected=expected, found=repr(form)[:60], fix=fix)
+        raise SoupError.of("form of the soup", "auto, merged, adapter, or a rank such as 64", repr(form)[:60], fix)
     if form == "merged" or (form == "auto" and (rank is None or statistics or rank > RANKS[-1])):
         return "merged"
     if form == "auto":
@@ -266,15 +265,16 @@ def resolve(form: Form, rank: int | None, *, statistics: bool = False) -> Litera
 def described(factored: Factored, form: Literal["merged", "adapter"] | int) -> str:
     """One sentence on what is written, and what else could be."""
     exact = factored.exact_rank
-    fits = next((rank for rank in RANKS if rank >= exact), None)
+    limit = exact if isinstance(form, str) else min(form, exact)
+    fits = next((rank for rank in RANKS if rank >= limit), None)
+    served = f"serve it with a rank of {fits}" if fits else f"servers take at most {RANKS[-1]}"
     if form == "merged":
         why = "" if fits else f", more than the {RANKS[-1]} that servers take"
         return f"{WRITTEN_AS} a full model; as an exact adapter it would have rank {exact}{why}"
     if form == "adapter":
-        served = f"serve it with a rank of {fits}" if fits else f"servers take at most {RANKS[-1]}"
         return f"{WRITTEN_AS} an exact adapter of rank {exact}; {served}"
     errors = factored.errors
     worst = max(errors, key=lambda module: errors[module], default="")
     low, high = min(errors.values(), default=0.0), errors.get(worst, 0.0)
     lost = f"relative error of its deltas {low:.2g} to {high:.2g} (most in {worst})" if high else "nothing is lost"
-    return f"{WRITTEN_AS} an adapter of rank at most {form} (exact: {exact}); {lost}"
+    return f"{WRITTEN_AS} an adapter of rank at most {form} (exact: {exact}); {lost}; {served}"

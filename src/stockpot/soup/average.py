@@ -28,7 +28,7 @@ from stockpot.pool.peft_folders import adapter_folder
 from stockpot.pool.source import dtype_name
 from stockpot.progress import shown
 from stockpot.soup.adapter import Form
-from stockpot.soup.build import MAX_SHARD
+from stockpot.soup.contents import MAX_SHARD
 from stockpot.soup.soup import Soup
 from stockpot.soup.weights import CHUNK, SUM_TOLERANCE, heaviest, statistics_weights
 
@@ -125,8 +125,7 @@ def _check(method: str, weights: Sequence[float] | None, decay: float | None, ba
     if decay is not None and not 0 < decay < 1:
         raise SoupError.of("decay", expected="a number between 0 and 1", found=str(decay), fix="use for example 0.5")
     if method == "model_stock" and base is None:
-        fix = "say which model the others were fine-tuned from: base="
-        raise SoupError.of(subject, expected="a base", found="none", fix=fix)
+        raise SoupError.of(subject, "a base", "none", "say which model the others were fine-tuned from: base=")
     if base is not None and method not in ("weighted", "model_stock"):
         fix = "give weights (task arithmetic) or method model_stock, or leave the base out"
         raise SoupError.of(subject, expected="no base", found="one", fix=fix)

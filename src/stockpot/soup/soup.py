@@ -25,9 +25,9 @@ from stockpot.names import differences, fill
 from stockpot.pool import Pool
 from stockpot.pool.checkpoint import open_safetensors
 from stockpot.pool.source import dtype_name, listed
-from stockpot.soup import build, card, weights
+from stockpot.soup import card, contents, weights
 from stockpot.soup.adapter import Factored, Form, resolve
-from stockpot.soup.build import MAX_SHARD, parse_size
+from stockpot.soup.contents import MAX_SHARD, shard_size
 from stockpot.soup.weights import StatisticsRule
 
 Ingredients = Pool | str | Path | Iterable[str | Path] | None  # where they are now; None: where they were
@@ -107,7 +107,7 @@ class Soup:
         full model; `auto`, the default, is the exact adapter where servers take its rank, and otherwise merged.
         `root`: the directory that the user named, below which no link is followed.
         """
-        path, shard, listen = Path(path), parse_size(max_shard), one_at_a_time(listen)
+        path, shard, listen = Path(path), shard_size(max_shard), one_at_a_time(listen)
         soup = self if form is None else self.as_form(form)
         with soup._writing(path, dtype, overwrite, root) as folder:
             with ThreadPoolExecutor(1, "stockpot-digests") as beside:
@@ -132,7 +132,7 @@ class Soup:
         listen: Listener = ignore,
     ) -> Path:
         """Only the weights, for serving: without the record and digests that `save` adds to rebuild the soup."""
-        path, shard = Path(path), parse_size(max_shard)
+        path, shard = Path(path), shard_size(max_shard)
         soup = self if form is None else self.as_form(form)
         with soup._writing(path, dtype, overwrite, None) as folder:
             soup._write_weights(folder, dtype, shard, listen)
@@ -143,7 +143,7 @@ class Soup:
     ) -> None:
         if self.written_as == "merged" or self.factored is None:
             coming = self._tensors(dtype, listen, alone=alone)
-            build.write_weights(folder, build.stored_specs(self.pool, self.layout, dtype), coming, shard)
+            contents.write_weights(folder, contents.stored_specs(self.pool, self.layout, dtype), coming, shard)
         else:
             whole = dict(self._tensors(dtype, listen, only=self.factored.dense, alone=alone))
             self.factored.write(folder, whole, dtype)
@@ -151,7 +151,7 @@ class Soup:
     @contextmanager
     def _writing(self, path: Path, dtype: torch.dtype | None, overwrite: bool, root: Path | None) -> Iterator[Path]:
         """A directory that becomes `path` if there is room for it and no ingredient changes meanwhile."""
-        needed = sum(spec.nbytes for spec in build.stored_specs(self.pool, self.layout, dtype).values())
+        needed = sum(spec.nbytes for spec in contents.stored_specs(self.pool, self.layout, dtype).values())
         if self.written_as != "merged" and self.factored is not None:
             needed = self.factored.nbytes(dtype)
         if overwrite:
@@ -163,8 +163,8 @@ class Soup:
                 if source.is_dir():  # an adapter's own tokenizer and chat template go before those of its base
                     # With a config.json transformers takes an adapter's folder for a full model, and fails.
                     without = () if self.written_as == "merged" else ("config.json",)
-                    build.copy_companions(source, folder, without)
-            stored = build.stored_specs(self.pool, self.layout, dtype)
+                    contents.copy_companions(source, folder, without)
+            stored = contents.stored_specs(self.pool, self.layout, dtype)
             card.restate(folder, donor.specs, stored, adapters if self.written_as == "merged" else None)
             yield folder
             self.pool.verify_unchanged()
@@ -238,7 +238,7 @@ class Soup:
     ) -> Iterable[tuple[str, Tensor]]:
         given, rule = self.statistics, self.statistics_rule
         options: dict[str, Any] = {"factored": self.factored, "only": only, "alone": alone, "listen": listen}
-        return build.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
+        return contents.tensors(self.pool, self.layout, self.W, given, rule, dtype, **options)
 
 
 # ---- the record
@@ -256,14 +256,12 @@ def _record(path: Path) -> dict[str, Any]:
         raise _damaged(str(file), "a readable soup record", str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        expected = f"a soup record of format {FORMAT}"
-        raise SoupError.of(str(file), expected=expected, found=repr(found)[:80], fix="update stockpot")
+        raise SoupError.of(str(file), f"a soup record of format {FORMAT}", repr(found)[:80], "update stockpot")
     return value
 
 
 def _damaged(subject: str, expected: str, found: str) -> SoupError:
-    fix = "restore the file from a copy, or cook again"
-    return SoupError.of(subject, expected=expected, found=found, fix=fix)
+    return SoupError.of(subject, expected, found, "restore the file from a copy, or cook again")
 
 
 def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
@@ -271,9 +269,8 @@ def _opened(value: Mapping[str, Any], ingredients: Any) -> Pool:
     if options.keys() - {"base"} != {"key", "rename", "mixed_dtypes"}:
         raise ValueError("opened_with has other options than a pool is opened with")
     if options["rename"] == "custom":
-        expected = "renaming by a prefix map"
         fix = "open the pool yourself and pass it as ingredients="
-        raise SoupError.of("soup record", expected=expected, found="a Python function, which is not stored", fix=fix)
+        raise SoupError.of("soup record", "renaming by a prefix map", "a Python function, which is not stored", fix)
     if ingredients is not None:
         return Pool.open(ingredients, **options)
     # A record names files; a stranger's pattern such as /**/* would search the whole disk, and hf:// would go online.

@@ -66,10 +66,7 @@ def shard_if_asked(chosen: Mapping[str, Settings], task: Task) -> None:
         task.shard(wanted)
     elif wanted is not None and wanted != (held := task.shards):
         raise MethodError.of(
-            "shards",
-            expected=f"{held}: the model is divided already",
-            found=str(wanted),
-            fix="leave shards out, or make the task anew",
+            "shards", f"{held}: the model is divided already", str(wanted), "leave shards out, or make the task anew"
         )
 
 

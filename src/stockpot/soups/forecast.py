@@ -1,7 +1,7 @@
 """What a method will need before anything is spent, by arithmetic alone: memory and reading; on several GPUs time, too.
 
-Memory follows the engine's own plan (`engine/plan.py`): b directions of P mixed parameters, the soup's fixed part, the
-mean, the model and its gradients. Not included, because only a trial run could tell: activations and logits of a
+Memory follows the engine's own plan (`engine/memory.py`): b directions of P mixed parameters, the soup's fixed part,
+the mean, the model and its gradients. Not included, because only a trial run could tell: activations and logits of a
 forward and backward pass, the data itself, and what PyTorch takes for being loaded.
 
 Nobody here could run this on many GPUs: time is computed from `Pieces` that were measured on one, or are the maker's
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from stockpot.engine.plan import LARGE, NAMES, ROUNDED, Need, parts, room
+from stockpot.engine.memory import LARGE, NAMES, ROUNDED, Need, parts, room
 from stockpot.layout import Layout, mixing_dtype
 from stockpot.pool import Pool
 from stockpot.soups.arrangement import keeps_busy

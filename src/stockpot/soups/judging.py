@@ -18,11 +18,13 @@ from torch import Tensor
 from stockpot.engine import Engine, Live
 from stockpot.engine.optimiser import with_mean
 from stockpot.events import Event
+from stockpot.soup import Soup
 from stockpot.soup import weights as mixing
 from stockpot.soups.fold import Fold, average, coefficients
 from stockpot.soups.learn import Learner
 from stockpot.soups.mehl import weights
 from stockpot.soups.problem import finite
+from stockpot.soups.result import about
 from stockpot.soups.stopping import Verdict, earliest, together, verdict
 
 Put = Callable[[Sequence[int]], None]  # makes the model the mean of some ingredients
@@ -55,6 +57,11 @@ class FoldLearner(Learner):
             self._close_engine()  # what files are read into needs the room
         start = mixing.chosen(len(self.problem.pool), len(self.live.layout), self._begin(put))
         self._begin = None
+        if self.problem.keep is not None:  # usable before anything is learned
+            how = {**about(self.method.name, self.settings), "stopped": "before learning"}
+            record = str(self.problem.keep(Soup(self.problem.pool, self.live.layout, start, about=how)))
+            models = int((start[:, 0] > 0).sum())
+            self.listen(Event("kept", {"models": models, "of": len(start), "record": record}))
         for fold in self.folds:
             fold.state.alpha.copy_(start - 1 / len(start))
             fold.set_out()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -102,6 +103,7 @@ class Problem:
         self.last_block = LastBlock()
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
+        self.keep: Callable[[Soup], Path] | None = None  # writes the record of a soup that is to be had meanwhile
         self.deadline = math.inf  # when the budget of the method under way is over, by time.monotonic
         self.seconds_each: float | None = None  # that scoring one ingredient on all fitting data takes, once measured
         self._sampled: tuple[Tensor, list[Scores]] | None = None  # sorted samples, and the ingredients' scores on them

@@ -26,8 +26,6 @@ from stockpot import ranks, table, words
 from stockpot.errors import LearningError, SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
-from stockpot.pool import Pool
-from stockpot.pool.source import listed
 from stockpot.soup import Soup
 from stockpot.soup.adapter import described
 from stockpot.soup.card import add_results
@@ -98,8 +96,7 @@ class Result:
         """Write the soup as `Soup.save` does (`form`, `dtype`, `max_shard`, `overwrite`), its scores in its card."""
         if self.soup is None:
             fix = "save another method's result, such as comparison.best; an ensemble needs all of its models"
-            found = "the ensemble, which is no single model"
-            raise SoupError.of(f"result of {self.method}", expected="a soup", found=found, fix=fix)
+            raise SoupError.of(f"result of {self.method}", "a soup", "the ensemble, which is no single model", fix)
         place = self.soup.save(path, **options)
         add_results(place, "\n".join(table.as_markdown([self.row()])), options.get("root"))
         return place
@@ -140,7 +137,7 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
-    problem.deadline = time.monotonic() + (settings.budget or math.inf)
+    problem.deadline = time.monotonic() + settings.seconds
     # Ranks must see the same numbers, and what one device has free is not what another has.
     fast = settings.memory is None and not ranks.active() and not problem.task.sharded
     with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):
@@ -163,7 +160,7 @@ def decided(
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
     used = len(problem.pool) if found.W is None else int((found.W != 0).any(dim=1).sum())
-    notes = (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
+    notes = (*found.notes, *problem.notes, *_notes(problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,
@@ -243,10 +240,8 @@ def _decision_of(problem: Problem, result: Result) -> str:
 # What a reader of any result must know about the pool and the data ---------------------------------------
 
 
-def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
+def _notes(task: Task, soup: Soup | None) -> tuple[str, ...]:
     found = [] if soup is None or soup.factored is None else [described(soup.factored, soup.written_as)]
-    if pool.dropped:
-        found.append(f"left out, because their weights are not finite: {listed(pool.dropped)}")
     labels = task.fit.labels
     if labels is not None:
         labels = labels[labels >= 0]

@@ -124,7 +124,9 @@ def users_code(what: str, function: Any, *given: Any, fix: str = _FIX) -> Iterat
 
 def models_code(model: nn.Module, batch: Any) -> AbstractContextManager[None]:
     """The same for a call of the model."""
-    return users_code(f"model {type(model).__name__}", model, batch, fix=_CALL)
+    kept = getattr(getattr(model, "config", None), "problem_type", None)  # what transformers took its first labels for
+    told = f"; if these labels are right, set model.config.problem_type, which is {kept!r}, to None" if kept else ""
+    return users_code(f"model {type(model).__name__}", model, batch, fix=_CALL + told)
 
 
 def sketch(tree: Any) -> str:

@@ -74,8 +74,7 @@ def report_sets(report: Any, groups: Any, fit: Any) -> dict[str, tuple[Any, Any]
         raise TaskError.of("report_groups", expected="groups of sets that are there", found=repr(unknown[0]), fix=fix)
     for name in groups or ():
         if isinstance(report[name], Benchmark):  # whose questions stand for themselves
-            found, fix = f"a benchmark in {name!r}", "leave its groups out"
-            raise TaskError.of("report_groups", expected="sets of samples", found=found, fix=fix)
+            raise TaskError.of("report_groups", "sets of samples", f"a benchmark in {name!r}", "leave its groups out")
     return {name: (source, (groups or {}).get(name)) for name, source in report.items()}
 
 
@@ -169,7 +168,7 @@ def check_targets(data: Data, logits: Tensor | None, metric: Metric, *, loss: bo
                 fix=OWN,
             )
     elif judged or loss:
-        _check_classes(targets, logits, data.name, own)
+        _check_classes(targets, logits, data.name, own and metric not in CLASSES)
     if metric in VARIED:
         columns = targets.reshape(len(targets), -1)
         others = metric.name == "roc_auc" and not _binary(targets)
@@ -203,7 +202,7 @@ def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None
     dense = logits.ndim in (4, 5) and labels.shape[1:] == logits.shape[2:]
     classes = logits.shape[2 if tokens else 1] if logits.ndim > 1 else 0
     if not (single or tokens or dense) or (own and single and classes == 1):
-        return  # the last is a regression with whole numbers, whose loss the model brings
+        return  # the last is a regression with whole numbers, whose loss the model brings, judged by another metric
     bad = (labels < 0) | (labels >= classes)
     if not single:
         bad &= labels != IGNORED
@@ -212,14 +211,16 @@ def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None
     first = tuple(bad.nonzero()[0].tolist())
     fix = "number the classes from 0, or build the model with the right number of classes"
     if classes == 1:  # two classes in one output, or a regression
-        fix = OWN
+        fix = f"{OWN}; in a recipe data.target: number or multi"
     elif int(labels.min()) == 1 and int(labels.max()) == classes:
         fix = "these labels count from 1; subtract 1"
     elif bool((labels[bad] == IGNORED).all()):
         fix = f"leave samples without a label ({IGNORED}) out of the data"
     raise DataError.of(
         f"labels of {name}",
-        expected=f"0 to {classes - 1} (the model has {classes} classes)",
+        expected=f"0 to {classes - 1} (the model has {classes} classes)"
+        if classes > 1
+        else "0 (the model has one output)",
         found=f"{int(labels[first])} at index {first[0] if single else first}"
         f" ({int(bad.sum())} of {labels.numel()} are out of range)",
         fix=fix,

@@ -102,8 +102,7 @@ class Data:
         """A view of some samples; no data is copied."""
         indices = torch.as_tensor(indices, dtype=torch.long)
         if indices.numel() == 0:
-            fix = "choose one or more indices"
-            raise DataError.of(f"subset of {self.name}", expected="at least one sample", found="none", fix=fix)
+            raise DataError.of(f"subset of {self.name}", "at least one sample", "none", "choose one or more indices")
         return Data(self._store, self.rows(indices), self.name, None if self.groups is None else self.groups[indices])
 
     # Order and folds depend on the seed and the step alone, so that a run can restart anywhere.

@@ -143,8 +143,8 @@ def _candidates(model: nn.Module, logits: Tensor, labels: Tensor) -> Sequence[Fo
         alike = labels.numel() == logits.numel() and len(labels) == len(logits)
         several = labels.shape == logits.shape and logits.ndim == 2
         return [form for form, fits in ((squared_errors, alike), (binary_losses, several)) if fits]
-    if labels.ndim == 1 and fit_together(logits, labels):
-        return [sample_losses]
+    if labels.ndim == 1 and fit_together(logits, labels):  # one output has no classes to tell apart
+        return [squared_errors if logits.shape[1:] == (1,) else sample_losses]
     if logits.ndim == 3 and labels.shape == logits.shape[:2]:
         return [next_tokens, same_tokens] if is_causal(model) else [same_tokens, next_tokens]
     return []
@@ -219,16 +219,14 @@ def check_torch_loss(loss: Any) -> None:
         mean = "batchmean" if isinstance(loss, nn.KLDivLoss) else "mean"  # torch will change what its "mean" is over
         if loss.reduction != mean:
             fix = f"give reduction={mean!r}; of other reductions it is not known how much a batch counts"
-            what, expected = f"loss {type(loss).__name__}", f"reduction={mean!r}"
-            raise TaskError.of(what, expected=expected, found=repr(loss.reduction), fix=fix)
+            raise TaskError.of(f"loss {type(loss).__name__}", f"reduction={mean!r}", repr(loss.reduction), fix)
         return
     functional = getattr(loss, "__module__", None) in _FUNCTIONS
     if isinstance(loss, nn.Module) or functional:
         name = getattr(loss, "__name__", "the function") if functional else type(loss).__name__
         known = ", ".join(kind.__name__ for kind in TORCH_LOSSES)
         found = f"{name}, which is called with outputs and targets; what its mean is over is not known"
-        expected = f"a function loss(model, batch), or one of torch.nn: {known}"
-        raise TaskError.of("loss", expected=expected, found=found, fix=_OWN)
+        raise TaskError.of("loss", f"a function loss(model, batch), or one of torch.nn: {known}", found, _OWN)
 
 
 class TorchLoss:
@@ -298,7 +296,5 @@ class TorchLoss:
         if isinstance(weight, Tensor) and weight.ndim >= targets.ndim and weight.shape[0] != 1:
             found = f"a weight of shape {tuple(weight.shape)}, which is that of one batch"
             fix = "give weights of samples with the data, and loss=lambda model, batch: (losses * weights, weights)"
-            raise TaskError.of(
-                self.name, expected="a weight of outputs, the same for all samples", found=found, fix=fix
-            )
+            raise TaskError.of(self.name, "a weight of outputs, the same for all samples", found, fix)
         return outputs, targets.to(outputs.dtype)

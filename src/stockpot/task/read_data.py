@@ -148,8 +148,7 @@ def _length(tree: Any, subject: str) -> int:
             )
         lengths[path] = leaf.shape[0]
     if not lengths:
-        fix = "give (inputs, labels), or a dict of tensors"
-        raise DataError.of(subject, expected="at least one tensor", found="none", fix=fix)
+        raise DataError.of(subject, "at least one tensor", "none", "give (inputs, labels), or a dict of tensors")
     if len(set(lengths.values())) > 1:
         raise DataError.of(
             subject,

@@ -175,10 +175,7 @@ def normal(confidence: float) -> float:
     """How many standard errors either side of the mean a normal interval reaches."""
     if not 0 < confidence < 1:
         raise TaskError.of(
-            "confidence of an interval",
-            expected="a number between 0 and 1",
-            found=str(confidence),
-            fix="use 0.95 for a 95 % interval",
+            "confidence of an interval", "a number between 0 and 1", str(confidence), "use 0.95 for a 95 % interval"
         )
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 

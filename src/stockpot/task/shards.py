@@ -55,8 +55,7 @@ def shard(model: nn.Module, device: torch.device, together: int | None = None) -
         )
     ranks.join()
     if not (dist.is_available() and dist.is_initialized()):
-        expected, fix = "several ranks, or a process group", "start with torchrun"
-        raise TaskError.of("shards", expected=expected, found="one process", fix=fix)
+        raise TaskError.of("shards", "several ranks, or a process group", "one process", "start with torchrun")
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = _mesh(dist.group.WORLD, device.type, size)

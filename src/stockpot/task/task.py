@@ -236,8 +236,7 @@ class Task:
     ) -> Scores:
         """The live model as it is; for means, `stop(sum of scores, samples done)` may end it after any batch."""
         if stop is not None and not self.metric.is_mean:
-            fix, found = "evaluate all samples", self.metric.name
-            raise TaskError.of("stop", expected="a metric that is a mean over samples", found=found, fix=fix)
+            raise TaskError.of("stop", "a metric that is a mean over samples", self.metric.name, "evaluate all samples")
         data = self.fit if data is None else data
         rows = torch.arange(len(data)) if indices is None else torch.as_tensor(indices, dtype=torch.long)
         grow = self.evaluator.is_fast and self.loss_adds_up

@@ -158,8 +158,7 @@ def mixed_loss(task: Task, batch: Any, partner: Tensor, share: float, label_smoo
     logits = task.logits(batch)
     labels = check_pair(logits, find_labels(batch), "mixup")
     if logits.ndim != 2:
-        found = f"logits {tuple(logits.shape)}"
-        raise TaskError.of("mixup", expected="one label per sample", found=found, fix="leave mixup out")
+        raise TaskError.of("mixup", "one label per sample", f"logits {tuple(logits.shape)}", "leave mixup out")
     one = functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
     other = functional.cross_entropy(logits, labels[partner], label_smoothing=label_smoothing)
     return share * one + (1 - share) * other

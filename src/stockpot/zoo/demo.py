@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -24,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stockpot import files
+from stockpot.adapters.code import need
 from stockpot.errors import DataError, RunError
 from stockpot.events import Event, Listener, ignore
 from stockpot.task import Task
@@ -43,8 +39,6 @@ SPACES: Mapping[str, Space] = {
 }
 EPOCHS = 20.0  # of pre-training
 CLUSTERS, ROUNDS, PATCH = 30, 20, 2
-BESIDE = "from stockpot.zoo.demo import run_beside; run_beside()"
-PATIENCE = 60.0  # seconds that the second process may take to save and end
 MARKER = ".stockpot-demo"  # stands in every folder that the demo has made, and nowhere else
 MARKED = b"The demo of stockpot made recipe.yaml, pretrained.safetensors, pool and run in this folder.\n"
 POOL, PRETRAINED, RECIPE = "pool", "pretrained.safetensors", "recipe.yaml"
@@ -94,12 +88,7 @@ def digits(split: Split, seed: int = 0) -> tuple[Tensor, Tensor]:
     if split not in SIZES:
         known, fix = f"one of {', '.join(SIZES)}", "use 'fit' to learn mixing weights on"
         raise DataError.of(f"split {split!r} of the digits", expected=known, found="an unknown one", fix=fix)
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        expected, fix = "scikit-learn, which has them inside", "pip install 'stockpot[demo]'"
-        raise DataError.of("the digits of the demo", expected=expected, found="none", fix=fix) from error
-    found = load_digits()
+    found = need("sklearn.datasets").load_digits()
     images = torch.from_numpy(found.images).unsqueeze(1)  # (1797, 1, 8, 8), 0 to 16
     images, labels = (images * (255 / 16)).round().to(torch.uint8), torch.from_numpy(found.target).long()
     order = torch.randperm(len(labels), generator=generator("digits", seed))
@@ -191,23 +180,17 @@ def cluster(images: Tensor, count: int, seed: int) -> Tensor:
 
 
 def make_demo_pool(
-    folder: str | Path, *, seed: int = 0, trials: int = TRIALS, processes: int | None = None, listen: Listener = ignore
+    folder: str | Path, *, seed: int = 0, trials: int = TRIALS, listen: Listener = ignore
 ) -> list[TrialRecord]:
-    """Pre-train once and fine-tune `trials` ingredients into `folder/pool`; continues where a killed one was.
-
-    Two processes share the trials, unless there is one processor or `processes=1`; the result is the same.
-    """
+    """Pre-train once and fine-tune `trials` ingredients into `folder/pool`; continues where a killed one was."""
     folder = Path(folder).absolute()
     files.make_directory(folder)
     drawn, probe = draw_trials(trials, seed=seed, spaces=SPACES), Probe(epochs=20, lr=1e-2, seed=seed)
     plan = Plan(drawn, batch_size=64, probe=probe, head="head")
-    second = (min(2, os.cpu_count() or 1) if processes is None else processes) > 1
     with one_thread():
         model = DigitViT()
         load_weights(model, _pretrained(folder, seed, listen))
-        data = digits("train", seed), digits("fit", seed)
-        with _second_process(folder, seed, trials) if second else contextlib.nullcontext():
-            return finetune(model, *data, folder / POOL, plan, listen=listen)
+        return finetune(model, digits("train", seed), digits("fit", seed), folder / POOL, plan, listen=listen)
 
 
 @contextlib.contextmanager
@@ -234,41 +217,6 @@ def _pretrained(folder: Path, seed: int, listen: Listener) -> dict[str, Tensor]:
     weights = weights_of(pretrain(images, seed=seed, listen=listen))
     write_file(path, weights, about, folder)
     return weights
-
-
-@contextlib.contextmanager
-def _second_process(folder: Path, seed: int, trials: int) -> Iterator[None]:
-    """The same search once more beside this one. If it dies, this one takes its trial over."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", BESIDE, str(folder), str(seed), str(trials)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[2],  # not the current folder, in which a stranger's modules may lie
-    )
-    try:
-        yield
-    except BaseException:
-        process.terminate()  # in the middle of a trial it saves the state first
-        raise
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
-        process.kill()
-        process.communicate()
-
-
-def run_beside() -> None:
-    """What the second process does. Ctrl-C is not for it; when the first one is gone, it ends at once."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        os.read(0, 1)  # returns when the first process has closed its end, or is dead
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    folder, seed, trials = sys.argv[1:]
-    make_demo_pool(folder, seed=int(seed), trials=int(trials), processes=1)
 
 
 def demo_folder(out: Path, seed: int, *, overwrite: bool = False) -> Path:

@@ -26,7 +26,7 @@ from stockpot import files
 from stockpot.errors import RunError, StockpotError, TaskError
 from stockpot.events import Event, Listener
 from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check, flat
-from stockpot.soup.build import copy_companions
+from stockpot.soup.contents import copy_companions
 from stockpot.zoo.claims import Claims
 from stockpot.zoo.plan import Trial
 
@@ -222,14 +222,11 @@ class Folder:
                 raise ValueError(f"format {there['format']!r:.80}")
         except FileNotFoundError:
             if any(self.out.glob("trial_*")):
-                expected, found = (
-                    "an empty folder, or one that a search has begun in",
-                    "trials without search/plan.json",
-                )
-                raise RunError.of(str(self.out), expected=expected, found=found, fix="choose another folder") from None
+                expected = "an empty folder, or one that a search has begun in"
+                found = "trials without search/plan.json"
+                raise RunError.of(str(self.out), expected, found, "choose another folder") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            expected, fix = "the plan of a search", "choose another folder"
-            raise RunError.of(str(path), expected=expected, found=_said(error), fix=fix) from error
+            raise RunError.of(str(path), "the plan of a search", _said(error), "choose another folder") from error
         else:
             _check_same(self.out, there, wanted)
         if there != wanted:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from stockpot.errors import MethodError
-from stockpot.soups.settings import Declared, Setting
+from stockpot.soups.settings import Declared, Setting, unknown
 
 Value = int | float
 Space = Value | list[Value] | tuple[Value, ...] | Mapping[str, Any]
@@ -89,36 +88,20 @@ class Plan(Declared):
             raise _too_few("none")
 
 
-def draw_trials(
-    count: int | None = None,
-    *,
-    seed: int = 0,
-    listed: Sequence[Mapping[str, Value]] | None = None,
-    spaces: Mapping[str, Space] | None = None,
-) -> tuple[Trial, ...]:
-    """Random search, or the `listed` settings with what they leave out drawn at random.
-
-    `spaces` replace those of `SPACES`. Trial n is a pure function of the seed, n and its own spaces.
-    """
-    for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
+def draw_trials(count: int, *, seed: int = 0, spaces: Mapping[str, Space] | None = None) -> tuple[Trial, ...]:
+    """Random search; `spaces` replace those of `SPACES`. Trial n follows from the seed, n and its own spaces alone."""
+    for name in spaces or {}:
         if name not in SPACES:
-            close = difflib.get_close_matches(name, SPACES, n=1)
-            fix = f"did you mean {close[0]}" if close else "search over the known ones"
-            known = ", ".join(SPACES)
-            raise MethodError.of(f"setting {name!r}", expected=f"one of {known}", found="an unknown one", fix=fix)
-    if count is None:
-        count = len(listed or ())
-    if listed is not None and len(listed) != count:
-        expected = f"{count} listed trials"
-        raise MethodError.of("trials", expected=expected, found=str(len(listed)), fix="leave count out")
+            raise MethodError(unknown("setting", name, SPACES))
     if count < 1:
         raise _too_few(str(count))
     chosen = {**SPACES, **(spaces or {})}
     trials = []
     for n in range(count):
-        drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
-        values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
-        trials.append(Trial(**values))
+        drawn: dict[str, Any] = {
+            k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()
+        }
+        trials.append(Trial(**drawn))
     return tuple(trials)
 
 

@@ -164,10 +164,9 @@ def _start(search: Search, listen: Listener) -> dict[str, Tensor]:
     both = given.keys() & stored.keys()
     differing = [name for name in names if name not in both or not torch.equal(given[name], stored[name])]
     if differing:
-        expected = "the starting weights of the search that was begun here"
         found = f"{len(differing)} of {len(stored)} tensors differ, such as {differing[0]}"
         fix = "start from the same weights (seed a random model before it is built), or choose another folder"
-        raise RunError.of(str(folder.out), expected=expected, found=found, fix=fix)
+        raise RunError.of(str(folder.out), "the starting weights of the search that was begun here", found, fix)
     return stored
 
 

@@ -201,11 +201,9 @@ def find_head(model: nn.Module, pattern: str | None) -> tuple[str, ...]:
     if pattern is None:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
-            expected, fix = (
-                "a linear layer, as the last of the model",
-                "name the head's parameters, or train without a probe",
-            )
-            raise TaskError.of(f"head of {type(model).__name__}", expected=expected, found="none", fix=fix)
+            expected = "a linear layer, as the last of the model"
+            fix = "name the head's parameters, or train without a probe"
+            raise TaskError.of(f"head of {type(model).__name__}", expected, "none", fix)
         return tuple(name for name in (f"{linear[-1]}.weight", f"{linear[-1]}.bias") if name in names)
     prefix = pattern.rstrip(".")
     found = tuple(n for n in names if n == prefix or n.startswith(f"{prefix}.") or fnmatchcase(n, pattern))

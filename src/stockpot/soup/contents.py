@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stockpot import files
+from stockpot import files, words
 from stockpot.errors import SoupError
 from stockpot.events import Listener, ignore, progress
 from stockpot.layout import ABSENT, STATISTIC, Layout
@@ -77,6 +77,10 @@ def tensors(
             column = columns[layout.group_of[name]]
             used = [k for k, weight in enumerate(column) if weight]  # the others are not read
             parts, amounts, stored = [pool.tensor(k, name) for k in used], [column[k] for k in used], specs[name].dtype
+            if stored.itemsize == 1:  # float8, whose smallest and largest number torch does not find
+                mixed = mix_tensor(parts, amounts, wide=wide)
+                check_holds(mixed, name, stored)
+                return mixed
             mixed = mix_tensor(parts, amounts, wide=wide, dtype=stored)
             if mixed.numel() and not bool(torch.stack(torch.aminmax(mixed)).isfinite().all()):
                 check_holds(mix_tensor(parts, amounts), name, stored)  # the sum itself says why
@@ -196,12 +200,9 @@ def copy_companions(source: Path, directory: Path, without: Collection[str] = ()
             shutil.copyfile(file, directory / file.name)
 
 
-def parse_size(value: int | str) -> int:
+def shard_size(given: int | str) -> int:
     """Bytes from 2_000_000 or "2GB"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value), re.IGNORECASE)
-    power = " kmgt".index(match[2].lower() or " ") if match else 0
-    size = int(float(match[1]) * (1024 if match[3] else 1000) ** power) if match else 0
-    if not size:
+    if (size := words.bytes_of(given)) is None:
         expected = "a number of bytes such as 2000000, '500MB' or '5GB'"
-        raise SoupError.of(f"size {value!r}", expected=expected, found="none", fix="use GB or MB")
+        raise SoupError.of(f"size {given!r}", expected, "none", "use GB or MB")
     return size
