@@ -48,6 +48,7 @@ class FoldLearner(Learner):
         self._judge, self._begin = judge, begin
         self._again = 0  # steps whose batches come again
         self.averaged = self.folds  # whose mean is the soup
+        self._apart: tuple[str, ...] = ()  # the note, where that is one of them
 
     def _prepare(self) -> None:
         if self._begin is None or self._continued:
@@ -113,11 +114,14 @@ class FoldLearner(Learner):
         each, together = [loss([fold]) for fold in self.folds], loss(self.folds)
         if together <= max(each):
             return self.folds
-        self._notes += (
+        self._apart = (
             f"the folds are so far apart that their average is worse (loss {together:.4g}) than each of them (at most"
             f" {max(each):.4g}): the best of them is returned ({min(each):.4g})",
         )
         return [self.folds[each.index(min(each))]]
+
+    def notes(self) -> tuple[str, ...]:
+        return (*super().notes(), *self._apart)
 
     # A block, from judgement to judgement ---------------------------------------------------------------
 
