@@ -92,12 +92,17 @@ def test_what_is_left_where_held_out_data_says_when_to_stop_is_a_little_more_tha
 
     activity.hear(Event("method", {"method": "crossfit"}))
     assert learn(80, 400, 0) == ""
-    now[0] += 50.0
+    assert learn(120, 440, 0) == ""
+    now[0] += 50.0  # before the first step
     assert learn(80, 400, 40) == " (1 min 44 s left)"  # of 80 s; what came before the first step does not count
     assert learn(20, 360, 15) == " (13 s left)"
     assert learn(80, 345, 5, budget=60.0) == " (50 s left)"
     assert learn(80, 90, 1) == " (2 min 58 s left)"  # never more than all steps
     assert (activity.done, activity.total) == (61, 150)
+    now[0] += 60.0  # a pause is forgotten after two judgements
+    learn(80, 400, 20)
+    learn(80, 400, 20)
+    assert learn(80, 400, 40) == " (1 min 44 s left)"
     activity.hear(Event("progress", {"what": "writing the soup", "done": 1, "total": 2}))
     assert activity.state() == " (50 %)"
 
