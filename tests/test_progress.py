@@ -62,9 +62,9 @@ def test_the_soup_that_is_there_before_learning_becomes_a_line() -> None:
     activity.hear(Event("method", {"method": "crossfit"}))
     told = activity.hear(Event("kept", {"models": 4, "of": 8, "record": "my run/methods/crossfit"}))
     build = "stockpot rebuild 'my run/methods/crossfit' --out soup"
-    assert told == f"crossfit: the mean of the best 4 of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of the best 4 of 8 models can be built meanwhile: {build}"
     told = activity.hear(Event("kept", {"models": 8, "of": 8, "record": "my run/methods/crossfit"}))
-    assert told == f"crossfit: the mean of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of 8 models can be built meanwhile: {build}"
 
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
