@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stockpot import files
+from stockpot import files, words
 from stockpot._version import __version__
 from stockpot.adapters.trackers import TENSORBOARD
 from stockpot.errors import RunError, WriteError, describe
@@ -36,7 +36,6 @@ _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
 _WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.track", "output.overwrite")
 _ANOTHER = ("a new directory, or the same run to continue", "another run")
-_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -241,9 +240,8 @@ def _same_facts(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 def _refused(path: Path, expected: str, found: str, differing: Sequence[str], last: str = "") -> RunError:
     """A run directory that cannot be continued, with the difference shown."""
     fix = "choose another directory with --out, or replace that run with --overwrite (in Python: run=, overwrite=True)"
-    more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
     message = describe(f"output directory {path}", expected=expected, found=found, fix=fix)
-    return RunError("\n    ".join([f"{message}\n  What differs:", *differing[:_SHOWN], *more]) + last)
+    return RunError(f"{message}\n  What differs:\n    {words.first_of(differing, 12)}{last}")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
