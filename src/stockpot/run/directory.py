@@ -26,7 +26,7 @@ from stockpot.errors import RunError, WriteError, describe
 from stockpot.pool.source import listed
 from stockpot.run import record
 from stockpot.run.record import FORMAT, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
-from stockpot.run.shapes import ANY, POOL_SHAPE, plain, read_json
+from stockpot.run.shapes import ANY, POOL_SHAPE, flat, plain, read_json
 from stockpot.run.state import Journal
 from stockpot.task.checks import REPORT
 
@@ -246,21 +246,10 @@ def _refused(path: Path, expected: str, found: str, differing: Sequence[str], la
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What changed, as lines that a person can read."""
-    old, new = _flat(before), _flat(after)
+    old, new = flat(before), flat(after)
     keys = [key for key in {**old, **new} if key not in _WITHOUT and old.get(key) != new.get(key)]
-    return [f"{key}: {_text(old, key)} -> {_text(new, key)}" for key in keys]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) and inner else {f"{prefix}{key}": inner}
-    return flat
-
-
-def _text(values: Mapping[str, Any], key: str) -> str:
-    text = str(values[key]) if key in values else "not there"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    both = {key: [words.middle(one.get(key, "not there").strip('"'), 60) for one in (old, new)] for key in keys}
+    return [f"{key}: {' -> '.join(pair)}" for key, pair in both.items()]
 
 
 # ---- what a result depends on besides the recipe
