@@ -184,6 +184,9 @@ class PoolSection(Section):
     base: str | None = None
     """Of LoRA adapters: the folder of the model they were trained on, or its name in the Hugging Face cache. Default:
     what the adapters name."""
+    nonfinite: Literal["refuse", "drop", "ignore"] = "refuse"
+    """What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), leave them out (`drop`), or
+    do not look (`ignore`)."""
 
 
 class Model(OfOneKind):
