@@ -62,9 +62,9 @@ def test_the_soup_that_is_there_before_learning_becomes_a_line() -> None:
     activity.hear(Event("method", {"method": "crossfit"}))
     told = activity.hear(Event("kept", {"models": 4, "of": 8, "record": "my run/methods/crossfit"}))
     build = "stockpot rebuild 'my run/methods/crossfit' --out soup"
-    assert told == f"crossfit: the mean of the best 4 of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of the best 4 of 8 models can be built meanwhile: {build}"
     told = activity.hear(Event("kept", {"models": 8, "of": 8, "record": "my run/methods/crossfit"}))
-    assert told == f"crossfit: the mean of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of 8 models can be built meanwhile: {build}"
 
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
@@ -92,12 +92,17 @@ def test_what_is_left_where_held_out_data_says_when_to_stop_is_a_little_more_tha
 
     activity.hear(Event("method", {"method": "crossfit"}))
     assert learn(80, 400, 0) == ""
-    now[0] += 50.0
+    assert learn(120, 440, 0) == ""
+    now[0] += 50.0  # before the first step
     assert learn(80, 400, 40) == " (1 min 44 s left)"  # of 80 s; what came before the first step does not count
     assert learn(20, 360, 15) == " (13 s left)"
     assert learn(80, 345, 5, budget=60.0) == " (50 s left)"
     assert learn(80, 90, 1) == " (2 min 58 s left)"  # never more than all steps
     assert (activity.done, activity.total) == (61, 150)
+    now[0] += 60.0  # a pause is forgotten after two judgements
+    learn(80, 400, 20)
+    learn(80, 400, 20)
+    assert learn(80, 400, 40) == " (1 min 44 s left)"
     activity.hear(Event("progress", {"what": "writing the soup", "done": 1, "total": 2}))
     assert activity.state() == " (50 %)"
 

@@ -82,7 +82,7 @@ class Activity:
             case "kept":
                 few = f"the best {data['models']} of " if data["models"] < data["of"] else ""
                 said = shlex.join(["stockpot", "rebuild", data["record"], "--out", "soup"])
-                return f"{self._method}: the mean of {few}{data['of']} models is to be had meanwhile: {said}"
+                return f"{self._method}: the mean of {few}{data['of']} models can be built meanwhile: {said}"
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":

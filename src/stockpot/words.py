@@ -108,6 +108,12 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
+def first_of(lines: Sequence[str], limit: int = 8) -> str:
+    """The first few, one below the other, and how many more there are."""
+    more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "\n    ".join([*lines[:limit], *more])
+
+
 def columns(text: str) -> int:
     """How many narrow letters wide a text is; East Asian wide letters count twice."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)

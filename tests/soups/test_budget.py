@@ -13,7 +13,7 @@ from torch import Tensor
 from stockpot import Event, Soup, Task, cook
 from stockpot.errors import MethodError
 from stockpot.run.rebuild import rebuild_soup
-from stockpot.soups.learn import Learner
+from stockpot.soups.learn import TIMED, Learner
 from stockpot.soups.registry import settings_for
 from stockpot.soups.settings import steps_for
 from zoo import fine_tunes, mlp, samples, weights_of, write, zoo
@@ -27,6 +27,8 @@ def test_how_long_learning_takes_is_told_once(tmp_path: Path) -> None:
     cook(pool, Task(mlp(), samples(60)), "crossfit", listen=told.append, **BRIEF)
     paces = [event.data for event in told if event.kind == "pace"]
     assert len(paces) == 1
+    before = [event.kind for event in told[: next(i for i, event in enumerate(told) if event.kind == "pace")]]
+    assert before.count("step") > TIMED  # a single one says nothing
     assert 0 < paces[0]["steps"] < 3 * 60
     assert paces[0]["seconds"] > 0
     assert paces[0]["greedy"] > 0
