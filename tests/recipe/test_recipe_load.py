@@ -50,6 +50,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"data": {"table": "x", "lable": "y"}}, "data.lable: unknown key; did you mean label?"),
         ({"lr": 0.1}, "lr: unknown key; did you mean method.lr?"),
         ({"seed": 0}, "seed: unknown key; did you mean output.seed?"),
+        ({"method": {"learning_rate": 1}}, "method.learning_rate: unknown key; did you mean lr?"),
         ({"zzz": 1}, "zzz: unknown key; known here: base, pool, model, data, method, finetune, output"),
         ({"method": {"name": "crossfitt"}}, "found 'crossfitt'; did you mean 'crossfit'?"),
         ({"method": {"methods": ["hl", "gredy"]}}, "method.methods.1: expected one of best, uniform"),
