@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stockpot import Metric, Pool, Task, compare
 from stockpot.errors import TaskError
 from stockpot.report import summary_rows, write_report
+from stockpot.table import as_markdown
 from stockpot.task.metric import Benchmark
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
