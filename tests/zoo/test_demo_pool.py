@@ -41,8 +41,9 @@ def test_an_unknown_split_is_refused() -> None:
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(TaskError, match=r"pip install 'stockpot\[demo\]'"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delitem(sys.modules, "sklearn.datasets", raising=False)
+    with pytest.raises(TaskError, match=r"library sklearn: [\s\S]*pip install 'stockpot\[demo\]'"):
         digits("fit")
 
 
