@@ -7,6 +7,7 @@ among ranks or a comparison; one method by itself is decided at once.
 from __future__ import annotations
 
 import html
+import webbrowser
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,17 @@ class Comparison(dict[str, Result]):
         """Plain numbers, one dict per method and set of data: `pandas.DataFrame(comparison.table())`."""
         return table.as_numbers(self.rows())
 
-    def report(self) -> Path:
-        """Write the report of the run and return the page's path."""
+    def report(self, show: bool = False) -> Path:
+        """Write the report of the run and return the page's path; `show` opens it in a browser."""
         if self.path is None:
             fix = 'give the comparison a directory, compare(..., run="run"), or print it'
             raise RunError.of("report of a comparison", expected="a run directory", found="none", fix=fix)
         from stockpot.report import write_report
 
-        return write_report(self.path)
+        page = write_report(self.path)
+        if show:
+            webbrowser.open(page.absolute().as_uri())
+        return page
 
     def _more(self) -> list[str]:
         missing = [f"{name} failed: {why}" for name, why in self.failed.items()]

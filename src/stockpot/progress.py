@@ -50,6 +50,8 @@ class Activity:
                 return str(data["text"])
             case "classes":
                 return _classes(data["names"])
+            case "dropped":
+                return f"left out, because their weights are not finite: {', '.join(data['names'])}"
             case "run":
                 return f"{data['run']}: {data['checkpoint']}, {data['why']} (steps there: {data['steps']})"
             case "strangers":

@@ -53,6 +53,7 @@ def test_a_model_from_another_start_is_warned_of(folder: Path, stockpot: Stockpo
         (("--dtype", "int8"), "expected float32, bfloat16, float16 or float64, found 'int8'"),
         (("--rename", "x"), "expected OLD=NEW, found 'x'"),
         (("--method", "slerp"), "expected one of uniform, weighted, ema, model_stock"),
+        (("--weights", "1", "1", "1"), "Invalid value for --weights: give all of them as in --weights 1,1,1"),
     ],
 )
 def test_wrong_values(folder: Path, stockpot: Stockpot, arguments: tuple[str, ...], text: str) -> None:

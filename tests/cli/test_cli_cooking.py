@@ -268,6 +268,12 @@ def test_inspect_of_a_pool_that_cannot_be_used_is_exit_code_1(folder: Path, stoc
     assert "not finite" in answer.out
     recipe = folder / "recipe.yaml"
     assert stockpot("inspect", recipe).code == 1
+    dropped = stockpot("inspect", recipe, "--set", "pool.nonfinite=drop")  # as the recipe would have it
+    assert dropped.code == 0
+    assert "3 ingredients" in dropped.out
+    assert "left out: model_2, not finite, as the recipe says (pool.nonfinite: drop)" in dropped.out
+    assert "problem:" not in dropped.out
+    assert stockpot("inspect", recipe, "--set", "pool.nonfinite=ignore").code == 0
     del broken["0.weight"]
     save_file(broken, folder / "pool" / "model_2.safetensors")
     answer = stockpot("inspect", folder / "pool")
@@ -291,7 +297,7 @@ def test_schema_and_doctor_speak_json(stockpot: Stockpot) -> None:
     assert {"pool", "model", "data", "method", "finetune", "output"} <= set(schema["properties"])
     value = json.loads(stockpot("doctor", "--json").out)
     assert value["torch"]
-    assert value["libraries"]["numpy"]
+    assert value["extras"]["cli"]["typer"]
     text = stockpot("doctor").out
     assert "stockpot" in text.splitlines()[0]
 

@@ -69,6 +69,7 @@ def test_factors_that_are_not_finite_or_overflow_are_named(tmp_path: Path, value
     pool = Pool.open(tmp_path / "adapters", base=tmp_path / "base.safetensors")
     assert set(pool.facts().nonfinite) == {1}
     assert "others in 1 of its tensors: a.weight (" in pool.facts().nonfinite[1]
+    assert pool.drop_nonfinite().names == ("a0", "a2")
 
 
 def test_adapters_of_zeros_in_one_module_leave_it_frozen(tmp_path: Path) -> None:

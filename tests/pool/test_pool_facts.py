@@ -78,7 +78,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
     return counts
 
 
-@pytest.mark.parametrize("first", ["facts", "verify_finite"])
+@pytest.mark.parametrize("first", ["facts", "verify_finite", "drop_nonfinite"])
 def test_everything_that_is_asked_of_a_pool_takes_one_pass(
     tmp_path: Path, reads: Counter[tuple[str, str]], first: str
 ) -> None:
@@ -86,6 +86,7 @@ def test_everything_that_is_asked_of_a_pool_takes_one_pass(
     getattr(pool, first)()
     facts = pool.facts()
     pool.verify_finite()
+    assert pool.drop_nonfinite() is pool
     assert facts.distances.outlier() is None
     assert pool.digests() == facts.digests
     assert pool.facts() is facts
@@ -94,14 +95,14 @@ def test_everything_that_is_asked_of_a_pool_takes_one_pass(
     assert reads == Counter({(f"{k}.pt", name): 1 for k in range(3) for name in state()})
 
 
-def test_a_part_of_a_pool_is_not_read_again(tmp_path: Path, reads: Counter[tuple[str, str]]) -> None:
+def test_a_pool_without_its_bad_ingredients_is_not_read_again(tmp_path: Path, reads: Counter[tuple[str, str]]) -> None:
     states = [state(k) for k in range(4)]
     states[1]["layer.weight"][0, 0] = float("nan")
     states[2]["layer.weight"][3, 2] = float("inf")
     pool = Pool.open([write(tmp_path / f"{k}.pt", tensors) for k, tensors in enumerate(states)])
     whole = pool.facts()
     assert set(whole.nonfinite) == {1, 2}
-    found = pool.subset([0, 3]).facts().distances
+    found = pool.drop_nonfinite().facts().distances
     assert set(reads.values()) == {1}
     alone = Pool.open(tmp_path / "0.pt", tmp_path / "3.pt").facts().distances
     for name in ("pairs", "to_mean", "norms"):

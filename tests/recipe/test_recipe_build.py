@@ -101,10 +101,15 @@ def test_the_pool_is_found_beside_the_recipe(home: Path) -> None:
         build_pool(made(home, "pool.path=none_*.pt"))
 
 
-def test_checkpoints_with_nan_are_refused(home: Path) -> None:
+def test_checkpoints_with_nan_are_refused_dropped_or_ignored(home: Path) -> None:
     save_file({"1.weight": torch.full((3, 4), float("nan")), "1.bias": torch.zeros(3)}, home / "model_1.safetensors")
     with pytest.raises(PoolError, match="not finite"):
         build_pool(made(home))
+    assert build_pool(made(home, "pool.nonfinite=drop")).names == ("model_0", "model_2")
+    assert len(build_pool(made(home, "pool.nonfinite=ignore"))) == 3
+    save_file({"1.weight": torch.full((3, 4), float("inf")), "1.bias": torch.zeros(3)}, home / "model_0.safetensors")
+    with pytest.raises(PoolError, match="at least two checkpoints without NaN or infinity, found 1 of 3"):
+        build_pool(made(home, "pool.nonfinite=drop"))
 
 
 def test_a_recipe_that_makes_its_pool_finds_it_there(home: Path) -> None:

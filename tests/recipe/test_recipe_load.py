@@ -50,6 +50,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"data": {"table": "x", "lable": "y"}}, "data.lable: unknown key; did you mean label?"),
         ({"lr": 0.1}, "lr: unknown key; did you mean method.lr?"),
         ({"seed": 0}, "seed: unknown key; did you mean output.seed?"),
+        ({"method": {"learning_rate": 1}}, "method.learning_rate: unknown key; did you mean lr?"),
         ({"zzz": 1}, "zzz: unknown key; known here: base, pool, model, data, method, finetune, output"),
         ({"method": {"name": "crossfitt"}}, "found 'crossfitt'; did you mean 'crossfit'?"),
         ({"method": {"methods": ["hl", "gredy"]}}, "method.methods.1: expected one of best, uniform"),
@@ -146,6 +147,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
         ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs: expected a number of at least 0, found 'x'"),
         ({"finetune": {"lr": -1}}, "finetune.lr: expected a number of at least 0, found -1"),
+        ({"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}}, "finetune.listed.1.lrr: unknown key; did you mean lr?"),
     ],
 )
 def test_each_problem_is_named_with_its_path(sections: dict[str, Any], line: str) -> None:
@@ -383,6 +385,15 @@ def test_trials_depend_on_seed_and_number_alone() -> None:
     changed = asdict(two.drawn(seed=3)[7])
     assert changed.pop("augmentation") == 0.7
     assert changed.items() <= asdict(trials[7]).items()
+
+
+def test_listed_trials_are_taken_as_they_are() -> None:
+    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
+    finetune = made(finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data).finetune
+    assert finetune is not None
+    assert finetune.trials == 3
+    assert [trial.lr for trial in finetune.drawn(0)] == [0.1, 0.2, 0.3]
+    assert finetune.drawn(0)[2].seed == 4
 
 
 def test_the_spaces_of_recipes_are_those_of_searches() -> None:

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from stockpot import compare
-from stockpot.report.page import page_of
+from stockpot.report.page import markdown, page_of
 from stockpot.report.reading import Run
-from stockpot.task import Task
 from zoo import samples, zoo
 
 NUMBER = r"\d+\.\d\d"
@@ -30,12 +29,12 @@ def test_every_accuracy_has_its_interval(tmp_path: Path) -> None:
         assert re.fullmatch(rf"{NUMBER} to {NUMBER}", row.cells()[2])
 
 
-def test_notes_reach_the_report_and_shared_ones_once(tmp_path: Path) -> None:
+def test_notes_reach_the_short_report_and_shared_ones_once(tmp_path: Path) -> None:
     pool, task = zoo(tmp_path / "pool")
-    task = Task(task.model, same := samples(), same)
+    pool.dropped = ("model_9",)
     compare(pool, task, ["best", "uniform"], run=tmp_path / "run")
     page = page_of(Run(tmp_path / "run"))
-    shared = next(note for note in page["notes"] if note[0] == "every method")
-    assert "the report data is the fitting data" in shared[1]
+    shared = ("every method", "left out, because their weights are not finite: model_9")
     assert page["notes"].count(shared) == 1
     assert [name for name, _ in page["notes"]] == ["every method", "best"]
+    assert "- every method: left out, because their weights are not finite: model\\_9" in markdown(page)

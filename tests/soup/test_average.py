@@ -118,7 +118,7 @@ def test_an_average_is_a_soup_like_any_other(folder: Path) -> None:
 
 def test_statistics_and_counters_follow_the_rules_of_soups(tmp_path: Path) -> None:
     pool = write(tmp_path / "pool", fine_tunes(normed, 3))
-    soup = average(tmp_path / "pool")
+    soup = average(pool)
     assert same(soup.state_dict(), Soup.uniform(pool).state_dict())
     assert soup.state_dict()["1.num_batches_tracked"].dtype == torch.int64
 
@@ -171,8 +171,9 @@ def test_wrong_questions(folder: Path, options: dict[str, Any], text: str) -> No
 
 
 def test_other_wrong_questions(folder: Path) -> None:
-    with pytest.raises(PoolError, match="expected paths, patterns and folders, found Pool"):
-        average(Pool.open(folder / "pool"))  # type: ignore[arg-type]
+    pool = Pool.open(folder / "pool")
+    with pytest.raises(SoupError, match="average with a base: expected paths of models, found an opened pool"):
+        average(pool, base=folder / "base.safetensors", weights=[1, 1, 1])
     with pytest.raises(SoupError, match="expected at least two models, found 1"):
         average(folder / "pool" / "model_0.safetensors", base=folder / "base.safetensors", method="model_stock")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stockpot import Pool, Soup, Task, cook
+from stockpot import Event, Pool, Soup, Task, cook
 from stockpot.errors import PoolError, SoupError
 from stockpot.soup import weights
 from stockpot.soups import LEARNED
@@ -27,6 +27,37 @@ def with_bad(folder: Path, *bad: int, count: int = 4, value: float = torch.nan) 
 # NaN and infinity
 
 
+def test_dropping_leaves_an_event_and_a_note_in_every_result(tmp_path: Path) -> None:
+    events: list[Event] = []
+    pool = with_bad(tmp_path, 1, value=torch.inf).drop_nonfinite(events.append)
+    assert pool.names == ("model_0", "model_2", "model_3")
+    assert pool.dropped == ("model_1",)
+    (event,) = [event for event in events if event.kind == "dropped"]
+    assert event.data["names"] == ["model_1"]
+    assert "1 infinite of 24" in event.data["why"][0]
+    note = "left out, because their weights are not finite: model_1"
+    for method in ("uniform", "best", "hl+", "ensemble"):
+        result = cook(pool, Task(mlp(), samples()), method, **BRIEF)
+        assert note in result.notes
+        assert note in str(result)
+    assert pool.subset([0, 1]).dropped == ("model_1",)
+
+
+def test_a_sound_pool_is_kept_as_it_is(tmp_path: Path) -> None:
+    pool, _ = zoo(tmp_path)
+    assert pool.drop_nonfinite() is pool
+    assert pool.dropped == ()
+
+
+@pytest.mark.parametrize(("bad", "left"), [((0, 1, 2, 3), 0), ((0, 2, 3), 1)])
+def test_dropping_all_or_all_but_one_is_refused(tmp_path: Path, bad: tuple[int, ...], left: int) -> None:
+    with pytest.raises(PoolError) as caught:
+        with_bad(tmp_path, *bad).drop_nonfinite()
+    text = str(caught.value)
+    assert f"expected at least two checkpoints without NaN or infinity, found {left} of 4" in text
+    assert "model_0.safetensors: expected finite weights, found others in 1 of its tensors: 2.weight" in text
+
+
 @pytest.mark.parametrize("method", sorted(LEARNED))
 def test_learning_on_an_ingredient_that_is_not_finite_names_it(tmp_path: Path, method: str) -> None:
     pool = with_bad(tmp_path, 2)
@@ -39,7 +70,7 @@ def test_simple_soups_of_it_are_refused_too(tmp_path: Path) -> None:
     with pytest.raises(SoupError) as caught:
         cook(pool, Task(mlp(), samples()), "uniform")
     assert "soup tensor 2.weight: expected finite values, found NaN or infinity" in str(caught.value)
-    assert "Pool.verify_finite names them" in str(caught.value)
+    assert "Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop" in str(caught.value)
     for method in ("best", "greedy"):  # they never choose it: nothing it says is right
         soup = cook(pool, Task(mlp(), samples()), method).soup
         assert soup is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -107,10 +108,15 @@ def test_the_best_is_the_recommended_one(compared: Comparison) -> None:
     assert repr(Comparison()) == "{}"
 
 
-def test_the_report_is_written(compared: Comparison) -> None:
+def test_the_report_is_written_and_opened(compared: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     page = compared.report()
     assert page == Path(compared.path or "") / "report.html"
     assert page.read_text().startswith("<!DOCTYPE html>")
+    assert opened == []
+    compared.report(show=True)
+    assert opened == [page.as_uri()]
 
 
 def test_without_a_run_there_is_no_report() -> None:

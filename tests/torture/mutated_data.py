@@ -252,7 +252,7 @@ def refused(error: StockpotError) -> str:
 
 
 RECIPE = b"""\
-pool: {path: pool, rename: {"a.": "b."}, mixed_dtypes: false}
+pool: {path: pool, rename: {"a.": "b."}, mixed_dtypes: false, nonfinite: drop}
 model: {python: "net:make", options: {width: 2}, device: cpu, autocast: none, statistics: average}
 data:
   table: rows.csv

@@ -87,7 +87,8 @@ def inspect(
             opened, refused = Pool.open(pool, listen=listen, **options), list[str]()
         except PoolError as error:
             opened, refused = without_refused(pool, options, error)
-        found = survey(opened, limit, listen)
+        nonfinite = "refuse" if recipe is None else recipe.pool.nonfinite
+        found = survey(opened, limit, listen, nonfinite=nonfinite)
         found["problems"] += refused
         if recipe is not None:
             check_model(found, opened, recipe)
@@ -175,6 +176,7 @@ def _peculiarities(found: Mapping[str, Any]) -> list[str]:
     why = "much farther from the mean than the others" if far else "not finite, and so nothing is near the mean"
     statistics = words.plural(kept.get("statistic", 0), "running statistic")
     lines = {
+        f"left out: {some(found['dropped'])}, not finite, as the recipe says (pool.nonfinite: drop)": found["dropped"],
         f"outlier: {found['outlier']} is {why}": found["outlier"] is not None,
         f"no kin: {some(found['strangers'])}, farther from every other ingredient than from zero;"
         " not a fine-tune of the same model?": found["strangers"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,10 @@ def average(
     from stockpot.recipe import plain_yaml
     from stockpot.soup.average import average, from_mergekit
 
+    if weights is not None and (loose := [one for one in models if _is_number(one) and not Path(one).exists()]):
+        raise typer.BadParameter(
+            f"give all of them as in --weights {weights},{','.join(loose)}", param_hint="--weights"
+        )
     opening: dict[str, Any] = {"key": key, "rename": prefixes_of(rename), "mixed_dtypes": mixed_dtypes}
     with drawing() as listen:
         if len(models) == 1 and models[0].endswith((".yaml", ".yml")):
@@ -128,6 +133,13 @@ def _numbers(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"expected numbers as in 0.2,0.8, found {text!r}", param_hint="--weights") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _form(text: str | None) -> Any:

@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from stockpot.soups.forecast import Work
 
 
-def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> dict[str, Any]:
-    """Everything worth knowing about a pool before it is cooked, as plain values."""
+def survey(
+    pool: Pool, budget: int | None = None, listen: Listener = ignore, *, nonfinite: str = "refuse"
+) -> dict[str, Any]:
+    """Everything worth knowing about a pool before it is cooked, as plain values.
+
+    `nonfinite`: what is done with checkpoints that are not finite, as in a recipe's pool section.
+    """
     from stockpot.layout import Layout
     from stockpot.pool.facts import strangers_of
+    from stockpot.recipe.build import finite
     from stockpot.run.record import describe_pool
 
     problems: list[str] = []
     try:
-        pool.verify_finite(listen)
+        pool = finite(pool, nonfinite, listen)
     except PoolError as error:
         problems.append(str(error))
     facts = pool.facts(listen)
@@ -50,6 +56,7 @@ def survey(pool: Pool, budget: int | None = None, listen: Listener = ignore) -> 
             for i, j in facts.distances.near()
             if not any(i in group and j in group for group in facts.duplicates)
         ],
+        dropped=list(pool.dropped),
         problems=problems,
         forecast=None,
     )

@@ -170,7 +170,8 @@ def nonfinite(checkpoints: Sequence[Checkpoint], found: Scan) -> dict[int, str]:
             shown(checkpoints[k].path),
             expected="finite weights",
             found=f"others in {len(texts)} of its tensors: {listed(texts)}",
-            fix="leave this checkpoint out of the pool; its training diverged or the file is damaged",
+            fix="leave this checkpoint out of the pool (a recipe's `pool.nonfinite: drop` does);"
+            " its training diverged or the file is damaged",
         )
         for k, texts in sorted(bad.items())
     }

@@ -16,7 +16,7 @@ from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import bare_factors, common_specs, mixed_averages, quantised
 from stockpot.pool.checkpoint import Rename, open_checkpoint
 from stockpot.pool.discover import ADAPTER_WEIGHTS, Run, find_checkpoints, ingredient_names, weights_of
-from stockpot.pool.facts import PoolFacts, facts_of, require_finite
+from stockpot.pool.facts import PoolFacts, facts_of, nonfinite, require_finite
 from stockpot.pool.lora import Adapters, open_adapters
 from stockpot.pool.lora_scan import scan_adapters
 from stockpot.pool.peft_folders import CONFIG, adapter_folder
@@ -48,6 +48,7 @@ class Pool:
         self.checkpoints = tuple(checkpoints)
         self.specs: Mapping[str, TensorSpec] = MappingProxyType(dict(specs))
         self.opened_with = dict(opened_with)
+        self.dropped: tuple[str, ...] = ()  # names of ingredients that drop_nonfinite left out
         # Names of running statistics (BatchNorm), which are measured and not learned.
         self.statistics = frozenset(name for name in specs if name.rpartition(".")[2] in _STATISTICS)
         self.nbytes = sum(spec.nbytes for spec in specs.values())  # bytes of one ingredient
@@ -140,7 +141,23 @@ class Pool:
         smaller = Pool(names, checkpoints, self.specs, self.opened_with, adapters)
         smaller._scan = self._scan and self._scan.part(chosen)
         smaller._stamps = {file: self._stamps[file] for file in smaller._stamps}
+        smaller.dropped = self.dropped
         return smaller
+
+    def drop_nonfinite(self, listen: Listener = ignore) -> Pool:
+        """The same pool without ingredients that have NaN or infinite weights. Reads everything once."""
+        bad = nonfinite(self.checkpoints, self.scanned(listen))
+        kept = [k for k in range(len(self)) if k not in bad]
+        if len(kept) < 2:
+            expected, found = "at least two checkpoints without NaN or infinity", f"{len(kept)} of {len(self)}"
+            fix = "look for what went wrong in training:\n" + "\n".join(bad.values()).removesuffix(".")
+            raise PoolError.of("the pool", expected=expected, found=found, fix=fix)
+        if not bad:
+            return self
+        listen(Event("dropped", {"names": [self.names[k] for k in bad], "why": list(bad.values())}))
+        pool = self.subset(kept)
+        pool.dropped = (*self.dropped, *(self.names[k] for k in bad))
+        return pool
 
     def verify_finite(self, listen: Listener = ignore) -> None:
         """Raise if there is a NaN or infinite weight, naming every file and tensor. Reads everything once."""

@@ -45,10 +45,17 @@ def build_pool(recipe: Recipe, listen: Listener = ignore) -> Pool:
     """The opened, checked pool."""
     from stockpot.pool import Pool
 
-    options = recipe.pool.model_dump(include={"key", "rename", "mixed_dtypes"})
+    section = recipe.pool
+    options = section.model_dump(include={"key", "rename", "mixed_dtypes"})
     pool = Pool.open(*pool_paths(recipe), base=pool_base(recipe), listen=listen, **options)
-    pool.verify_finite(listen)
-    return pool
+    return finite(pool, section.nonfinite, listen)
+
+
+def finite(pool: Pool, rule: str, listen: Listener = ignore) -> Pool:
+    """What is used of a pool by `pool.nonfinite`."""
+    if rule == "refuse":
+        pool.verify_finite(listen)
+    return pool.drop_nonfinite(listen) if rule == "drop" else pool
 
 
 def cook_arguments(recipe: Recipe, kind: str = "cook", title: str = "", command: Sequence[str] = ()) -> dict[str, Any]:

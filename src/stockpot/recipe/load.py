@@ -193,6 +193,8 @@ _NOUNS = {
     "dict": "a mapping", "tuple": "a list", "model": "a mapping",
 }  # fmt: skip
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+# What other libraries call a key of ours.
+_USUAL = {"learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes"}
 
 
 def problems(error: ValidationError, content: Any, lines: Lines) -> list[str]:
@@ -310,7 +312,8 @@ def _known(path: Keys) -> list[str]:
 
 def _suggest(path: Keys) -> str:
     key, known = path[-1], _known(path[:-1])
-    if (close := nearest(key, known)) is not None:
+    close = nearest(key, known) or (_USUAL.get(key) if _USUAL.get(key) in known else None)
+    if close is not None:
         return f"did you mean {close}?"
     for name in sorted(Recipe.model_fields, key=lambda name: name != "output"):
         if key in _known((name,)):

@@ -31,6 +31,7 @@ from stockpot.recipe.values import (
     Donor,
     FolderOrConfig,
     Names,
+    Number,
     OfOneKind,
     PythonCode,
     Section,
@@ -184,6 +185,9 @@ class PoolSection(Section):
     base: str | None = None
     """Of LoRA adapters: the folder of the model they were trained on, or its name in the Hugging Face cache. Default:
     what the adapters name."""
+    nonfinite: Literal["refuse", "drop", "ignore"] = "refuse"
+    """What to do with checkpoints that hold NaN or infinity: stop and name them (`refuse`), leave them out (`drop`), or
+    do not look (`ignore`)."""
 
 
 class Model(OfOneKind):
@@ -235,6 +239,13 @@ class Model(OfOneKind):
         return self
 
 
+if TYPE_CHECKING:
+    ListedTrial = Section
+else:
+    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SPACES}
+    ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
+
+
 class _Finetune(Section):
     """Makes the pool: the head is trained alone first, then every trial trains all weights its own way.
 
@@ -247,11 +258,22 @@ class _Finetune(Section):
     """Number of checkpoints."""
     probe: bool = True
     """Train the head alone first; every trial starts from that."""
+    listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
+    """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn;
+    `trials` is the length of the list."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_listed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("listed"), list):
+            return {**given, "trials": len(given["listed"])}
+        return given
 
     def drawn(self, seed: int) -> tuple[Trial, ...]:
         """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
         spaces = {name: getattr(self, name) for name in SPACES}
-        return draw_trials(self.trials, seed=seed, spaces=spaces)
+        listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
+        return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 
     def plan(self, seed: int) -> Plan:
         common, augmentation, probe = (

@@ -129,8 +129,8 @@ class Split(Section):
     count: int | None = Field(default=None, ge=1)
     """Number of samples, stratified by class."""
     rows: str | None = None
-    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number per
-    line. Other splits of the same part share what is left."""
+    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number or an
+    image path per line. Other splits of the same part share what is left."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

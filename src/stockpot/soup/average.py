@@ -45,7 +45,7 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 def average(
-    models: str | Path | Iterable[Any],
+    models: str | Path | Iterable[Any] | Pool,
     out: str | Path | None = None,
     *,
     weights: Sequence[float] | None = None,
@@ -62,28 +62,30 @@ def average(
 ) -> Soup:
     """A soup of models without any data, written to `out` if that is given.
 
-    `models`: paths, patterns, folders or state dicts; `opening` are options of `Pool.open`. Methods are
+    `models`: paths, patterns, folders, state dicts, or a pool; `opening` are options of `Pool.open`. Methods are
     `uniform`; `weighted` by `weights`, which are divided by their sum; `ema`, the moving average over models in their
     order, of which each step keeps `decay`; `model_stock`. With a `base`, weights are taken as they are and the base
     has what they leave to one, so that base + sum of w_k (model_k - base) comes out: task arithmetic. Of LoRA adapters
     `base` is the model they were trained on, and `form` what is written, as for `Soup.save`. More than two seconds of
     work show a bar in a terminal or a notebook; `progress=True` shows it anywhere, `progress=False` nowhere.
     """
-    sources: list[Any] = [models]
-    if isinstance(models, Iterable) and not isinstance(models, (str, Mapping)):
-        sources = list(models)
-    if any(map(adapter_folder, find_checkpoints(sources)[0])):
+    sources = [models] if isinstance(models, (str, Path, Mapping, Pool)) else list(models)
+    if not isinstance(models, Pool) and any(map(adapter_folder, find_checkpoints(sources)[0])):
         opening, base = {**opening, "base": base}, None
     weights = None if weights is None else _numbers("weights", weights)
     decay = None if decay is None else _numbers("decay", [decay])[0]
     method = method or ("uniform" if weights is None else "weighted")
     _check(method, weights, decay, base)
     with shown(progress, listen) as tell:
-        # The base comes last.
-        pool = Pool.open(sources, *([] if base is None else [base]), listen=tell, **opening)
-        if strange := strangers_of(pool.checkpoints, pool.specs):
-            tell(Event("strangers", {"names": [pool.names[k] for k in strange]}))
-        soup = _soup(pool, method, weights, decay, base is not None)
+        if not isinstance(models, Pool):
+            # The base comes last.
+            models = Pool.open(sources, *([] if base is None else [base]), listen=tell, **opening)
+        elif base is not None:
+            fix = "give the paths of the models, or open the base with them and give all weights"
+            raise SoupError.of("average with a base", expected="paths of models", found="an opened pool", fix=fix)
+        if strange := strangers_of(models.checkpoints, models.specs):
+            tell(Event("strangers", {"names": [models.names[k] for k in strange]}))
+        soup = _soup(models, method, weights, decay, base is not None)
         if out is not None:
             soup.save(out, form=form, dtype=dtype, max_shard=max_shard, overwrite=overwrite, listen=tell)
     return soup

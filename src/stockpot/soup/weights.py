@@ -181,7 +181,8 @@ def check_holds(mixed: Tensor, name: str, dtype: torch.dtype) -> None:
     if bool(ends.to(dtype).to(ends.dtype).isfinite().all()) and float(ends.abs().max()) <= limit:
         return
     expected, found = "finite values", "NaN or infinity"
-    fix = "leave out ingredients whose weights are not finite (Pool.verify_finite names them), or lower lr"
+    fix = "leave out ingredients whose weights are not finite (Pool.verify_finite names them,"
+    fix += " Pool.drop_nonfinite leaves them out; in a recipe, pool.nonfinite: drop), or lower lr"
     if bool(ends.isfinite().all()):
         expected = f"values that {dtype_name(dtype)} can hold, up to {torch.finfo(dtype).max:g}"
         found = f"one of {float(ends.abs().max()):g}"

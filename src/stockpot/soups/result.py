@@ -26,6 +26,8 @@ from stockpot import ranks, table, words
 from stockpot.errors import LearningError, SoupError
 from stockpot.events import Event, Listener, ignore
 from stockpot.layout import Layout
+from stockpot.pool import Pool
+from stockpot.pool.source import listed
 from stockpot.soup import Soup
 from stockpot.soup.adapter import described
 from stockpot.soup.card import add_results
@@ -160,7 +162,7 @@ def decided(
     if method.scores_ingredients:
         seconds += known_before  # scored for an earlier method, but this one needs it too
     used = len(problem.pool) if found.W is None else int((found.W != 0).any(dim=1).sum())
-    notes = (*found.notes, *problem.notes, *_notes(problem.task, soup))
+    notes = (*found.notes, *problem.notes, *_notes(problem.pool, problem.task, soup))
     problem.listen(Event("cooked", {"method": name, "seconds": seconds, "models_used": used}))
     return Result(
         name, settings, soup, scores, found.held_out,
@@ -240,8 +242,10 @@ def _decision_of(problem: Problem, result: Result) -> str:
 # What a reader of any result must know about the pool and the data ---------------------------------------
 
 
-def _notes(task: Task, soup: Soup | None) -> tuple[str, ...]:
+def _notes(pool: Pool, task: Task, soup: Soup | None) -> tuple[str, ...]:
     found = [] if soup is None or soup.factored is None else [described(soup.factored, soup.written_as)]
+    if pool.dropped:
+        found.append(f"left out, because their weights are not finite: {listed(pool.dropped)}")
     labels = task.fit.labels
     if labels is not None:
         labels = labels[labels >= 0]
