@@ -112,11 +112,11 @@ class FoldLearner(Learner):
             return found if math.isfinite(found) else math.inf
 
         # The first rank's: all must choose alike.
-        each, average_of_all = self._ranks.exchanged(([loss([fold]) for fold in self.folds], loss(self.folds)))[0]
-        if average_of_all <= max(each):
+        each, mean = self._ranks.exchanged(([loss([fold]) for fold in self.folds], loss(self.folds)))[0]
+        if mean <= max(each):
             return self.folds
         self._apart = (
-            f"the folds are so far apart that their average is worse (loss {average_of_all:.4g}) than each of them (at most"
+            f"the folds are so far apart that their average is worse (loss {mean:.4g}) than each of them (at most"
             f" {max(each):.4g}): the best of them is returned ({min(each):.4g})",
         )
         return [self.folds[each.index(min(each))]]
