@@ -52,7 +52,7 @@ def test_the_time_that_learning_takes_becomes_a_line() -> None:
     assert told == "hl: learning takes 1 min 30 s"
     told = activity.hear(Event("pace", {"seconds": 90.0, "least": 9.0, "steps": 900, "greedy": 30.0}))
     assert told == (
-        "hl: learning takes 9.0 s to 1 min 30 s, as long as held-out data gets better;"
+        "hl: learning takes about 12 s, and as long as held-out data gets better up to 1 min 30 s;"
         " the greedy soup takes at most 30 s in all"
     )
 
@@ -62,9 +62,9 @@ def test_the_soup_that_is_there_before_learning_becomes_a_line() -> None:
     activity.hear(Event("method", {"method": "crossfit"}))
     told = activity.hear(Event("kept", {"models": 4, "of": 8, "record": "my run/methods/crossfit"}))
     build = "stockpot rebuild 'my run/methods/crossfit' --out soup"
-    assert told == f"crossfit: the mean of the best 4 of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of the best 4 of 8 models can be built meanwhile: {build}"
     told = activity.hear(Event("kept", {"models": 8, "of": 8, "record": "my run/methods/crossfit"}))
-    assert told == f"crossfit: the mean of 8 models is to be had meanwhile: {build}"
+    assert told == f"crossfit: the mean of 8 models can be built meanwhile: {build}"
 
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
     assert activity.state() == " (75 %)"  # how fast it is, nobody knows yet
 
 
-def test_what_is_left_where_held_out_data_says_when_to_stop_is_said_from_least_to_most(
+def test_what_is_left_where_held_out_data_says_when_to_stop_is_a_little_more_than_the_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
@@ -92,10 +92,17 @@ def test_what_is_left_where_held_out_data_says_when_to_stop_is_said_from_least_t
 
     activity.hear(Event("method", {"method": "crossfit"}))
     assert learn(80, 400, 0) == ""
-    assert learn(80, 400, 40) == " (1 min 20 s to 12 min 0 s left)"
-    assert learn(20, 360, 20) == " (0.00 s to 11 min 20 s left)"  # all the time, not since the last judgement
-    assert learn(20, 340, 10, budget=60.0) == " (20 s to 40 s left)"
-    assert (activity.done, activity.total) == (70, 400)
+    assert learn(120, 440, 0) == ""
+    now[0] += 50.0  # before the first step
+    assert learn(80, 400, 40) == " (1 min 44 s left)"  # of 80 s; what came before the first step does not count
+    assert learn(20, 360, 15) == " (13 s left)"
+    assert learn(80, 345, 5, budget=60.0) == " (50 s left)"
+    assert learn(80, 90, 1) == " (2 min 58 s left)"  # never more than all steps
+    assert (activity.done, activity.total) == (61, 150)
+    now[0] += 60.0  # a pause is forgotten after two judgements
+    learn(80, 400, 20)
+    learn(80, 400, 20)
+    assert learn(80, 400, 40) == " (1 min 44 s left)"
     activity.hear(Event("progress", {"what": "writing the soup", "done": 1, "total": 2}))
     assert activity.state() == " (50 %)"
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,7 +35,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to make a soup. `replaced`: "module.NAME" of stockpot.soups -> what stands there meanwhile."""
+    """One way to make a soup.
+
+    `replaced`: "module.NAME" or "module.Class.NAME" of stockpot.soups -> what stands there meanwhile.
+    """
 
     method: str = "crossfit"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -48,14 +52,14 @@ def replacing(values: Mapping[str, Any]) -> Iterator[None]:
     before = []
     try:
         for place, value in values.items():
-            name, attribute = place.rsplit(".", 1)
-            module = importlib.import_module(f"stockpot.soups.{name}")
-            before.append((module, attribute, getattr(module, attribute)))
-            setattr(module, attribute, value)
+            name, *classes, attribute = place.split(".")
+            owner = reduce(getattr, classes, importlib.import_module(f"stockpot.soups.{name}"))
+            before.append((owner, attribute, getattr(owner, attribute)))
+            setattr(owner, attribute, value)
         yield
     finally:
-        for module, attribute, value in reversed(before):
-            setattr(module, attribute, value)
+        for owner, attribute, value in reversed(before):
+            setattr(owner, attribute, value)
 
 
 # Pools --------------------------------------------------------------------------------------------------

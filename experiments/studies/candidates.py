@@ -22,6 +22,10 @@ def _one(folds: Sequence[Any], simplex: bool) -> Any:
     return average(folds[:1], simplex)
 
 
+def _whatever(learner: Any, engine: Any) -> Any:  # noqa: ARG001
+    return learner.folds
+
+
 def _no_winner(known: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
     return {"winner": "learned"}
 
@@ -48,6 +52,7 @@ CANDIDATES: dict[str, Candidate] = {
     "tries not longer": Candidate(replaced={"stopping.LONGER": 1}),
     "last step judged": Candidate(replaced={"judging.with_mean": _last}),
     "one fold": Candidate(replaced={"crossfit.average": _one}),
+    "averaged whatever": Candidate(replaced={"judging.FoldLearner._to_be_averaged": _whatever}),
     "two folds": Candidate(settings={"folds": 2}),
     "three folds": Candidate(settings={"folds": 3}),
     "eight folds": Candidate(settings={"folds": 8}),

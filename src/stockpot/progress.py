@@ -7,6 +7,7 @@ stderr. The command line shows it from the start, `cook`, `compare` and `average
 from __future__ import annotations
 
 import html
+import math
 import shlex
 import sys
 import time
@@ -22,6 +23,8 @@ OFTEN = 0.25  # seconds between two looks of a notebook's cell
 _NAMES = {"open": "opening checkpoints", "hash": "reading checkpoints"}
 _STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
+# Where held-out data ends learning: this times what would be left if nothing got better (experiments/remaining.py).
+LIKELY = 1.3
 FIRST, SLOWEST = 5.0, 60.0  # seconds until a plain line about work in progress; doubled each time, up to the other
 
 
@@ -31,7 +34,8 @@ class Activity:
     def __init__(self) -> None:
         self.text, self.done, self.total = "", 0, 0
         self._since = (0.0, 0)  # when the present work was first heard of, and how much was done by then
-        self._open: tuple[int, int, float | None] | None = None  # steps at least and at most in all, and its deadline
+        self._judged = (0.0, 0)  # the same of the last judgement
+        self._open: tuple[int, int, float] | None = None  # steps at least and at most in all, and the deadline
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
         self._method = ""
         self._trials = 0
@@ -68,15 +72,17 @@ class Activity:
             case "pace":
                 greedy = data["greedy"]
                 beside = "" if greedy is None else f"; the greedy soup takes at most {words.seconds(greedy)} in all"
-                least, most = data["least"], data["seconds"]
-                why = "" if least == most else ", as long as held-out data gets better"
-                return f"{self._method}: learning takes {words.between(least, most)}{why}{beside}"
+                most = data["seconds"]
+                takes = words.seconds(min(LIKELY * data["least"], most))
+                if data["least"] < most:
+                    takes = f"about {takes}, and as long as held-out data gets better up to {words.seconds(most)}"
+                return f"{self._method}: learning takes {takes}{beside}"
             case "step":
                 self._step(data)
             case "kept":
                 few = f"the best {data['models']} of " if data["models"] < data["of"] else ""
                 said = shlex.join(["stockpot", "rebuild", data["record"], "--out", "soup"])
-                return f"{self._method}: the mean of {few}{data['of']} models is to be had meanwhile: {said}"
+                return f"{self._method}: the mean of {few}{data['of']} models can be built meanwhile: {said}"
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":
@@ -110,10 +116,10 @@ class Activity:
     def _goes_on(self, data: Mapping[str, Any]) -> None:
         """Held-out data says when learning stops: after so many more steps at least, and at most."""
         now, done = time.monotonic(), self.done if self._open else 0
-        if self._open is None:
-            self._since = now, 0
-        budget = data["budget"]
-        self._open = done + data["least"], done + data["most"], None if budget is None else now + budget
+        # Timed since the judgement before this one: what comes before the first step, and the first steps, take longer.
+        self._since, self._judged = self._judged if done else (now, 0), (now, done)
+        deadline = math.inf if data["budget"] is None else now + data["budget"]
+        self._open = done + data["least"], done + data["most"], deadline
         self.done, self.total = done, done + data["most"]
 
     def _step(self, data: Mapping[str, Any]) -> None:
@@ -133,21 +139,28 @@ class Activity:
 
     def state(self) -> str:
         """How far the present work is, and how long it will take at the pace so far."""
-        if not self.total:
-            return ""
-        began, first = self._since
-        share = f"{100 * self.done // self.total} %"
-        now = time.monotonic()
-        if self.done <= first:
-            return "" if self._open else f" ({share})"
-        each = (now - began) / (self.done - first)
         if self._open is None:
-            return f" ({share}, {words.seconds(each * (self.total - self.done))} left)"
+            share = f"{100 * self.done // self.total} %" if self.total else ""
+            each = self._each()
+            left = "" if each is None else f", {words.seconds(each * (self.total - self.done))} left"
+            return f" ({share}{left})" if share else ""
+        known = self.left()
+        return "" if known is None else f" ({words.seconds(known[0])} left)"
+
+    def left(self) -> tuple[float, float, float] | None:
+        """Seconds of learning that held-out data ends: what is likely, if nothing gets better, and all there may be."""
+        each = self._each()
+        if self._open is None or each is None:
+            return None
         *ends, deadline = self._open
         least, most = (max(0.0, each * (end - self.done)) for end in ends)
-        if deadline is not None:
-            least, most = (min(one, max(0.0, deadline - now)) for one in (least, most))
-        return f" ({words.between(least, most)} left)"
+        budget = max(0.0, deadline - time.monotonic())
+        return min(LIKELY * least, most, budget), min(least, budget), min(most, budget)
+
+    def _each(self) -> float | None:
+        """Seconds of one of the present work's parts; None before one was done."""
+        began, first = self._since
+        return None if self.done <= first else (time.monotonic() - began) / (self.done - first)
 
 
 def _classes(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
-from stockpot import signals
+from stockpot import signals, words
 from stockpot._version import __version__
 from stockpot.errors import RankError, RunError, StockpotError
 from stockpot.events import Event, Listener
@@ -39,7 +39,6 @@ _alone = 0  # how many `apart` blocks this rank is in
 # must be waited for, so this is no limit on work.
 _PATIENCE = timedelta(days=7)
 _MEETING = timedelta(minutes=10)  # for all to be started
-SHOWN = 12  # differences listed in one message
 # What torchrun sets, and what Slurm's srun calls the same.
 _SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
@@ -355,10 +354,9 @@ def check_same(facts: Mapping[str, Any]) -> None:
         if found.get(key) != wanted.get(key)
     ]
     if lines:
-        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise RunError.of(
             "the ranks of this run",
             expected="the same versions, files, data and settings on all of them",
-            found="\n    ".join(["differences:", *lines[:SHOWN], *more]) + "\n ",
+            found=f"differences:\n    {words.first_of(lines, 12)}\n ",
             fix="start all ranks with the same installation, recipe and files",
         )

@@ -70,12 +70,6 @@ def seconds(value: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def between(low: float, high: float) -> str:
-    """Seconds, known as well as that."""
-    ends = seconds(low), seconds(high)
-    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
-
-
 def size(value: float | None) -> str:
     if value is None or not math.isfinite(value) or value <= 0:
         return "–"
@@ -112,6 +106,12 @@ def share(part: float) -> str:
 
 def plural(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def first_of(lines: Sequence[str], limit: int = 8) -> str:
+    """The first few, one below the other, and how many more there are."""
+    more = [f"and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "\n    ".join([*lines[:limit], *more])
 
 
 def columns(text: str) -> int:

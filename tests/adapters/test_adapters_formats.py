@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +202,14 @@ def test_a_dataset_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 # Arrays ------------------------------------------------------------------------------------------------
 
 
-def test_arrays_from_npz_and_safetensors_agree(tmp_path: Path) -> None:
+def test_arrays_from_npz_npy_and_safetensors_agree(tmp_path: Path) -> None:
     x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
     np.savez(tmp_path / "a.npz", x=x, y=y)
+    (tmp_path / "f").mkdir()
+    np.save(tmp_path / "f" / "x.npy", x)
+    np.save(tmp_path / "f" / "y.npy", y)
     save_file({"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, tmp_path / "a.safetensors")
-    for path in (tmp_path / "a.npz", tmp_path / "a.safetensors"):
+    for path in (tmp_path / "a.npz", tmp_path / "f", tmp_path / "a.safetensors"):
         columns = read_arrays(path, None).columns
         np.testing.assert_array_equal(columns["x"], x)
         np.testing.assert_array_equal(columns["y"], y)
@@ -238,9 +240,9 @@ def test_arrays_of_text_and_of_nothing(tmp_path: Path) -> None:
     assert "b.npz, t, row 1: expected UTF-8 text" in refusal(read_arrays, tmp_path / "b.npz", None)
     header = b"{'descr': '|S0', 'fortran_order': False, 'shape': (40000000,), }"
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
-    with zipfile.ZipFile(tmp_path / "f.npz", "w") as file:
-        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
-    assert "40,000,000 rows of nothing" in refusal(read_arrays, tmp_path / "f.npz", None)
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    assert "40,000,000 rows of nothing" in refusal(read_arrays, tmp_path / "f", None)
 
 
 def test_bad_arrays(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ IMAGES = Table("/images", {"image": [f"/images/a/{n}.png" for n in range(6)], "l
         (np.array([0.0, 1, 0, 0, 1, 0]), "mask of the published soups.npy"),
         (np.array([False, True, False, False, True, False]), "bool.npy"),
         ("4\n\n1\n", "numbers.txt"),
+        ("a/4.png\na/1.png\n", "names.txt"),
     ],
 )
 def test_every_form_of_list_names_the_same_samples(content: Any, name: str, tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_every_form_of_list_names_the_same_samples(content: Any, name: str, tmp_
         (np.array([0.5, 1.0]), "expected one whole number per sample"),
         (np.zeros(6), "expected at least one sample, found none"),
         (np.array([object()]), "expected a .npy array of numbers or a text file"),
-        ("a/9.png\n", "expected a .npy array of numbers or a text file"),
+        ("a/9.png\n", "expected images of /images, such as a/0.png, found a/9.png, which are not there"),
         ("", "expected at least one sample, found none"),
     ],
 )
@@ -65,12 +66,15 @@ def test_a_wrong_list_is_refused(content: Any, message: str, tmp_path: Path) -> 
     with pytest.raises(DataError) as caught:
         read_rows(file, IMAGES)
     assert message in str(caught.value)
-    assert "one entry per sample" in str(caught.value)
+    assert "image paths" in str(caught.value)
 
 
-def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+def test_a_list_that_is_not_there_or_names_what_has_no_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing there"):
         read_rows(tmp_path / "gone.npy", IMAGES)
+    (tmp_path / "rows.txt").write_text("a/1.png\n")
+    with pytest.raises(DataError, match="this part has no image files to name"):
+        read_rows(tmp_path / "rows.txt", Table("x.csv", {"text": ["a", "b"]}))
 
 
 def test_other_splits_share_what_a_list_leaves() -> None:

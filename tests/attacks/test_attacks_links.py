@@ -180,6 +180,7 @@ def _quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stockpot.report.page.page_of", lambda record: {"soup": None, "rows": []})
         patch.setattr("stockpot.report.page.html", lambda page: "<html></html>\n")
+        patch.setattr("stockpot.report.page.markdown", lambda page: "page\n")
         patch.setattr("stockpot.zoo.demo.demo_recipe", recipe)
         patch.setattr("stockpot.zoo.demo.make_demo_pool", pool)
         patch.setattr(demo, "EPOCHS", 0.2)

@@ -50,6 +50,13 @@ def npz_objects(folder: Path) -> Path:
     return folder / "a.npz"
 
 
+@threat("npy: an array of objects in a folder", "Python objects, which are not read", ARRAYS, _bomb)
+def npy_objects(folder: Path) -> Path:
+    (folder / "f").mkdir()
+    np.save(folder / "f" / "x.npy", np.array([Bomb(folder)], dtype=object))
+    return folder / "f"
+
+
 @threat("npz: a pickle instead of an archive", "expected plain arrays", ARRAYS, _bomb)
 def npz_pickle(folder: Path) -> Path:
     (folder / "a.npz").write_bytes(_bomb(folder))
@@ -58,7 +65,16 @@ def npz_pickle(folder: Path) -> Path:
 
 @threat("npz: a pickle as one of its arrays", "x, which is no array", ARRAYS, _bomb)
 def npz_inner_pickle(folder: Path) -> Path:
-    return _npz(folder, _bomb(folder))
+    with zipfile.ZipFile(folder / "a.npz", "w") as file:
+        file.writestr("x.npy", _bomb(folder))
+    return folder / "a.npz"
+
+
+@threat("npy: a pickle instead of an array", "expected plain arrays", ARRAYS, _bomb)
+def npy_pickle(folder: Path) -> Path:
+    (folder / "f").mkdir()
+    (folder / "f" / "x.npy").write_bytes(_bomb(folder))
+    return folder / "f"
 
 
 @threat("npz: 100 MB of zeros in 100 KB", "content of at most 67,108,864 bytes in a file of", ARRAYS)
@@ -74,12 +90,6 @@ def npz_bomb(folder: Path) -> Path:
     return folder / "a.npz"
 
 
-def _npz(folder: Path, content: bytes) -> Path:
-    with zipfile.ZipFile(folder / "a.npz", "w") as file:
-        file.writestr("x.npy", content)
-    return folder / "a.npz"
-
-
 def _npy(shape: str, descr: str = "'<f4'", data: bytes = bytes(16)) -> bytes:
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
@@ -87,26 +97,29 @@ def _npy(shape: str, descr: str = "'<f4'", data: bytes = bytes(16)) -> bytes:
 
 
 for _name, _content in (
-    ("npz: a shape of a petabyte", _npy("(2**50,)".replace("2**50", str(2**50)))),
-    ("npz: a negative shape", _npy("(-4,)")),
-    ("npz: a shape that overflows", _npy(f"({2**40}, {2**40})")),
-    ("npz: code where the header should be", _npy("__import__('os').system('touch marker')")),
-    ("npz: objects inside a structure", _npy("(1,)", "[('a', '|O')]")),
-    ("npz: a header nested a thousand deep", _npy("(" * 1000 + ")" * 1000)),
-    ("npz: half a header", b"\x93NUMPY\x01\x00\xff"),
-    ("npz: a thing that is no array", b"PK\x03\x04 no"),
+    ("npy: a shape of a petabyte", _npy("(2**50,)".replace("2**50", str(2**50)))),
+    ("npy: a negative shape", _npy("(-4,)")),
+    ("npy: a shape that overflows", _npy(f"({2**40}, {2**40})")),
+    ("npy: code where the header should be", _npy("__import__('os').system('touch marker')")),
+    ("npy: objects inside a structure", _npy("(1,)", "[('a', '|O')]")),
+    ("npy: a header nested a thousand deep", _npy("(" * 1000 + ")" * 1000)),
+    ("npy: half a header", b"\x93NUMPY\x01\x00\xff"),
+    ("npy: a thing that is no array", b"PK\x03\x04 no"),
 ):
 
     def _make(folder: Path, content: bytes = _content) -> Path:
-        return _npz(folder, content)
+        (folder / "f").mkdir()
+        (folder / "f" / "x.npy").write_bytes(content)
+        return folder / "f"
 
     ARRAYS.append(Threat(_name, _make, "expected plain arrays"))
 
 
-@threat("npz: a FIFO", "nothing there", ARRAYS)
-def npz_fifo(folder: Path) -> Path:
-    os.mkfifo(folder / "a.npz")
-    return folder / "a.npz"
+@threat("npy: a FIFO", "not a regular file", ARRAYS)
+def npy_fifo(folder: Path) -> Path:
+    (folder / "f").mkdir()
+    os.mkfifo(folder / "f" / "x.npy")
+    return folder / "f"
 
 
 @threat("safetensors data: an honest file of an odd type", "expected plain arrays", ARRAYS)
@@ -115,9 +128,11 @@ def odd_type(folder: Path) -> Path:
     return folder / "a.safetensors"
 
 
-@threat("npz: forty million rows of nothing", "rows of nothing", ARRAYS)
+@threat("npy: forty million rows of nothing", "rows of nothing", ARRAYS)
 def npy_nothing(folder: Path) -> Path:
-    return _npz(folder, _npy("(40000000,)", "'|S0'", b""))
+    (folder / "f").mkdir()
+    (folder / "f" / "x.npy").write_bytes(_npy("(40000000,)", "'|S0'", b""))
+    return folder / "f"
 
 
 # Tables, datasets, images ---------------------------------------------------------------------------------

@@ -297,7 +297,7 @@ def test_schema_and_doctor_speak_json(stockpot: Stockpot) -> None:
     assert {"pool", "model", "data", "method", "finetune", "output"} <= set(schema["properties"])
     value = json.loads(stockpot("doctor", "--json").out)
     assert value["torch"]
-    assert value["libraries"]["numpy"]
+    assert value["extras"]["cli"]["typer"]
     text = stockpot("doctor").out
     assert "stockpot" in text.splitlines()[0]
 

@@ -14,7 +14,7 @@ from cli.test_cli_whole_way import prepare
 
 def test_ctrl_c_during_a_trial_is_one_short_message(tmp_path: Path) -> None:
     recipe = prepare(tmp_path, "plain")
-    long = ("--set", "finetune.epochs=[3, 9000]", "--set", "output.seed=4")
+    long = ("--set", "finetune.listed=[{epochs: 3}, {epochs: 9000}, {epochs: 9000}]")
     process = subprocess.Popen(
         [sys.executable, "-m", "stockpot", "finetune", str(recipe), *long],
         stderr=subprocess.PIPE,

@@ -150,3 +150,4 @@ def test_the_card_of_a_run_has_the_table_of_scores(compared: Answer, shared: Pat
     results = card.read_text().split("## Results\n")[1]
     assert "| best |" in results
     assert "95 % interval" in results
+    assert results.strip() in (shared / "run" / "report.md").read_text()

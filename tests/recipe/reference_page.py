@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stockpot.recipe.load import model_in
-from stockpot.recipe.schema import Finetune, MethodSettings, Recipe
+from stockpot.recipe.schema import Finetune, ListedTrial, MethodSettings, Recipe
 from stockpot.recipe.values import LmEval, PythonCode, Split
 from stockpot.zoo.plan import SPACES
 
@@ -59,7 +59,7 @@ def recipe_reference() -> str:
             parts.append(_table(f"`{name}`", section))
             for inner, inner_field in section.model_fields.items():
                 below = model_in(inner_field.annotation)
-                if below is not None and below not in (Split, PythonCode, MethodSettings):
+                if below is not None and below not in (Split, PythonCode, MethodSettings, ListedTrial):
                     parts.append(_table(f"`{name}.{inner}`", below))
     parts.append(_table("A split: `data.train`, `data.fit`, `data.report`", Split))
     parts.append(_table("Tasks of lm-evaluation-harness: `data.report.lm_eval`", LmEval))

@@ -79,12 +79,6 @@ def refusal(*overrides: str, **sections: Any) -> str:
             {"method": {"granularity": ["tensor"]}},
             "method.granularity: expected one of model, block, module, tensor or {python: module:function}, found",
         ),
-        ({"method": {"temperature": True}}, "method.temperature: unknown key; did you mean beta?"),
-        ({"method": {"greedy_ties": True}}, "method.greedy_ties: unknown key; did you mean ties?"),
-        ({"data": {"idx": "x"}}, "data.idx: unknown key; data.idx is no longer read; convert it to .npz first"),
-        ({"data": {"cifar": "x"}}, "then write data.arrays"),
-        ({"model": {"clip": "x"}}, "use model.open_clip"),
-        ({"finetune": {"parallel": 2}}, "start the same command several times"),
         ({"method": {"steps": 3, "epochs": 2}}, "exactly one of steps and epochs"),
         ({"method": {"donor": -1}}, "method.donor: expected a value >= 0 or text, found -1"),
         ({"data": {"split_seed": 2**32}}, "data.split_seed: expected a value < 4.29497e+09, found 4294967296"),
@@ -153,6 +147,7 @@ def refusal(*overrides: str, **sections: Any) -> str:
         ({"finetune": {"lr": {"min": 2, "max": 1}}}, "finetune.lr: expected min <= max, found 2 > 1"),
         ({"finetune": {"epochs": [1, "x"]}}, "finetune.epochs: expected a number of at least 0, found 'x'"),
         ({"finetune": {"lr": -1}}, "finetune.lr: expected a number of at least 0, found -1"),
+        ({"finetune": {"listed": [{"lr": 1}, {"lrr": 2}]}}, "finetune.listed.1.lrr: unknown key; did you mean lr?"),
     ],
 )
 def test_each_problem_is_named_with_its_path(sections: dict[str, Any], line: str) -> None:
@@ -392,6 +387,15 @@ def test_trials_depend_on_seed_and_number_alone() -> None:
     assert changed.items() <= asdict(trials[7]).items()
 
 
+def test_listed_trials_are_taken_as_they_are() -> None:
+    data = {"arrays": "x.npz", "train": 0.5, "fit": 0.25}
+    finetune = made(finetune={"listed": [{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3, "seed": 4}]}, data=data).finetune
+    assert finetune is not None
+    assert finetune.trials == 3
+    assert [trial.lr for trial in finetune.drawn(0)] == [0.1, 0.2, 0.3]
+    assert finetune.drawn(0)[2].seed == 4
+
+
 def test_the_spaces_of_recipes_are_those_of_searches() -> None:
     from stockpot.zoo.plan import draw_trials
 
@@ -447,20 +451,22 @@ def test_memory_for_learning_is_a_size_like_any_other(tmp_path: Path) -> None:
     assert load_recipe(file).method.settings().memory == 8 * 2**30
 
 
-@pytest.mark.parametrize(("given", "seconds"), [("90", 90), ("90s", 90), ("10min", 600), ("1.5h", 5400), ("0.5", 0.5)])
-def test_a_budget_is_a_time(tmp_path: Path, given: str, seconds: float) -> None:
+@pytest.mark.parametrize(("given", "seconds"), [
+    ("90", 90), ("90s", 90), ("10min", 600), ("1.5h", 5400), ("0.5", 0.5), ("200k samples", "200k samples"),
+])  # fmt: skip
+def test_a_budget_is_a_time_or_samples(tmp_path: Path, given: str, seconds: float | str) -> None:
     file = tmp_path / "recipe.yaml"
     start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
     file.write_text(f"{start}method: {{budget: {given}}}\n")
     assert load_recipe(file).method.settings().budget == seconds
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "10 minutes", "true", ".inf"])
+@pytest.mark.parametrize("given", ["0", "-1", "10 minutes", "true", ".inf", "0 samples", "k samples"])
 def test_what_is_no_time_is_refused(tmp_path: Path, given: str) -> None:
     file = tmp_path / "recipe.yaml"
     start = "pool: {path: a/*}\nmodel: {transformers: m}\ndata: {table: d.csv, text: t, label: l, fit: 0.5}\n"
     file.write_text(f"{start}method: {{budget: {given}}}\n")
-    with pytest.raises(RecipeError, match=r"expected a time such as 10min, 90s, 1\.5h or a number of seconds"):
+    with pytest.raises(RecipeError, match=r"expected a time such as 10min, .*or samples such as 200k samples, found"):
         load_recipe(file)
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stockpot import compare
-from stockpot.report.page import page_of
+from stockpot.report.page import markdown, page_of
 from stockpot.report.reading import Run
 from zoo import samples, zoo
 
@@ -37,3 +37,4 @@ def test_notes_reach_the_short_report_and_shared_ones_once(tmp_path: Path) -> No
     shared = ("every method", "left out, because their weights are not finite: model_9")
     assert page["notes"].count(shared) == 1
     assert [name for name, _ in page["notes"]] == ["every method", "best"]
+    assert "- every method: left out, because their weights are not finite: model\\_9" in markdown(page)

@@ -154,7 +154,8 @@ def test_the_same_run_gives_the_same_bytes(complete: Path, tmp_path: Path) -> No
     copy = shutil.copytree(complete, tmp_path / "complete")
     (copy / "report.html").unlink()
     write_report(copy)
-    assert (copy / "report.html").read_bytes() == (complete / "report.html").read_bytes()
+    for name in ("report.html", "report.md"):
+        assert (copy / name).read_bytes() == (complete / name).read_bytes()
 
 
 def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
@@ -170,6 +171,9 @@ def test_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for _, attributes in found.elements for key in attributes)
     for name in NASTY:
         assert " ".join(name.split()) in found.text
+    prose = re.sub(r"(?s)```.*?```", "", (folder / "report.md").read_text("utf-8"))
+    assert NASTY[0] not in prose
+    assert r"\<script\>" in prose
 
 
 @pytest.mark.parametrize("name", ["nul\x00", "escape\x1b[31m", "surrogate\ud800", "\uffff"])
@@ -265,6 +269,7 @@ def test_where_a_single_model_is_better_the_report_says_where_it_is(tmp_path: Pa
         write_report(folder)
         text = page(folder).text
         assert (said in text.replace(" .", "")) == there
+        assert ("the best single model, is" in (folder / "report.md").read_text()) == there
 
 
 def test_the_share_of_extrapolated_weights_is_stated(tmp_path: Path) -> None:
@@ -278,6 +283,19 @@ def test_the_share_of_extrapolated_weights_is_stated(tmp_path: Path) -> None:
     write_report(folder)
     text = page(folder).text
     assert "25 % of the 8 weights are extrapolated (below 0 or above 1)" in text
+
+
+def test_markdown_has_the_verdict_and_the_table(complete: Path) -> None:
+    lines = (complete / "report.md").read_text("utf-8").splitlines()
+    results = json.loads((complete / "results.json").read_text())
+    decision, why = results["verdict"].split("\n")
+    assert lines[0] == f"# {decision}"
+    assert why in lines
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + len(results["methods"])
+    assert {line.replace("\\|", "").count("|") for line in table} == {8}
+    assert [line for line in table if line.startswith("| **crossfit** |")]
+    assert not [line for line in lines if "![" in line or "http" in line]
 
 
 def test_markdown_names_cannot_break_the_table(tmp_path: Path) -> None:
@@ -303,6 +321,10 @@ def test_every_set_has_its_column_and_panel_and_the_soup_its_place(tmp_path: Pat
     for part in ("on test", "on shifted", "the verdict goes by the first set", "methods/crossfit/soup", "load_file("):
         assert part in found.text, part
     assert "not in the table: exact_match calls the model itself" in found.text
+    header = next(line for line in (folder / "report.md").read_text("utf-8").splitlines() if line.startswith("|"))
+    assert header.count("95 % interval") == header.count("vs. best single model") == 2
+    assert "| test |" in header
+    assert "| shifted |" in header
     tones = [a.get("class") for tag, a in found.elements if tag == "span" and a.get("class") in ("good", "bad")]
     assert {"good", "bad"} == set(tones)
 

@@ -60,7 +60,7 @@ def test_a_comparison_with_folds_is_the_same_run_from_python_and_from_a_recipe(t
     from_python(tmp_path, tmp_path / "python")
     from_recipe(tmp_path, tmp_path / "recipe")
     first, second = (facts(tmp_path / name) for name in ("python", "recipe"))
-    only = {"recipe.yaml", "report.html"}  # which the command line writes
+    only = {"recipe.yaml", "report.html", "report.md"}  # which the command line writes
     assert set(second) - set(first) == only
     assert first["run.json"] | {"recipe_digest": ""} == second["run.json"] | {"recipe_digest": ""}
     other = {"run.json", "methods/best/soup/README.md"}  # the card gets the report's table

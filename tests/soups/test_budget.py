@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from stockpot import Event, Soup, Task, cook
+from stockpot.errors import MethodError
 from stockpot.run.rebuild import rebuild_soup
-from stockpot.soups.learn import Learner
+from stockpot.soups.learn import TIMED, Learner
+from stockpot.soups.registry import settings_for
+from stockpot.soups.settings import steps_for
 from zoo import fine_tunes, mlp, samples, weights_of, write, zoo
 
 BRIEF: dict[str, Any] = {"steps": 60, "batch_size": 16, "lr": 0.1, "folds": 3}
@@ -24,6 +27,8 @@ def test_how_long_learning_takes_is_told_once(tmp_path: Path) -> None:
     cook(pool, Task(mlp(), samples(60)), "crossfit", listen=told.append, **BRIEF)
     paces = [event.data for event in told if event.kind == "pace"]
     assert len(paces) == 1
+    before = [event.kind for event in told[: next(i for i, event in enumerate(told) if event.kind == "pace")]]
+    assert before.count("step") > TIMED  # a single one says nothing
     assert 0 < paces[0]["steps"] < 3 * 60
     assert paces[0]["seconds"] > 0
     assert paces[0]["greedy"] > 0
@@ -43,6 +48,53 @@ def test_a_budget_is_kept_and_the_best_so_far_is_returned(tmp_path: Path, method
     assert len(taken) >= 20
     assert (weights_of(result) - 0.25).abs().max() > 0
     assert "its budget of 1 s ended learning before it would have stopped" in result.notes
+
+
+@pytest.mark.parametrize(("method", "options"), [("crossfit", {"folds": 3}), ("hl+", {}), ("mehl+", {"block_size": 2})])
+def test_a_budget_in_samples_is_kept_and_gives_the_same_soup_every_time(
+    tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
+    pool, task = zoo(tmp_path, 4)
+    found = [cook(pool, task, method, batch_size=16, budget="1.5k samples", **options) for _ in range(2)]
+    assert torch.equal(weights_of(found[0]), weights_of(found[1]))
+    steps = [h for h in found[0].history if h["kind"] == "step"]
+    assert 1500 - 6 * 16 < 16 * len(steps) <= 1500
+    assert "its budget of 1.5k samples ended learning before it would have stopped" in found[0].notes
+
+
+def test_batches_are_no_larger_than_what_a_fold_has(tmp_path: Path) -> None:
+    settings = settings_for("crossfit", batch_size=128, budget="1000 samples")
+    assert steps_for(settings, 75, 75, 75, 75) == 3  # 4 * 3 * 75 = 900
+    assert steps_for(settings, 75, 75, 75, 75, blocks=2) == 1
+
+
+def test_a_budget_that_no_step_fits_into_leaves_the_start(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    for method in ("crossfit", "hl+"):
+        found = cook(pool, task, method, budget="10 samples", batch_size=16)
+        assert not [h for h in found.history if h["kind"] == "step"]
+        assert "its budget of 10 samples ended learning before it would have stopped" in found.notes
+
+
+def test_samples_that_are_enough_change_nothing_and_are_not_named(tmp_path: Path) -> None:
+    pool, task = zoo(tmp_path, 4)
+    settings: dict[str, Any] = {"batch_size": 16, "folds": 3}
+    plain = cook(pool, task, "crossfit", **settings)
+    taken = len([h for h in plain.history if h["kind"] == "step"])
+    assert taken < 3 * 1000
+    enough = cook(pool, task, "crossfit", budget=f"{16 * (taken + 3)} samples", **settings)
+    assert torch.equal(weights_of(plain), weights_of(enough))
+    assert plain.notes == enough.notes
+
+
+def test_what_is_neither_seconds_nor_samples_is_refused() -> None:
+    for budget in ("10min", "0 samples", "many samples"):
+        with pytest.raises(MethodError) as caught:
+            settings_for("crossfit", budget=budget)
+        assert str(caught.value) == (
+            f"setting budget: expected a number of seconds, or samples such as '200k samples', found {budget!r}.\n"
+            "  Fix: give seconds as a number; 10min is understood in recipes."
+        )
 
 
 def test_a_budget_that_is_long_enough_changes_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +355,33 @@ def test_the_average_has_the_mean_of_the_betas(tmp_path: Path, learned: list[Fol
     assert result.soup is not None
     assert len(set(betas)) == 3
     assert result.soup.about["beta"] == sum(b for b in betas if b is not None) / 3
+
+
+@pytest.mark.parametrize(("members", "mixed_from"), [((1, 0, 2), {0}), ((3, 0, 3), {0, 3})])
+def test_folds_with_a_hill_between_them_are_not_averaged_but_the_best_is_returned(
+    members: Sequence[int], mixed_from: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden units that change their signs change nothing; the mean with those that do not is constant."""
+    good, other = fine_tunes(mlp, 2, steps=200)
+    worse = {name: 0.5 * value for name, value in good.items()}
+    turned = [{n: -v if n != "2.bias" else v for n, v in one.items()} for one in (worse, worse)]
+    pool, task = write(tmp_path, [good, *turned, other]), Task(mlp(), samples())
+    finish, loss_on, training = FoldLearner._finish, Engine.loss_on, []
+
+    def apart(self: FoldLearner, engine: Engine) -> None:
+        for fold, member in zip(self.folds, members, strict=True):
+            fold.state.alpha.fill_(-0.25)[member] = 0.75
+        self.live.task.model.train()
+        finish(self, engine)
+
+    def watched(self: Engine, *args: Any) -> float:
+        training.append(self.live.task.model.training)
+        return loss_on(self, *args)
+
+    monkeypatch.setattr(FoldLearner, "_finish", apart)
+    monkeypatch.setattr(Engine, "loss_on", watched)
+    result = cook(pool, task, "hl+", **BRIEF)
+    found = {k for k in range(4) if weights_of(result)[k].min() > 0.1}
+    assert found == mixed_from
+    assert not any(training), "with dropout it would be chance"
+    assert any("so far apart that their average is worse" in note for note in result.notes) == (len(mixed_from) == 1)

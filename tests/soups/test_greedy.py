@@ -137,3 +137,12 @@ def test_a_budget_that_is_over_ends_the_search_with_what_was_found(
     result = cook(pool, task, "greedy")
     assert len(result.history) == 3  # the best one, and two that were tried
     assert result.notes[0] == "its budget was over when 3 of 6 models had been tried"
+
+
+def test_a_budget_in_samples_is_what_candidates_are_scored_on(tmp_path: Path) -> None:
+    pool, task = uneven(tmp_path)
+    n = len(task.fit)
+    assert choose(pool, task, early=False).evaluated == 5 * n
+    assert choose(pool, task, early=False, samples=3 * n - 1).evaluated == 2 * n
+    result = cook(pool, task, "greedy", budget=f"{n - 1} samples")
+    assert result.notes[0] == "its budget was over when 1 of 6 models had been tried"

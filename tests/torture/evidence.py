@@ -13,7 +13,7 @@ from stockpot.soup.card import CARD, RESULTS
 
 _UNSTEADY = ("seconds", "peak_host", "peak_device")  # of clocks and memory
 # Not compared: what happened, when and where, and pages drawn from that.
-_TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html")
+_TIMED = ("events.jsonl", "run.json", "recipe.yaml", "report.html", "report.md")
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

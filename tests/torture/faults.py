@@ -191,6 +191,7 @@ def _save_often(seconds: float) -> None:
 def _plain_pages() -> None:
     home: Any = importlib.import_module("stockpot.report.page")
     home.html = lambda page: f"<html>{page}</html>\n"
+    home.markdown = lambda page: f"{page}\n"
     home.page_of = lambda record: {"soup": None, "rows": []}
 
 

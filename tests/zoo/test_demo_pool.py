@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from stockpot import files
-from stockpot.errors import DataError, LinkError, RunError
+from stockpot.errors import DataError, LinkError, RunError, TaskError
 from stockpot.events import Event
 from stockpot.pool import Pool
 from stockpot.task import Task
@@ -43,15 +41,9 @@ def test_an_unknown_split_is_refused() -> None:
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def fail(name: str, *args: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", fail)
-    with pytest.raises(DataError, match=r"pip install 'stockpot\[demo\]'"):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delitem(sys.modules, "sklearn.datasets", raising=False)
+    with pytest.raises(TaskError, match=r"library sklearn: [\s\S]*pip install 'stockpot\[demo\]'"):
         digits("fit")
 
 

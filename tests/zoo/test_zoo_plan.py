@@ -46,6 +46,13 @@ def test_searching_one_thing_differently_changes_no_other() -> None:
         assert (before.lr, before.weight_decay, before.seed) == (after.lr, after.weight_decay, after.seed)
 
 
+def test_listed_trials_keep_their_values_and_draw_the_rest() -> None:
+    drawn = draw_trials(2, seed=3)
+    listed = draw_trials(seed=3, listed=[{"lr": 0.5, "seed": 7}, {}])
+    assert (listed[0].lr, listed[0].seed, listed[0].epochs) == (0.5, 7, drawn[0].epochs)
+    assert listed[1] == drawn[1]
+
+
 @pytest.mark.parametrize(
     ("space", "said"),
     [
@@ -72,7 +79,7 @@ def test_an_unknown_setting_gets_the_nearest_name() -> None:
     with pytest.raises(MethodError, match="'learning_rate': expected one of augmentation, epochs, label_smoothing, lr"):
         draw_trials(3, spaces={"learning_rate": 1.0})
     with pytest.raises(MethodError, match="did you mean 'weight_decay'"):
-        draw_trials(3, spaces={"weight_deacy": 1.0})
+        draw_trials(listed=[{"weight_deacy": 1.0}])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +100,8 @@ def test_an_unknown_setting_gets_the_nearest_name() -> None:
         (lambda: Probe(lr=-1.0), "lr: expected more than 0"),
         (lambda: Probe(weight_decay=-1.0), "weight_decay: expected at least 0"),
         (lambda: Augmentation(mixup=-0.1), "mixup: expected at least 0"),
+        (lambda: draw_trials(listed=[{"seed": 0.5}]), "seed: expected a whole number, found 0.5"),
+        (lambda: draw_trials(3, listed=[{}]), "expected 3 listed trials, found 1"),
     ],
 )
 def test_impossible_values_are_refused(make: Any, said: str) -> None:

@@ -34,7 +34,7 @@ from stockpot.pool import open_checkpoint
 # numpy and safetensors ------------------------------------------------------------------------------
 
 _FILES = (".npz", ".safetensors")
-_KINDS = "a .npz or .safetensors file"
+_KINDS = "a .npz or .safetensors file, or a folder of .npy files"
 
 
 def read_arrays(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
@@ -43,7 +43,7 @@ def read_arrays(path: Path, part: str | None, limits: Limits = LIMITS) -> Table:
             if place.exists():
                 return Table(str(place), _load(place, limits))
         known = _known(path)
-        if len(known) > 1:
+        if len(known) > 1 and not any(path.glob("*.npy")):
             found, fix = ", ".join(file.name for file in known), "name one of them as the split, such as fit: val"
             raise bad_data(f"part {part!r} of {path}", f"a file such as {part}.npz", found, fix)
     columns = _load(path, limits)
@@ -64,29 +64,36 @@ def _known(folder: Path) -> list[Path]:
 
 
 def _load(path: Path, limits: Limits) -> dict[str, Column]:
+    files = [path]
     if path.is_dir():
         known = _known(path)
-        if len(known) != 1:
-            found, fix = ", ".join(file.name for file in known) or "none", "name one as the split, such as fit: val.npz"
-            raise bad_data(path, f"{_KINDS} in the folder", found, fix)
-        path = known[0]
+        files = sorted(path.glob("*.npy")) or known
+        if files == known and len(known) != 1:
+            fix = "name one of them as the split, such as fit: val.npz"
+            found = ", ".join(file.name for file in known) or "none of them"
+            raise bad_data(path, "one .npz or .safetensors file, or .npy files", found, fix)
     elif not path.is_file():
         raise not_there(path, _KINDS)
     elif path.suffix not in _FILES:
         fix = "save inputs and labels together with numpy.savez(path, x=..., y=...)"
         raise bad_data(path, _KINDS, path.suffix or "no ending", fix)
-    try:
-        arrays = _arrays(path, limits)
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can raise almost anything
-        raise _unreadable(path, first_line(error)) from error
+    arrays: dict[str, Any] = {}
+    for file in files:
+        try:
+            arrays |= _arrays(file, limits)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged archive can raise almost anything
+            raise _unreadable(file, first_line(error)) from error
     return {name: _checked_array(path, name, array, limits) for name, array in arrays.items()}
 
 
 def _arrays(file: Path, limits: Limits) -> dict[str, Any]:
     if not file.is_file():
         raise OSError("not a regular file")
+    if file.suffix == ".npy":
+        with file.open("rb") as stream:
+            return {file.stem: np.lib.format.read_array(stream, allow_pickle=False)}
     if file.suffix == ".npz":
         with zipfile.ZipFile(file) as archive:
             limits.check_unfolded(file, sum(record.file_size for record in archive.infolist()))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from stockpot.adapters.code import bad_model, call_code, need, silent, unknown_model
 from stockpot.files import at_home
 from stockpot.pool import open_checkpoint
+from stockpot.pool.source import listed
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -155,9 +156,8 @@ def load_weights(model: nn.Module, path: Path) -> tuple[str, ...]:
     fits = {n for n in own if n in given and tuple(checkpoint.specs[given[n]].shape) == tuple(own[n].shape)}
     left = tuple(name for name in own if name not in fits)
     if not fits or len({name.rpartition(".")[0] for name in left}) > 1:
-        shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         expected, fix = "tensors for all of the model except a new head", "give the checkpoint it was pre-trained as"
-        raise bad_model(f"weights {path}", expected, f"none that fit {shown}", fix)
+        raise bad_model(f"weights {path}", expected, f"none that fit {listed(left, 4)}", fix)
     with torch.no_grad():
         for name in sorted(fits):
             own[name].copy_(checkpoint.tensor(given[name]))

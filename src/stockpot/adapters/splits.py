@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from stockpot.files import read_bytes
 # The order in which shares are cut: more fitting data never changes which samples are reported on.
 ORDER = ("report", "fit", "train")
 _LIST = 2**30  # Bytes of a list of samples.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -188,17 +189,23 @@ def read_rows(file: Path, table: Table) -> Array:
         raise not_there(file, "a .npy array or a text file that lists samples")
     try:
         content = read_bytes(file, _LIST, follow=True)
-        text = file.suffix != ".npy"
-        given = np.array(content.split(), np.int64) if text else np.load(io.BytesIO(content), allow_pickle=False)
-    except (OSError, ValueError, OverflowError) as error:
+        given = np.load(io.BytesIO(content), allow_pickle=False) if file.suffix == ".npy" else _lines(content)
+    except (OSError, ValueError) as error:
         raise _wrong(file, "a .npy array of numbers or a text file", str(error)) from error
-    rows = _numbers(file, given, len(table))
+    rows = _numbers(file, given, len(table)) if isinstance(given, np.ndarray) else _named(file, given, table)
     once: Array = np.unique(rows)
     if len(once) == 0:
         raise _wrong(file, "at least one sample", "none")
     if len(once) < len(rows):
         raise _wrong(file, "every sample once", f"{len(rows) - len(once)} listed again")
     return once
+
+
+def _lines(content: bytes) -> Array | list[str]:
+    lines = [line.strip() for line in content.decode("utf-8").splitlines() if line.strip()]
+    if all(line.isdecimal() and len(line) < 19 for line in lines):
+        return np.array([int(line) for line in lines], dtype=np.int64)
+    return lines
 
 
 def _numbers(file: Path, given: Array, size: int) -> Array:
@@ -214,6 +221,19 @@ def _numbers(file: Path, given: Array, size: int) -> Array:
     return given.astype(np.int64)
 
 
+def _named(file: Path, names: Sequence[str], table: Table) -> Array:
+    images = table.columns.get("image")
+    if not isinstance(images, list) or not all(isinstance(image, (str, Path)) for image in images):
+        raise _wrong(file, "numbers of samples: this part has no image files to name", repr(names[0]))
+    number = {str(image).removeprefix(f"{table.where}/"): row for row, image in enumerate(images)}
+    gone = [name for name in names if name not in number]
+    if gone:
+        more = f" and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+        found = f"{', '.join(gone[:_SHOWN])}{more}, which are not there"
+        raise _wrong(file, f"images of {table.where}, such as {next(iter(number))}", found)
+    return np.array([number[name] for name in names], dtype=np.int64)
+
+
 def _wrong(file: Path, expected: str, found: str) -> DataError:
-    fix = "list samples of this part: numbers from 0, or a mask of 0 and 1 with one entry per sample"
+    fix = "list samples of this part: numbers from 0, a mask of 0 and 1 with one entry per sample, or image paths"
     return bad_data(file, expected, found, fix)

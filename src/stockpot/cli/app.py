@@ -147,6 +147,20 @@ def _crash(error: Exception) -> str:
     return f"error: {first}\n{text}  {ask}"
 
 
+# Extra -> the packages that make it work.
+_EXTRAS = {
+    "cli": ("typer", "rich", "pydantic", "PyYAML", "jinja2"),
+    "demo": ("scikit-learn",),
+    "transformers": ("transformers", "tokenizers"),
+    "vision": ("timm", "torchvision", "pillow"),
+    "clip": ("open_clip_torch",),
+    "tables": ("pyarrow",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow-skinny",),
+    "wandb": ("wandb",),
+    "lightning": ("lightning",),
+}
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -202,11 +216,12 @@ def doctor(as_json: Json = False) -> None:
     import torch
 
     from stockpot import words
-    from stockpot.run.directory import environment
+    from stockpot.run.directory import environment, installed
 
     facts = environment("cuda" if torch.cuda.is_available() else None)
+    extras = {extra: {name: installed(name) for name in names} for extra, names in _EXTRAS.items()}
     if as_json:
-        document({"stockpot": __version__, **facts})
+        document({"stockpot": __version__, **facts, "extras": extras})
         return
     lines = {
         "stockpot": __version__,
@@ -216,8 +231,12 @@ def doctor(as_json: Json = False) -> None:
         "processor": f"{facts['cpu']}, {facts['cores']} cores",
         "memory": words.size(facts["memory"]),
         "device": facts["device"],
-        "libraries": ", ".join(f"{name} {version}" for name, version in facts["libraries"].items()),
     }
+    for extra, packages in extras.items():
+        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version is not None)
+        missing = ", ".join(name for name, version in packages.items() if version is None)
+        hint = f"missing {missing}: pip install 'stockpot[{extra}]'" if missing else ""
+        lines[extra] = "; ".join(filter(None, (have, hint)))
     for name, text in lines.items():
         say(f"{name:<13}{text}")
 

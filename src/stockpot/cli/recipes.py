@@ -306,7 +306,7 @@ def report(run: Run, as_json: Json = False) -> None:
 
     path = write_report(run)
     if as_json:
-        document({"report": str(path)})
+        document({"report": str(path), "markdown": str(path.with_suffix(".md"))})
         return
     show(run, path)
     if (kinds := {row.kind for row in summary_rows(run)}) and "report" not in kinds:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stockpot import words
 from stockpot.errors import ChangedError, CheckpointError, MismatchError, PoolError, describe
 from stockpot.events import Event, Listener, ignore, progress
 from stockpot.pool.agreement import bare_factors, common_specs, mixed_averages, quantised
@@ -23,7 +24,6 @@ from stockpot.pool.scan import Scan, scan
 from stockpot.pool.source import Checkpoint, TensorSpec, is_directory, listed, shown
 
 Stamp = tuple[int, int, int, int]  # size, times of the last change of content and of status, which file it is
-_SHOWN = 8
 _PAGES, _PAGE = 16, 4096  # of each file, and bytes of one, by which copies of a pool are compared
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -167,8 +167,7 @@ class Pool:
         """Raise when a file was written to, replaced or removed since the pool was opened. Reads nothing."""
         changes = [line for file, stamp in self._stamps.items() if (line := _change(file, stamp, _stamp(file)))]
         if changes:
-            more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-            found = "\n    ".join(["changes:", *changes[:_SHOWN], *more]) + "\n "
+            found = f"changes:\n    {words.first_of(changes)}\n "
             fix = "let whatever writes to them finish, or restore them, and run again; no soup was written"
             raise ChangedError.of("the ingredients", "files that stay as they are while they are used", found, fix)
 

@@ -71,9 +71,10 @@ class Data(OfOneKind):
     dataset: str | None = None
     """Hugging Face dataset on disk (`save_to_disk`); parts are its splits. Needs `stockpot[tables]`."""
     arrays: str | None = None
-    """`.npz` or `.safetensors` file, or the folder such files are in. Arrays without a named part: `x` (or the only
-    other array) and `y`, `label`, `labels` or `target`. A part named `test` is a file `test.npz`, or the arrays
-    `x_test` and `y_test` (also `test_x`, `test_y`); so are `x_train`, `y_train` of a part named `train`."""
+    """`.npz` or `.safetensors` file, a folder of `.npy` files, or the folder such files are in. Arrays without a named
+    part: `x` (or the only other array) and `y`, `label`, `labels` or `target`. A part named `test` is a file
+    `test.npz`, or the arrays `x_test` and `y_test` (also `test_x`, `test_y`); so are `x_train`, `y_train` of a part
+    named `train`."""
     python: Code | None = None
     """`module:function`, called with `train`, `fit` or `report`; returns tensors, a Dataset, a DataLoader, or None
     where there is no such split."""

@@ -193,19 +193,8 @@ _NOUNS = {
     "dict": "a mapping", "tuple": "a list", "model": "a mapping",
 }  # fmt: skip
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-# What other libraries and earlier versions call a key of ours.
-_USUAL = {
-    "learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes",
-    "greedy_ties": "ties", "temperature": "beta",
-}  # fmt: skip
-_CONVERTED = "is no longer read; convert it to .npz first, as experiments/convert does, then write data.arrays"
-_GONE = {
-    ("data", "idx"): _CONVERTED,
-    ("data", "cifar"): _CONVERTED,
-    ("model", "clip"): "is no longer built here; use model.open_clip with the OpenCLIP name of the model",
-    ("output", "tensorboard"): "is now one of several trackers; write track: tensorboard",
-    ("finetune", "parallel"): "is gone; start the same command several times, and each takes trials that are free",
-}
+# What other libraries call a key of ours.
+_USUAL = {"learning_rate": "lr", "wd": "weight_decay", "num_epochs": "epochs", "num_classes": "classes"}
 
 
 def problems(error: ValidationError, content: Any, lines: Lines) -> list[str]:
@@ -323,8 +312,6 @@ def _known(path: Keys) -> list[str]:
 
 def _suggest(path: Keys) -> str:
     key, known = path[-1], _known(path[:-1])
-    if path in _GONE:
-        return f"{'.'.join(path)} {_GONE[path]}"
     close = nearest(key, known) or (_USUAL.get(key) if _USUAL.get(key) in known else None)
     if close is not None:
         return f"did you mean {close}?"

@@ -25,14 +25,15 @@ from stockpot.errors import MethodError
 from stockpot.files import at_home
 from stockpot.recipe.data_section import Data
 from stockpot.recipe.values import (
+    Budget,
     Bytes,
     Code,
     Donor,
     FolderOrConfig,
     Names,
+    Number,
     OfOneKind,
     PythonCode,
-    Seconds,
     Section,
     Space,
 )
@@ -64,7 +65,7 @@ def _field(name: str, kind: Any, setting: Setting, default: Any = None) -> tuple
     if setting.unit == "bytes":
         options, about = [Bytes], f"{about} A size such as `8GiB`."
     if setting.unit == "seconds":
-        options, about = [Seconds], f"{about} A time such as `10min`."
+        options, about = [Budget], f"{about} A time such as `10min`."
     if name == "seed":
         about += " Default: `output.seed`."
     kinds = functools.reduce(operator.or_, [*options, None] if default is None else options)
@@ -238,6 +239,13 @@ class Model(OfOneKind):
         return self
 
 
+if TYPE_CHECKING:
+    ListedTrial = Section
+else:
+    _LISTED = {name: (Number | None, Field(None, description=f"As in `finetune.{name}`.")) for name in SPACES}
+    ListedTrial = create_model("ListedTrial", __base__=Section, __doc__="Settings of one trial.", **_LISTED)
+
+
 class _Finetune(Section):
     """Makes the pool: the head is trained alone first, then every trial trains all weights its own way.
 
@@ -250,11 +258,22 @@ class _Finetune(Section):
     """Number of checkpoints."""
     probe: bool = True
     """Train the head alone first; every trial starts from that."""
+    listed: tuple[ListedTrial, ...] | None = Field(default=None, min_length=2)
+    """Settings of every trial, one mapping each, instead of a random search. What a mapping leaves out is drawn;
+    `trials` is the length of the list."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_listed(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("listed"), list):
+            return {**given, "trials": len(given["listed"])}
+        return given
 
     def drawn(self, seed: int) -> tuple[Trial, ...]:
         """The hyperparameters of every trial: a pure function of the recipe, the trial's number and the seed."""
         spaces = {name: getattr(self, name) for name in SPACES}
-        return draw_trials(self.trials, seed=seed, spaces=spaces)
+        listed = None if self.listed is None else [one.model_dump(exclude_none=True) for one in self.listed]
+        return draw_trials(self.trials, seed=seed, listed=listed, spaces=spaces)
 
     def plan(self, seed: int) -> Plan:
         common, augmentation, probe = (

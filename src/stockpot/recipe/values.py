@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from typing_extensions import Self
 
 from stockpot import words
+from stockpot.soups.settings import samples_in
 from stockpot.zoo.plan import checked, number
 
 
@@ -52,18 +53,23 @@ def parse_bytes(value: object) -> int:
     return found
 
 
-def parse_seconds(value: Any) -> float:
-    """A number of seconds, or a time with its unit."""
+def parse_budget(value: Any) -> float | str:
+    """A number of seconds or a time with its unit; samples stay text, as settings have them."""
+    if isinstance(value, str) and samples_in(value) is not None:
+        return value
     found = value
     if isinstance(value, str) and (match := re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", value)):
         found = float(match[1]) * _SECONDS.get(match[2].upper(), 0)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found < math.inf:
-        raise ValueError(f"expected a time such as 10min, 90s, 1.5h or a number of seconds, found {value!r}")
+        expected = "a time such as 10min, 90s, 1.5h, a number of seconds, or samples such as 200k samples"
+        raise ValueError(f"expected {expected}, found {value!r}")
     return float(found)
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), _any_of(_COUNT, _TEXT)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)]
+Budget = Annotated[
+    float | str, BeforeValidator(parse_budget), _any_of({"type": "number", "exclusiveMinimum": 0}, _TEXT)
+]
 Code = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]  # module:function
 
 
@@ -123,8 +129,8 @@ class Split(Section):
     count: int | None = Field(default=None, ge=1)
     """Number of samples, stratified by class."""
     rows: str | None = None
-    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number per
-    line. Other splits of the same part share what is left."""
+    """File that lists the samples: `.npy` with numbers from 0 or a mask of 0 and 1, or a text file with a number or an
+    image path per line. Other splits of the same part share what is left."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> Self:

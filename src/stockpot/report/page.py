@@ -1,10 +1,11 @@
-"""Everything the report shows, worked out from a run; the template only arranges it."""
+"""Everything the report shows, worked out from a run; the template and the Markdown version only arrange it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from importlib.resources import files as package_files
@@ -29,6 +30,7 @@ from stockpot.report.weight_chart import weights_by_group
 from stockpot.run.verdict import advised
 from stockpot.soups.registry import METHODS
 from stockpot.table import DATA, Row, as_markdown, set_headings
+from stockpot.words import escaped
 
 
 def page_of(run: Run) -> dict[str, Any]:
@@ -161,12 +163,14 @@ def _verdict(rows: list[Row]) -> str:
     return f"So far {best.method} scores highest: {score} on the {DATA[best.kind]} (95 % interval {between})."
 
 
-HTML = "report.html"
+HTML, MARKDOWN = "report.html", "report.md"
 
 
 def write_report(run_dir: Path) -> Path:
-    """report.html from the record alone; the same record gives the same bytes. The soup's card gets the table."""
+    """report.html and report.md from the record alone; the same record gives the same bytes. The soup's card gets the
+    table of scores."""
     page = page_of(Run(run_dir))
+    files.write_bytes(run_dir / MARKDOWN, markdown(page).encode(), root=run_dir)
     files.write_bytes(run_dir / HTML, html(page).encode(), root=run_dir)
     if page["soup"] and page["rows"]:
         from stockpot.soup.card import add_results  # with torch
@@ -191,3 +195,26 @@ def html(page: Mapping[str, Any]) -> str:
 
 def _template(name: str) -> str:
     return (package_files("stockpot.report") / "templates" / name).read_text("utf-8")
+
+
+def markdown(page: Mapping[str, Any]) -> str:
+    lines = [f"# {escaped(page['decision'])}", "", f"{escaped(page['title'])} · {escaped(page['subtitle'])}", ""]
+    lines += [f"> {escaped(notice)}\n" for notice in page["notices"]]
+    lines += [escaped(page["why"]), ""] if page["why"] else []
+    if page["keep"]:
+        lines += ["{}, the best single model, is {}.".format(*map(escaped, page["keep"])), ""]
+    if page["soup"]:
+        lines += [f"The soup is in {escaped(page['soup'])}, in this directory. To load it:", ""]
+        lines += [_fenced(page["loading"], "python"), ""]
+    lines += [*as_markdown(page["rows"]), ""] if page["rows"] else []
+    lines += [*(f"- {escaped(name)}: {escaped(note)}" for name, note in page["notes"]), ""] if page["notes"] else []
+    if page["guard_summary"]:
+        lines += [escaped(page["guard_summary"]), ""]
+    if page["command"]:
+        lines += ["To get this again:", "", _fenced(page["command"], "sh"), ""]
+    return "\n".join([*lines, f"Made by stockpot {escaped(page['version'])}.", ""])
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

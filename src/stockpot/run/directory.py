@@ -19,14 +19,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stockpot import files
+from stockpot import files, words
 from stockpot._version import __version__
 from stockpot.adapters.trackers import TENSORBOARD
 from stockpot.errors import RunError, WriteError, describe
 from stockpot.pool.source import listed
 from stockpot.run import record
 from stockpot.run.record import FORMAT, METHODS, POOL, RECIPE, RESULTS, RUN, SCORES, slug
-from stockpot.run.shapes import ANY, POOL_SHAPE, plain, read_json
+from stockpot.run.shapes import ANY, POOL_SHAPE, flat, plain, read_json
 from stockpot.run.state import Journal
 from stockpot.task.checks import REPORT
 
@@ -36,7 +36,6 @@ _FIRST_WRITE = re.compile(rf"\.{re.escape(RUN)}\.[0-9a-f]{{16}}\.writing")
 # Where files lie does not make a run another one; the seed does.
 _WITHOUT = ("base", "output.dir", "output.max_shard_size", "output.track", "output.overwrite")
 _ANOTHER = ("a new directory, or the same run to continue", "another run")
-_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -241,28 +240,16 @@ def _same_facts(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 def _refused(path: Path, expected: str, found: str, differing: Sequence[str], last: str = "") -> RunError:
     """A run directory that cannot be continued, with the difference shown."""
     fix = "choose another directory with --out, or replace that run with --overwrite (in Python: run=, overwrite=True)"
-    more = [f"and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
     message = describe(f"output directory {path}", expected=expected, found=found, fix=fix)
-    return RunError("\n    ".join([f"{message}\n  What differs:", *differing[:_SHOWN], *more]) + last)
+    return RunError(f"{message}\n  What differs:\n    {words.first_of(differing, 12)}{last}")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What changed, as lines that a person can read."""
-    old, new = _flat(before), _flat(after)
+    old, new = flat(before), flat(after)
     keys = [key for key in {**old, **new} if key not in _WITHOUT and old.get(key) != new.get(key)]
-    return [f"{key}: {_text(old, key)} -> {_text(new, key)}" for key in keys]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) and inner else {f"{prefix}{key}": inner}
-    return flat
-
-
-def _text(values: Mapping[str, Any], key: str) -> str:
-    text = str(values[key]) if key in values else "not there"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    both = {key: [words.middle(one.get(key, "not there").strip('"'), 60) for one in (old, new)] for key in keys}
+    return [f"{key}: {' -> '.join(pair)}" for key, pair in both.items()]
 
 
 # ---- what a result depends on besides the recipe

@@ -306,7 +306,7 @@ def outlook(chosen: Mapping[str, Settings], pool: Pool, task: Task) -> dict[str,
         if METHODS[name].learned:
             size, inside = block_size_for(one, K), samples - (samples // one.folds if one.folds > 1 else 0)
             blocks[name] = len(schedule(K, size, passes=one.passes, blocks=one.blocks, seed=one.seed))
-            steps[name] = one.folds * blocks[name] * steps_for(one, inside)
+            steps[name] = one.folds * blocks[name] * steps_for(one, *[inside] * one.folds, blocks=blocks[name])
     return {"methods": steps, "blocks": blocks, "folds": {name: one.folds for name, one in chosen.items()}}
 
 

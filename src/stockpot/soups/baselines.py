@@ -50,7 +50,7 @@ def ensemble(problem: Problem, method: Method, settings: Settings, store: StateS
 def greedy_soup(problem: Problem, method: Method, settings: Settings, store: StateStore | None) -> Decision:  # noqa: ARG001
     layout, K = problem.layout("model"), len(problem.pool)
     with problem.live(layout) as live:
-        found = greedy(problem, live, ties=settings.ties)
+        found = greedy(problem, live, ties=settings.ties, samples=settings.samples)
     tried = len(found.history)
     notes = () if tried == K else (f"its budget was over when {tried} of {K} models had been tried",)
     return Decision(found.W, layout, history=found.history, notes=notes)
@@ -64,8 +64,10 @@ class Greedy:
     history: tuple[dict[str, object], ...]
 
 
-def greedy(problem: Problem, live: Live, *, ties: bool = False, early: bool = True) -> Greedy:
-    """Choose on the fitting data. `early=False` is the plain algorithm, for tests.
+def greedy(
+    problem: Problem, live: Live, *, ties: bool = False, early: bool = True, samples: float = math.inf
+) -> Greedy:
+    """Choose on the fitting data, with so many samples at most. `early=False` is the plain algorithm, for tests.
 
     Ingredients of equal score are tried in the pool's order. A candidate stays when the score rises (with `ties`: does
     not fall).
@@ -83,7 +85,7 @@ def greedy(problem: Problem, live: Live, *, ties: bool = False, early: bool = Tr
     difficulty = torch.stack([one.table for one in own]).mean(dim=(0, 2)) if ceiling is not None else None  # (n,)
     with reading_ahead(live, ranking[1:]) as read:
         for position, k in enumerate(ranking[1:], start=2):
-            if problem.late(problem.seconds_each or 0.0):
+            if evaluated + current.n > samples or problem.late(problem.seconds_each or 0.0):
                 break
             read(k, candidate).add_(total)
             torch.div(candidate, len(chosen) + 1, out=live.theta)

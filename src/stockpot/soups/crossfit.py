@@ -4,7 +4,7 @@
    chance on samples that had no say in which those are.
 2. Every fold learns without the samples it leaves out; those of all folds together say how fast to go and when to stop
    (soups/stopping.py), and what is judged is the mean of the latest steps.
-3. The soup is the average of the folds' soups.
+3. The soup is the average of the folds' soups, or the best of them where they are too far apart to be averaged.
 4. The guard scores every fold's own soup on what that fold left out, each half with the soup that was best on the
    *other half*: whose samples were neither learned from nor chosen by. If the uniform soup, or the best individual
    chosen without the samples it is scored on, is better beyond chance, that one is returned instead. What a soup is
@@ -145,7 +145,7 @@ def _learned(
 
     learner = FoldLearner(problem, live, method, settings, folds, store, judge=judge, begin=begin)
     learner.run()
-    W, beta = average(folds, method.simplex)
+    W, beta = average(learner.averaged, method.simplex)
     return Decision(
         W,
         live.layout,

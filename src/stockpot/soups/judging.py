@@ -47,6 +47,8 @@ class FoldLearner(Learner):
         super().__init__(*learner)
         self._judge, self._begin = judge, begin
         self._again = 0  # steps whose batches come again
+        self.averaged = self.folds  # whose mean is the soup
+        self._apart: tuple[str, ...] = ()  # the note, where that is one of them
 
     def _prepare(self) -> None:
         if self._begin is None or self._continued:
@@ -91,6 +93,35 @@ class FoldLearner(Learner):
                 engine.load(block)
                 engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
                 self._judge(fold, part, weights(alpha, self.method.simplex))
+        with self.live.task.learning():
+            self.averaged = self._to_be_averaged(engine)
+
+    def _to_be_averaged(self, engine: Engine) -> list[Fold]:
+        """All folds, or where they lie so far apart that their average is worse than each of them, the best.
+
+        The average and every fold are measured on the same samples, and each has learned from as many of those.
+        """
+        block, parts = self.blocks[-1], [part for fold in self.folds for part in fold.held_out]
+
+        def loss(folds: Sequence[Fold]) -> float:
+            W, beta = average(folds, self.method.simplex)
+            c = W - 1 / len(W)
+            engine.load(block)
+            engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
+            found = sum(len(part) * engine.loss_on(part, beta) for part in parts) / sum(map(len, parts))
+            return found if math.isfinite(found) else math.inf
+
+        each, together = [loss([fold]) for fold in self.folds], loss(self.folds)
+        if together <= max(each):
+            return self.folds
+        self._apart = (
+            f"the folds are so far apart that their average is worse (loss {together:.4g}) than each of them (at most"
+            f" {max(each):.4g}): the best of them is returned ({min(each):.4g})",
+        )
+        return [self.folds[each.index(min(each))]]
+
+    def notes(self) -> tuple[str, ...]:
+        return (*super().notes(), *self._apart)
 
     # A block, from judgement to judgement ---------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from stockpot.soups.registry import Method
 from stockpot.soups.settings import Settings, as_json, steps_for
 from stockpot.task.data import forked_random
 
+TIMED = 10  # steps, at least, by which it is said how long learning takes: one alone may take ten times as long
 KINDS = ("step", "held_out", "skipped")  # of entries in the history
 
 
@@ -73,9 +74,9 @@ class Learner:
         self._engine: Engine | None = None
         self._entries: list[Entry] = []
         self._saved_at = time.monotonic()
-        self._paced: float | None = None  # when the first steps were done; infinite once the pace was told
+        self._paced: tuple[float, float] | None = None  # when the first steps were done, and how many; infinite: told
         self._stop = Stop()
-        self._notes: tuple[str, ...] = ()
+        self._ended = False  # because the budget was over
         beta = 1.0 if settings.beta and problem.task.can_scale_logits else None
         for fold in folds:
             fold.state = State(torch.zeros(K, G, dtype=live.dtype), beta)
@@ -145,7 +146,10 @@ class Learner:
     @property
     def _steps_of_a_block(self) -> int:
         """Steps of a block, the same for all folds."""
-        return steps_for(self.settings, len(self.folds[0].data))
+        return self._steps_with(self.settings)
+
+    def _steps_with(self, settings: Settings) -> int:
+        return steps_for(settings, *(len(fold.data) for fold in self.folds), blocks=len(self.blocks))
 
     def _batch(self, fold: Fold, i: int) -> Tensor:
         """The samples of step i."""
@@ -179,7 +183,7 @@ class Learner:
             else:
                 self._enter("step", fold, j, step.loss, step.rate)
                 self.listen(Event("step", {**place, "loss": step.loss, "lr": step.rate}))
-        self._tell_pace(fold)
+        self._tell_pace()
         if s.t + 1 < len(self.blocks):
             engine.prefetch(self.blocks[s.t + 1])
         if fold.skipped > J / 2 or (s.j == J and fold.skipped > fold.taken / 2):
@@ -187,15 +191,15 @@ class Learner:
         if self._due():
             self._save()
 
-    def _tell_pace(self, fold: Fold) -> None:
-        """Say once how long learning will take at most: the first steps are over, the next ones were timed."""
-        now, before = time.perf_counter(), self._paced
-        if before is None or before == math.inf:
-            self._paced = now if before is None else before
+    def _tell_pace(self) -> None:
+        """Say once how long learning will take: the first steps are over, and enough others were timed."""
+        now, taken = time.perf_counter(), sum(fold.taken for fold in self._ranks.mine)
+        before, first = self._paced = self._paced or (now, taken)
+        if taken - first < TIMED:
             return
-        self._paced = math.inf
+        self._paced = now, math.inf
         K, each = len(self.problem.pool), self.problem.seconds_each
-        each_step, budget = (now - before) / len(fold.state.steps), self.problem.deadline - time.monotonic()
+        each_step, budget = (now - before) / (taken - first), self.problem.deadline - time.monotonic()
         least, most = (min(budget, steps * each_step) for steps in self._left())
         told = {"seconds": most, "least": least, "steps": self._left()[1]}
         self.listen(Event("pace", {**told, "greedy": None if each is None else 2 * K * each}))
@@ -209,9 +213,8 @@ class Learner:
 
     def _late(self, seconds: float) -> bool:
         """Whether the budget would be over when this has been done."""
-        late = self.settings.budget is not None and any(self._ranks.exchanged(self.problem.late(seconds)))
-        if late:
-            self._notes = (f"its budget of {self.settings.budget:g} s ended learning before it would have stopped",)
+        late = self.settings.seconds < math.inf and any(self._ranks.exchanged(self.problem.late(seconds)))
+        self._ended = self._ended or late
         return late
 
     def _so_far(self) -> Tensor:
@@ -236,7 +239,11 @@ class Learner:
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the result must know."""
-        found = [*self._notes]
+        found, J, budget = list[str](), self._steps_of_a_block, self.settings.budget
+        cut = self._steps_with(replace(self.settings, budget=None)) > J  # by a budget in samples
+        if self._ended or (cut and self._took(J)):
+            budget = budget if isinstance(budget, str) else f"{budget:g} s"
+            found.append(f"its budget of {budget} ended learning before it would have stopped")
         kinds = Counter(KINDS[entry[0]] for entry in self._entries)
         if kinds["skipped"]:
             taken = kinds["step"] + kinds["skipped"]
@@ -249,6 +256,10 @@ class Learner:
         if self.settings.beta and self.folds[0].state.beta is None:
             found.append("beta was not learned: the task's loss is its own, so there are no logits to scale")
         return tuple(found)
+
+    def _took(self, J: int) -> bool:
+        """Whether some block was learned for so many steps."""
+        return max((entry[3] + 1 for entry in self._entries if KINDS[entry[0]] != "held_out"), default=0) >= J
 
     # Memory -------------------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ def decided(
     problem.task.check_may_decide(decision(how, problem.facts.digests, layout))
     problem.listen(Event("method", {"method": name}))
     known_before, began = problem.known_seconds, time.perf_counter()
-    problem.deadline = time.monotonic() + (settings.budget or math.inf)
+    problem.deadline = time.monotonic() + settings.seconds
     # Ranks must see the same numbers, and what one device has free is not what another has.
     fast = settings.memory is None and not ranks.active() and not problem.task.sharded
     with PeakMemory(problem.task.device) as peak, problem.task.evaluator.fast(fast):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -88,10 +89,12 @@ class Settings(Declared):
     ] = 1
     ties: Annotated[bool, Setting("Greedy also adds a model that leaves the score equal.")] = False
     budget: Annotated[
-        float | None,
+        float | str | None,
         Setting(
             "Seconds that a method may take. When they are over, learning and greedy end with the best so far; how far"
-            " they get differs from run to run. A continued run has them anew. none: no limit.",
+            " they get differs from run to run. A continued run has them anew. Or samples, as text (`200k samples`): as"
+            " many are learned from, all steps of all blocks and folds together, and greedy scores its candidates on as"
+            " many; scoring the ingredients and judging come on top, and every run gets as far. none: no limit.",
             above=0,
             unit="seconds",
         ),
@@ -150,6 +153,29 @@ class Settings(Declared):
             f"parallel: {self.parallel}",
             "set parallel to 'shards', or leave shards out",
         )
+        _need(
+            not isinstance(self.budget, str) or samples_in(self.budget) is not None,
+            "budget",
+            "a number of seconds, or samples such as '200k samples'",
+            self.budget,
+            "give seconds as a number; 10min is understood in recipes",
+        )
+
+    @property
+    def seconds(self) -> float:
+        """What the budget is in time."""
+        return self.budget if isinstance(self.budget, (int, float)) else math.inf
+
+    @property
+    def samples(self) -> float:
+        """What the budget is in samples."""
+        return math.inf if not isinstance(self.budget, str) else samples_in(self.budget) or 0
+
+
+def samples_in(text: str) -> int | None:
+    """The number in `200k samples` or `1.5M samples`; None where that is none."""
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+) ?([kKmM]?) samples", text.strip())
+    return None if found is None else round(float(found[1]) * {"": 1, "k": 1000, "m": 10**6}[found[2].lower()]) or None
 
 
 @cache
@@ -243,9 +269,12 @@ def block_size_for(settings: Settings, models: int) -> int:
     return settings.block_size
 
 
-def steps_for(settings: Settings, samples: int) -> int:
-    """J, given or as epochs of the data."""
+def steps_for(settings: Settings, *samples: int, blocks: int = 1) -> int:
+    """J, given or as epochs of the data, as far as a budget in samples allows. `samples`: of every fold."""
+    batches = [min(settings.batch_size, n) for n in samples]
     if settings.steps is not None:
-        return settings.steps
-    assert settings.epochs is not None
-    return max(1, round(settings.epochs * samples / min(settings.batch_size, samples)))
+        J = settings.steps
+    else:
+        assert settings.epochs is not None
+        J = max(1, round(settings.epochs * samples[0] / batches[0]))
+    return J if settings.samples == math.inf else min(J, int(settings.samples) // (blocks * sum(batches)))

@@ -75,8 +75,8 @@ def _searched(losses: Sequence[float], lr: float) -> tuple[list[int], int | None
 
 
 def earliest(losses: Sequence[float], J: int, lr: float = RATE) -> int:
-    """The steps after which it is over, if nothing gets better from now on."""
-    found = list(losses) or [0.0]
+    """The steps after which it is over, if nothing gets better from now on but the first steps do."""
+    found = list(losses) if len(losses) > 1 else [0.0, -1.0]  # the first steps mostly gain
     while not verdict(found, J, lr).over and verdict(found[:-1], J, lr).next < J:
         found.append(math.inf)
     return verdict(found[:-1], J, lr).next

@@ -22,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stockpot import files
+from stockpot import files, words
 from stockpot.errors import RunError, StockpotError, TaskError
 from stockpot.events import Event, Listener
+from stockpot.pool.source import listed
 from stockpot.run.shapes import ANY, COUNT, NUMBER, SCORE, TEXT, check, flat
 from stockpot.soup.contents import copy_companions
 from stockpot.zoo.claims import Claims
@@ -46,9 +47,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], *, subject: st
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     fitting = {name for name in own.keys() & weights.keys() if own[name].shape == weights[name].shape}
     if wrong := [name for name in {**own, **weights} if name not in fitting]:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         expected = f"the {len(own)} tensors of {type(model).__name__}"
-        found = f"others, or other shapes, for {', '.join(wrong[:4])}{more}"
+        found = f"others, or other shapes, for {listed(wrong, 4)}"
         raise TaskError.of(subject, expected=expected, found=found, fix="give the state dict of this very model")
     model.load_state_dict(dict(weights), strict=False)
 
@@ -86,7 +86,6 @@ def write_directory(path: Path, model: nn.Module, companions: Path | None, root:
 FORMAT = 2
 INTERVAL = 300.0  # seconds of work that a kill may cost
 POLL = 0.2  # seconds between looks at what other processes hold
-SHOWN = 8  # differences listed in one message
 
 Score = dict[str, Any]
 _RECORD = {
@@ -244,7 +243,6 @@ def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
         if before.get(key) != after.get(key) and not key.startswith(added)
     ]
     if differences:
-        more = [f"and {len(differences) - SHOWN} more"] if len(differences) > SHOWN else []
-        found = "another:\n    " + "\n    ".join(differences[:SHOWN] + more) + "\n "
+        found = f"another:\n    {words.first_of(differences)}\n "
         fix = "choose another folder, or go back to the settings, data and code there"
         raise RunError.of(str(out), expected="the search that was begun here", found=found, fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -88,20 +88,32 @@ class Plan(Declared):
             raise _too_few("none")
 
 
-def draw_trials(count: int, *, seed: int = 0, spaces: Mapping[str, Space] | None = None) -> tuple[Trial, ...]:
-    """Random search; `spaces` replace those of `SPACES`. Trial n follows from the seed, n and its own spaces alone."""
-    for name in spaces or {}:
+def draw_trials(
+    count: int | None = None,
+    *,
+    seed: int = 0,
+    listed: Sequence[Mapping[str, Value]] | None = None,
+    spaces: Mapping[str, Space] | None = None,
+) -> tuple[Trial, ...]:
+    """Random search, or the `listed` settings with what they leave out drawn at random.
+
+    `spaces` replace those of `SPACES`. Trial n is a pure function of the seed, n and its own spaces.
+    """
+    for name in [*(spaces or {}), *(name for row in listed or () for name in row)]:
         if name not in SPACES:
             raise MethodError(unknown("setting", name, SPACES))
+    if count is None:
+        count = len(listed or ())
+    if listed is not None and len(listed) != count:
+        raise MethodError.of("trials", f"{count} listed trials", str(len(listed)), "leave count out")
     if count < 1:
         raise _too_few(str(count))
     chosen = {**SPACES, **(spaces or {})}
     trials = []
     for n in range(count):
-        drawn: dict[str, Any] = {
-            k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()
-        }
-        trials.append(Trial(**drawn))
+        drawn = {k: draw(space, k, seed=seed, number=n, whole=k == "seed") for k, space in chosen.items()}
+        values: dict[str, Any] = {**drawn, **(listed[n] if listed is not None else {})}
+        trials.append(Trial(**values))
     return tuple(trials)
 
 
