@@ -93,7 +93,7 @@ class FoldLearner(Learner):
                 engine.load(block)
                 engine.mix(engine.theta_fix(c, block), c[block].to(self.live.device, self.live.dtype))
                 self._judge(fold, part, weights(alpha, self.method.simplex))
-        with self.live.task.learning():
+        with self._ranks.working(), self.live.task.learning():
             self.averaged = self._to_be_averaged(engine)
 
     def _to_be_averaged(self, engine: Engine) -> list[Fold]:
@@ -111,11 +111,12 @@ class FoldLearner(Learner):
             found = sum(len(part) * engine.loss_on(part, beta) for part in parts) / sum(map(len, parts))
             return found if math.isfinite(found) else math.inf
 
-        each, together = [loss([fold]) for fold in self.folds], loss(self.folds)
-        if together <= max(each):
+        # The first rank's: all must choose alike.
+        each, mean = self._ranks.exchanged(([loss([fold]) for fold in self.folds], loss(self.folds)))[0]
+        if mean <= max(each):
             return self.folds
         self._apart = (
-            f"the folds are so far apart that their average is worse (loss {together:.4g}) than each of them (at most"
+            f"the folds are so far apart that their average is worse (loss {mean:.4g}) than each of them (at most"
             f" {max(each):.4g}): the best of them is returned ({min(each):.4g})",
         )
         return [self.folds[each.index(min(each))]]
