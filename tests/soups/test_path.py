@@ -75,28 +75,26 @@ def test_algorithm_1_is_short() -> None:
     assert len((Path(ROOT) / "soups" / "mehl.py").read_text().splitlines()) < 200
 
 
-@pytest.mark.parametrize(("report", "most"), [(False, 20), (True, 30)])
-def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times_and_once_per_soup_that_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: bool, most: int
+@pytest.mark.parametrize("report", [False, True])
+def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: bool
 ) -> None:
-    """One pass reads every tensor of every ingredient once; the mean of all is made once.
-
-    Twenty are for deciding, scoring on the fitting data and saving. After all decisions each soup is made again to be
-    scored on the report data.
-    """
+    """One pass reads every byte of every ingredient once; the mean of all is made once."""
     pool, task = zoo(tmp_path / "pool", 6, report=samples(60, seed=1) if report else None)
     reads: Counter[str] = Counter()
     means: list[int] = []
     tensor, mean = Checkpoint.tensor, Live.mean
 
     def counted(self: Checkpoint, name: str) -> Any:
-        reads[name] += 1
-        return tensor(self, name)
+        read = tensor(self, name)
+        reads[name] += read.nbytes
+        return read
 
     def averaged(self: Live, over: Any = None, *args: Any, **options: Any) -> Any:
         means.append(len(self.pool) if over is None else len(over))
         return mean(self, over, *args, **options)
 
+    monkeypatch.setattr("stockpot.run.job.strangers_of", lambda *_: [])  # it reads the beginnings of some tensors
     monkeypatch.setattr(Checkpoint, "tensor", counted)
     monkeypatch.setattr(Live, "mean", averaged)
     engines: list[Engine] = []
@@ -110,6 +108,6 @@ def test_a_comparison_of_all_methods_reads_the_pool_at_most_twenty_times_and_onc
     short: dict[str, Any] = {"steps": 2, "batch_size": 16}
     compare(pool, task, METHODS, each={"crossfit": short}, run=tmp_path / "run", **short)
     assert len(engines) == 7
-    passes = max(reads.values()) / len(pool)
-    assert 10 < passes <= most, passes  # all of them go through Checkpoint.tensor
+    passes = reads.total() / sum(spec.nbytes for spec in pool.specs.values()) / len(pool)
+    assert 10 < passes <= 20, passes  # all of them go through Checkpoint.tensor
     assert means.count(len(pool)) == 1  # theta-bar

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from stockpot import ranks
 from stockpot.engine import Live
 from stockpot.engine.factored import FactoredLive, check_no_codes, hold, release
 from stockpot.engine.loader import LastBlock, reading_ahead
+from stockpot.engine.memory import host_memory
 from stockpot.engine.wide import Wide, wide_modules
 from stockpot.errors import LearningError
 from stockpot.events import Event, Listener, ignore, progress
@@ -33,6 +35,7 @@ from stockpot.task import Scores, Task
 from stockpot.task.scores import odd
 
 AFTERWARDS = 3  # times that scoring one model on all fitting data takes, kept of a budget for the end
+HELD = 16  # soups that wait for the report take this part of memory at most
 
 
 def finite(value: float) -> float | None:
@@ -101,6 +104,7 @@ class Problem:
         self._open: Live | None = None
         self._theta_bar: tuple[object, Tensor] | None = None
         self.last_block = LastBlock()
+        self._made: WeakKeyDictionary[Soup, list[Tensor]] = WeakKeyDictionary()  # on the host, for the report
         self.known: list[Scores] | None = None  # the ingredients' scores, once somebody has asked for them
         self.known_seconds = 0.0
         self.keep: Callable[[Soup], Path] | None = None  # writes the record of a soup that is to be had meanwhile
@@ -287,7 +291,9 @@ class Problem:
 
     def put(self, soup: Soup) -> None:
         """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
-        if self.task.sharded and self._wide is None:
+        if (made := self._made.get(soup)) is not None:
+            torch._foreach_copy_(self._tensors(), made)
+        elif self.task.sharded and self._wide is None:
             with self._live(soup.layout) as live:  # each rank mixes its own rows
                 self._put(soup, live)
         elif self._quantised:
@@ -325,4 +331,13 @@ class Problem:
         if self.recalibrates and single(W) is None:
             statistics = self.task.recalibrate(self.listen)
             soup = Soup(self.pool, layout, W, statistics, statistics_rule=rule, about=about, form=self.form)
+        if self.task.has_report and not self.task.sharded and not self._quantised:
+            # The report is scored after all decisions: what fits into a small part of memory is not read again for it.
+            held = sum(tensor.nbytes for made in self._made.values() for tensor in made)
+            if held + sum(tensor.nbytes for tensor in self._tensors()) <= (host_memory() or 0) // HELD:
+                self._made[soup] = [tensor.to("cpu", copy=True) for tensor in self._tensors()]
         return soup
+
+    def _tensors(self) -> list[Tensor]:
+        """All that the model holds."""
+        return [tensor.detach() for tensor in (*self.task.model.parameters(), *self.task.model.buffers())]
