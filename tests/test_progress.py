@@ -57,14 +57,18 @@ def test_the_time_that_learning_takes_becomes_a_line() -> None:
     )
 
 
-def test_the_soup_that_is_there_before_learning_becomes_a_line() -> None:
+def test_of_long_learning_the_soup_that_is_there_before_it_is_said() -> None:
     activity = Activity()
-    activity.hear(Event("method", {"method": "crossfit"}))
-    told = activity.hear(Event("kept", {"models": 4, "of": 8, "record": "my run/methods/crossfit"}))
+    pace = {"seconds": 90.0, "least": 90.0, "steps": 900, "greedy": None}
     build = "stockpot rebuild 'my run/methods/crossfit' --out soup"
-    assert told == f"crossfit: the mean of the best 4 of 8 models can be built meanwhile: {build}"
-    told = activity.hear(Event("kept", {"models": 8, "of": 8, "record": "my run/methods/crossfit"}))
-    assert told == f"crossfit: the mean of 8 models can be built meanwhile: {build}"
+    for models, which in ((4, "the best 4 of 8"), (8, "8")):
+        activity.hear(Event("method", {"method": "crossfit"}))
+        assert activity.hear(Event("kept", {"models": models, "of": 8, "record": "my run/methods/crossfit"})) is None
+        told = activity.hear(Event("pace", pace))
+        assert told == f"crossfit: learning takes 1 min 30 s; meanwhile, the mean of {which} models: {build}"
+        assert activity.hear(Event("pace", {**pace, "seconds": 3.0, "least": 3.0})) == "crossfit: learning takes 3.0 s"
+    activity.hear(Event("method", {"method": "hl+"}))
+    assert activity.hear(Event("pace", pace)) == "hl+: learning takes 1 min 30 s"
 
 
 def test_a_run_that_goes_on_counts_what_was_done_before() -> None:

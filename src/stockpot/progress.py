@@ -25,6 +25,7 @@ _STAGES = {"probe": "training the head alone", "pretraining": "pre-training"}
 _CLASSES = 8  # named in one line
 # Where held-out data ends learning: this times what would be left if nothing got better (experiments/remaining.py).
 LIKELY = 1.3
+LONG = 60.0  # seconds of learning, from which on it is said that there is a soup already
 FIRST, SLOWEST = 5.0, 60.0  # seconds until a plain line about work in progress; doubled each time, up to the other
 
 
@@ -38,6 +39,7 @@ class Activity:
         self._open: tuple[int, int, float] | None = None  # steps at least and at most in all, and the deadline
         self._plan: Mapping[str, Mapping[str, int]] = {"methods": {}, "folds": {}, "blocks": {}}  # counts by method
         self._method = ""
+        self._meanwhile = ""  # how to get a soup while this method learns
         self._trials = 0
 
     def hear(self, event: Event) -> str | None:
@@ -65,7 +67,7 @@ class Activity:
             case "reused":
                 return f"{data['method']}: finished earlier, not repeated"
             case "method":
-                self._method = data["method"]
+                self._method, self._meanwhile = data["method"], ""
                 self._set(self._method)
             case "left":
                 self._goes_on(data)
@@ -76,13 +78,14 @@ class Activity:
                 takes = words.seconds(min(LIKELY * data["least"], most))
                 if data["least"] < most:
                     takes = f"about {takes}, and as long as held-out data gets better up to {words.seconds(most)}"
-                return f"{self._method}: learning takes {takes}{beside}"
+                meanwhile = self._meanwhile if most >= LONG else ""
+                return f"{self._method}: learning takes {takes}{beside}{meanwhile}"
             case "step":
                 self._step(data)
             case "kept":
                 few = f"the best {data['models']} of " if data["models"] < data["of"] else ""
                 said = shlex.join(["stockpot", "rebuild", data["record"], "--out", "soup"])
-                return f"{self._method}: the mean of {few}{data['of']} models can be built meanwhile: {said}"
+                self._meanwhile = f"; meanwhile, the mean of {few}{data['of']} models: {said}"
             case "memory" | "setback":
                 return f"{self._method}: {data['text']}"
             case "cooked":
