@@ -17,7 +17,7 @@ from stockpot.errors import PoolError, SoupError
 from stockpot.layout import Layout
 from stockpot.pool import Pool
 from stockpot.soup import Soup, contents, weights
-from stockpot.soup.weights import CHUNK, kept_tensor, mix_tensor
+from stockpot.soup.weights import CHUNK, check_holds, kept_tensor, mix_tensor
 from zoo import Tied, fine_tunes, layout_of, mlp, normed, same, write
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -117,6 +117,13 @@ def test_float8_without_scales_is_mixed_like_any_other_numbers(tmp_path: Path, d
     far = Soup(pool, Layout.of(pool), torch.tensor([[-3e4], [0], [0], [3e4 + 1]], dtype=torch.float64))
     with pytest.raises(SoupError, match=f"soup tensor w: expected values that {str(dtype)[6:]} can hold"):
         far.state_dict()
+
+
+def test_what_float8_rounds_down_by_more_than_half_a_step_is_refused() -> None:
+    """Its largest number is 448, and steps there are 32; torch rounds all above to 448."""
+    check_holds(torch.tensor([-460.0, 1.0]), "w", torch.float8_e4m3fn)
+    with pytest.raises(SoupError, match="can hold, up to 448, found one of 470"):
+        check_holds(torch.tensor([-470.0, 1.0]), "w", torch.float8_e4m3fn)
 
 
 def test_sums_are_kept_in_single_precision(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import torch
 from stockpot import METHODS, Event, Task, compare, cook
 from stockpot.errors import TaskError
 from stockpot.pool import Pool
+from stockpot.soup import Soup
+from stockpot.soups import problem
 from stockpot.soups.result import report_weights
 from stockpot.task import Data
 from stockpot.task.read_data import Columns
@@ -52,6 +54,32 @@ def poisoned(folder: Path, build: Any = mlp) -> tuple[Pool, Task, Poisoned]:
     task = Task(build(), samples(), Data(store, name="report data"))  # labels and values are checked here
     store.deadly = True
     return pool, task, store
+
+
+@pytest.mark.parametrize("build", [mlp, normed])
+def test_a_soup_that_waits_for_the_report_is_the_one_that_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Any
+) -> None:
+    loaded: list[Soup] = []
+    load = Soup.load_into
+
+    def counted(soup: Soup, model: torch.nn.Module) -> None:
+        loaded.append(soup)
+        load(soup, model)
+
+    monkeypatch.setattr(Soup, "load_into", counted)
+    found = []
+    for part, times in ((problem.HELD, 1), (10**18, 2)):  # of memory: enough, nothing
+        loaded.clear()
+        monkeypatch.setattr(problem, "HELD", part)
+        pool, task = zoo(tmp_path / str(part), build=build, report=samples(200, seed=7))
+        found.append(compare(pool, task, ["uniform", "greedy", "hl+"], **BRIEF))
+        assert len(loaded) == 3 * times
+    for name, one in found[0].items():
+        assert one.report is not None
+        other = found[1][name].report
+        assert other is not None
+        assert torch.equal(one.report.table, other.table), name
 
 
 @pytest.mark.parametrize("build", [mlp, normed])

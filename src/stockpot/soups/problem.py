@@ -292,7 +292,8 @@ class Problem:
     def put(self, soup: Soup) -> None:
         """Make the model this soup: its weights or, where those are quantised, the adapters beside them."""
         if (made := self._made.get(soup)) is not None:
-            torch._foreach_copy_(self._tensors(), made)
+            for own, kept in zip(self._tensors(), made, strict=True):
+                own.copy_(kept)
         elif self.task.sharded and self._wide is None:
             with self._live(soup.layout) as live:  # each rank mixes its own rows
                 self._put(soup, live)

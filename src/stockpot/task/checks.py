@@ -21,6 +21,7 @@ from stockpot.task.metrics import CLASSES, METRICS, VARIED
 from stockpot.task.shards import backward, needed, shard
 
 _PIECE = 1024  # samples looked at together
+ONE_OUTPUT = "0 (the model has one output)"
 REPORT = "report"  # the name of the only set of report data
 _TAKEN = ("fit", "held_out")  # what scores are called that are on other data
 
@@ -218,9 +219,7 @@ def _check_classes(labels: Tensor, logits: Tensor, name: str, own: bool) -> None
         fix = f"leave samples without a label ({IGNORED}) out of the data"
     raise DataError.of(
         f"labels of {name}",
-        expected=f"0 to {classes - 1} (the model has {classes} classes)"
-        if classes > 1
-        else "0 (the model has one output)",
+        expected=f"0 to {classes - 1} (the model has {classes} classes)" if classes > 1 else ONE_OUTPUT,
         found=f"{int(labels[first])} at index {first[0] if single else first}"
         f" ({int(bad.sum())} of {labels.numel()} are out of range)",
         fix=fix,
